@@ -1,0 +1,111 @@
+"""Every error that the service raises on purpose.
+
+    TransformerError
+    ├── ConfigError             a flag or variable has a bad value: the start ends with exit code 2
+    ├── LoadError               the tokenizer or config.json can't be loaded: the start ends with exit code 1
+    └── RequestError            one request fails; carries the HTTP status and the gRPC code it is answered with
+        ├── InvalidInput            400 INVALID_ARGUMENT
+        ├── UnknownModel            404 NOT_FOUND
+        ├── TooLarge                413 RESOURCE_EXHAUSTED
+        ├── UnsupportedEncoding     415 INVALID_ARGUMENT
+        ├── TooManyRequests         429 RESOURCE_EXHAUSTED, Retry-After
+        ├── Unavailable             503 UNAVAILABLE, Retry-After
+        │   ├── NotReady                the service is still starting, or the model does not fit the tokenizer
+        │   └── PredictorUnavailable    the predictor is down, refuses, or does not have the model
+        ├── PredictorError          502 INTERNAL, the predictor's own message quoted
+        └── PredictorTimeout        504 DEADLINE_EXCEEDED
+
+Foreign exceptions are mapped where they enter (one context manager per predictor), each API has one handler
+that renders these. A message names the field, the value and what was expected.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TransformerError(Exception):
+    """Base of all errors here."""
+
+
+class ConfigError(TransformerError):
+    """A flag or an environment variable has a value that can't be used."""
+
+
+class LoadError(TransformerError):
+    """The model folder, config.json or the tokenizer can't be read."""
+
+
+class RequestError(TransformerError):
+    """One request can't be answered; others are not affected."""
+
+    status: ClassVar[int] = 500
+    grpc_code: ClassVar[str] = "INTERNAL"
+    retry_after: ClassVar[int | None] = None
+    """Seconds after which a client may try again, sent as Retry-After; None sends no such header."""
+
+
+class InvalidInput(RequestError):
+    """The client's request is wrong in itself."""
+
+    status = 400
+    grpc_code = "INVALID_ARGUMENT"
+
+
+class UnknownModel(RequestError):
+    """The path names a model that is not served here."""
+
+    status = 404
+    grpc_code = "NOT_FOUND"
+
+
+class TooLarge(RequestError):
+    """The body, the batch or a text is over its limit."""
+
+    status = 413
+    grpc_code = "RESOURCE_EXHAUSTED"
+
+
+class UnsupportedEncoding(RequestError):
+    """The body has a Content-Encoding or charset that is not understood."""
+
+    status = 415
+    grpc_code = "INVALID_ARGUMENT"
+
+
+class TooManyRequests(RequestError):
+    """As many requests are in flight as --max_concurrent_requests allows."""
+
+    status = 429
+    grpc_code = "RESOURCE_EXHAUSTED"
+    retry_after = 1
+
+
+class Unavailable(RequestError):
+    """No answer now, maybe later."""
+
+    status = 503
+    grpc_code = "UNAVAILABLE"
+    retry_after = 1
+
+
+class NotReady(Unavailable):
+    """The service is alive, but can't predict yet."""
+
+
+class PredictorUnavailable(Unavailable):
+    """The predictor can't be reached, refuses work, or does not have the model."""
+
+
+class PredictorError(RequestError):
+    """The predictor answered with an error of its own, or with something that breaks the protocol."""
+
+    status = 502
+    grpc_code = "INTERNAL"
+
+
+class PredictorTimeout(RequestError):
+    """The predictor took longer than --predictor_request_timeout_seconds."""
+
+    status = 504
+    grpc_code = "DEADLINE_EXCEEDED"

@@ -1,0 +1,121 @@
+"""The few shapes of the domain, named once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Json: TypeAlias = Any
+"""What a JSON parser gives or a JSON writer takes."""
+
+TextInput: TypeAlias = str | tuple[str, str]
+"""A text, or a pair of texts that the tokenizer joins with its separator."""
+
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+"""Datatypes of the open inference protocol that numpy has too; BF16 and BYTES are handled by the codecs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named tensor as it travels: ``datatype`` is the protocol's name of the type (``INT64``, ``FP32``, ``BYTES``).
+
+    ``data`` has the tensor's shape. BF16 arrives widened to float32 (numpy has no bfloat16), BYTES as an object array.
+    """
+
+    name: str
+    datatype: str
+    data: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output in a model's configuration; ``shape`` has no batch dimension, -1 is a free axis."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the predictor says of a model.
+
+    ``max_batch_size`` is 0 for a model without a batch dimension of Triton's own (shapes are then complete).
+    ``max_batch_size`` is None where the predictor can't tell (it has no configuration endpoint); the specs' shapes
+    are then those of the metadata, batch axis included.
+    """
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int | None
+    decoupled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One instance's (or one window's) tokens, as the tokenizer gave them, without padding.
+
+    All lists have the same length S. ``type_ids`` tell the first text (0) from the second (1). ``offsets`` are
+    (start, end) positions in characters of the caller's own string; ``special_mask`` is 1 where the tokenizer added a
+    special token. Both are None unless they were asked for. ``truncated`` is true when text was cut off to fit.
+    """
+
+    ids: list[int]
+    type_ids: list[int]
+    truncated: bool = False
+    offsets: list[tuple[int, int]] | None = None
+    special_mask: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One request, whichever API it came through."""
+
+    instances: Sequence[Json]
+    parameters: Mapping[str, Json]
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds that one request spent in each stage."""
+
+    preprocess: float = 0.0
+    predict: float = 0.0
+    postprocess: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What goes along with one request: its id, the headers that the predictor gets too, and its stopwatch."""
+
+    request_id: str
+    headers: Mapping[str, str]
+    timings: Timings = field(default_factory=Timings)
