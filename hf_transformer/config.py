@@ -1,0 +1,208 @@
+"""Everything that can be set: one field of Config declares a flag, its variables, default, limits and help.
+
+Every flag also has a variable of its own, HF_TRANSFORMER_<FLAG IN CAPITALS>; ``variables`` are the further
+names that KServe and its users know. Bare names such as HTTP_PORT are not among them: Kubernetes sets
+variables of that form for its services. A flag wins over a variable, a variable over the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hf_transformer.options.arguments import collect
+from hf_transformer.options.ignored import IGNORED
+from hf_transformer.options.option import Option, Variable, option, options_of
+from hf_transformer.options.rules import RULES, Draft
+from hf_transformer.options.values import Boolean, Choice, Integer, Level, Names, Number, SecretText, Text
+
+MODEL = "Model and tokenizer"
+ANSWERS = "Answers"
+PREDICTOR = "Predictor"
+SERVER = "HTTP server"
+LIMITS = "Limits"
+LOGGING = "Logging"
+
+TASKS = Choice(
+    (
+        "fill_mask",
+        "sequence_classification",
+        "token_classification",
+        "text_embedding",
+        "question_answering",
+        "text_generation",
+        "text2text_generation",
+    ),
+    others={
+        "text_classification": "sequence_classification",
+        "sentiment_analysis": "sequence_classification",
+        "ner": "token_classification",
+        "feature_extraction": "text_embedding",
+    },
+    separator="_",
+)
+"""KServe's names; ``others`` are the names of Hugging Face pipelines."""
+PROTOCOLS = Choice(("v2", "grpc-v2"), why="Triton has no v1")
+PATH = Text("FILE", "the path of a file")
+BOOLEAN = Boolean()
+
+
+def default_threads() -> int:
+    """Threads for tokenizing, by the CPUs that this process may run on."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(32, allowed + 4)
+
+
+def scheme_as_switch(text: str) -> str | None:
+    """OpenShift AI's PREDICTOR_PROTOCOL is a scheme: https asks for TLS."""
+    return {"https": "true", "http": "false"}.get(text.strip().lower())
+
+
+def unless_scheme(text: str) -> str | None:
+    return None if scheme_as_switch(text) else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The settings of one service, checked and complete; the same object goes to every worker process."""
+
+    # fmt: off
+    model_name: str = option(
+        MODEL, "Name of the model in the URL paths, and on the predictor.",
+        Text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+"), "model",
+        variables=["INFERENCE_SERVICE_NAME"])
+    model_dir: str = option(
+        MODEL, "Local folder with config.json and the tokenizer's files. Ignored where --model_id is given.",
+        Text("FOLDER", "a local folder (a model on the hub is --model_id)", r"(?!\w+://).+"), "/mnt/models")
+    model_id: str | None = option(
+        MODEL, "Model on the Hugging Face hub, such as bert-base-uncased.", Text("ID"))
+    model_revision: str | None = option(
+        MODEL, "Revision of --model_id: a branch, tag or commit.", Text("REVISION"),
+        variables=["MODEL_REVISION"], default_text="the main branch")
+    tokenizer_revision: str | None = option(
+        MODEL, "Revision of the tokenizer.", Text("REVISION"), default_text="that of the model")
+    hf_token: str | None = option(
+        MODEL, "Token for private models on the hub. Better a variable: flags show in process lists.",
+        SecretText("TOKEN"), secret=True, variables=["HF_TOKEN"])
+    trust_remote_code: bool = option(
+        MODEL, "Allow a tokenizer that comes with Python code of its own.", BOOLEAN, False, switch=True,
+        variables=["TRUST_REMOTE_CODE"])
+    task: str | None = option(
+        MODEL, f"What the model does: {TASKS.expects}. Hyphens and names of Hugging Face pipelines will do.",
+        TASKS, variables=["TASK"], default_text="by the architecture in config.json")
+    max_model_len: int | None = option(
+        MODEL, "Tokens that a text is cut to, special tokens included.", Integer(1), aliases=("max_length",),
+        default_text="the smaller of the tokenizer's and the model's limit")
+    disable_lower_case: bool = option(
+        MODEL, "Do not lower-case text, even where the tokenizer does.", BOOLEAN, False, switch=True)
+    disable_special_tokens: bool = option(
+        MODEL, "Do not add special tokens such as [CLS].", BOOLEAN, False, switch=True)
+    return_token_type_ids: bool = option(
+        MODEL, "Send token type ids to the predictor.", BOOLEAN, False, switch=True)
+
+    return_probabilities: bool = option(
+        ANSWERS, "Answer with probabilities.", BOOLEAN, False, switch=True)
+    return_raw_logits: bool = option(
+        ANSWERS, "Answer with the raw logits. Excludes --return_probabilities.", BOOLEAN, False, switch=True)
+    output_format: Literal["kserve", "pipeline"] = option(
+        ANSWERS, "Answers as KServe's runtime gives them, or as a Hugging Face pipeline does.",
+        Choice(("kserve", "pipeline")), "kserve")
+
+    predictor_host: str = option(
+        PREDICTOR, "Required. Where Triton listens: HOST or HOST:PORT, also after http:// or https://.",
+        Text("HOST[:PORT]"), required=True, variables=["PREDICTOR_HOST"])
+    predictor_port: int | None = option(
+        PREDICTOR, "Port, where --predictor_host has none.", Integer(1, 65535), variables=["PREDICTOR_PORT"],
+        default_text="80, or 443 with TLS")
+    predictor_protocol: Literal["v2", "grpc-v2"] = option(
+        PREDICTOR, "Open inference protocol over REST (v2) or gRPC (grpc-v2).", PROTOCOLS, "v2",
+        aliases=("protocol",), variables=[Variable("PREDICTOR_PROTOCOL", unless_scheme)])
+    predictor_use_ssl: bool = option(
+        PREDICTOR, "Talk to the predictor over TLS. A scheme in --predictor_host decides; the variable "
+        "PREDICTOR_PROTOCOL may be http or https.",
+        BOOLEAN, False, variables=[Variable("PREDICTOR_PROTOCOL", scheme_as_switch)])
+    predictor_ca_file: str | None = option(
+        PREDICTOR, "File of certificates to trust.", PATH, variables=["REQUESTS_CA_BUNDLE"],
+        default_text="the system's")
+    predictor_ca_path: str | None = option(
+        PREDICTOR, "Folder of certificates to trust, in OpenSSL's form.", Text("FOLDER", "a folder"),
+        variables=["SSL_CERT_DIR"], default_text="the system's")
+    predictor_request_timeout_seconds: float = option(
+        PREDICTOR, "Seconds that one call to the predictor may take.", Number(0, 10**6, metavar="SECONDS"),
+        600.0)
+    predictor_request_retries: int = option(
+        PREDICTOR, "Times that a call is tried again when the predictor was not reached.", Integer(0, 100), 0)
+    enable_predictor_health_check: bool = option(
+        PREDICTOR, "Be ready only while the predictor says that it is.", BOOLEAN, False, switch=True)
+    tensor_input_names: tuple[str, ...] = option(
+        PREDICTOR, "The model's inputs that are sent.", Names(), (), many=True,
+        default_text="all that the model declares")
+    tensor_output_names: tuple[str, ...] = option(
+        PREDICTOR, "The model's outputs that are read.", Names(), (), many=True,
+        default_text="found by name and shape")
+    grpc_max_send_message_length: int = option(
+        PREDICTOR, "Bytes of the largest gRPC message sent; -1 is unlimited.", Integer(-1), -1)
+    grpc_max_receive_message_length: int = option(
+        PREDICTOR, "Bytes of the largest gRPC message received; -1 is unlimited.", Integer(-1), -1)
+
+    host: str = option(
+        SERVER, "Address to listen on.", Text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
+    http_port: int = option(SERVER, "Port to listen on; 0 takes a free one.", Integer(0, 65535), 8080)
+    workers: int = option(SERVER, "Processes that share the port.", Integer(1, 1024), 1)
+    timeout_keep_alive: int = option(
+        SERVER, "Seconds after which an idle connection is closed; longer than the proxy's.", Integer(0), 65)
+    ssl_certfile: str | None = option(SERVER, "Certificate to serve HTTPS with.", PATH)
+    ssl_keyfile: str | None = option(SERVER, "Private key of --ssl_certfile.", PATH)
+    event_loop: Literal["auto", "asyncio", "uvloop"] = option(
+        SERVER, "Event loop; auto is uvloop where it is installed.", Choice(("auto", "asyncio", "uvloop")),
+        "auto")
+    max_asyncio_workers: int = option(
+        SERVER, "Threads for tokenizing.", Integer(1, 1024), factory=default_threads,
+        default_text="min(32, CPUs + 4)")
+
+    max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
+    max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
+    max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)
+    max_concurrent_requests: int = option(
+        LIMITS, "Requests in flight; more are answered with 429.", Integer(1), 1024)
+    max_batches_in_flight: int = option(LIMITS, "Batches at the predictor at a time.", Integer(1), 4)
+
+    log_level: int = option(
+        LOGGING, "What is logged: debug, info, warning, error, critical or a number.", Level(), 20,
+        variables=["LOG_LEVEL", "KSERVE_LOGLEVEL"])
+    configure_logging: bool = option(LOGGING, "Set up logging at all.", BOOLEAN, True)
+    log_config_file: str | None = option(
+        LOGGING, "Logging configuration to use instead: a dictConfig in .json or .yaml, else a fileConfig.",
+        PATH)
+    access_log_format: str | None = option(
+        LOGGING, "Log every request in this form, such as '%(h)s %(t)s \"%(r)s\" %(s)s %(B)s %(L)s'.",
+        Text("FORMAT"))
+    enable_latency_logging: bool = option(LOGGING, "Log every request's time in each stage.", BOOLEAN, True)
+    enable_log_requests: bool = option(LOGGING, "Log the texts of requests.", BOOLEAN, False, switch=True)
+    disable_log_requests: bool = option(
+        LOGGING, "Do not log the texts of requests, whatever --enable_log_requests says.", BOOLEAN, False,
+        switch=True)
+    max_log_len: int | None = option(
+        LOGGING, "Characters of a text in the log.", Integer(0), default_text="unlimited")
+    # fmt: on
+
+
+def all_options() -> tuple[Option, ...]:
+    """Every flag there is: the fields of Config, then those without an effect."""
+    return (*options_of(Config), *IGNORED)
+
+
+def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Config, list[str]]:
+    """The configuration, and lines that are to be logged once logging is set up.
+
+    Raises:
+        ConfigError: one line that names the flag or variable, its value and what was expected.
+    """
+    given, notes = collect(all_options(), argv, environ)
+    draft = Draft(given, {name: entry.value() for name, entry in given.items()}, notes)
+    for rule in RULES:
+        rule(draft)
+    ignored = {declared.name for declared in IGNORED}
+    return Config(**{name: value for name, value in draft.values.items() if name not in ignored}), draft.notes

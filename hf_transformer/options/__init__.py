@@ -1,0 +1,1 @@
+"""How options are declared, read from flags and variables, checked and explained; config.py has the options."""
