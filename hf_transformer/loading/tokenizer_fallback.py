@@ -1,0 +1,129 @@
+"""Tokenizers that transformers itself has to load: without a tokenizer.json, of a rare class, or with custom code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.loading.tokenizer_files import NAMED, LoadedTokenizer, without_lower_case
+from hf_transformer.types import Encoding, TextInput
+
+
+def load_with_transformers(
+    folder: Path, *, lower_case: bool, trust_remote_code: bool
+) -> tuple[LoadedTokenizer | None, Any]:
+    """Load a folder with AutoTokenizer: its Rust part, None if it is written in Python, and the whole.
+
+    Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    try:
+        import transformers
+    except ImportError as exc:
+        raise LoadError(
+            f"the tokenizer in {folder} can only be loaded by transformers: pip install transformers, or save"
+            " tokenizer.json there"
+        ) from exc
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    options = {} if lower_case else {"do_lower_case": False}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder),
+            trust_remote_code=trust_remote_code,
+            local_files_only=not trust_remote_code,
+            **options,
+        )
+    except Exception as exc:  # custom code and a dozen libraries can raise anything here
+        if "trust_remote_code" in str(exc) and not trust_remote_code:
+            raise LoadError(
+                f"the tokenizer in {folder} has code of its own: allow it with --trust_remote_code"
+            ) from exc
+        raise LoadError(f"the tokenizer in {folder} can't be loaded: {_one_line(exc)}") from exc
+    return _rust_part(tokenizer, lower_case), tokenizer
+
+
+def _one_line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
+
+
+def _rust_part(tokenizer: Any, lower_case: bool) -> LoadedTokenizer | None:
+    """The Rust tokenizer inside, if encoding goes straight to it."""
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, TokenizersBackend) or (kind._encode_plus, kind.__call__) != (
+        TokenizersBackend._encode_plus,
+        PreTrainedTokenizerBase.__call__,
+    ):
+        return None
+    return LoadedTokenizer(
+        _own_backend(tokenizer.backend_tokenizer, lower_case),
+        1 + max(tokenizer.get_vocab().values(), default=-1),
+        named_tokens(tokenizer),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+        tokenizer.model_max_length,
+        clean_up=False,
+    )
+
+
+def _own_backend(backend: Tokenizer, lower_case: bool) -> Tokenizer:
+    """A copy of its own, because truncation is set on it and transformers sets it per call."""
+    document = orjson.loads(backend.to_str())
+    if not lower_case:
+        document["normalizer"] = without_lower_case(document.get("normalizer"))
+    own = Tokenizer.from_buffer(orjson.dumps(document))
+    own.encode_special_tokens = backend.encode_special_tokens
+    return own
+
+
+def named_tokens(tokenizer: Any) -> Mapping[str, str]:
+    """The special tokens that are set, by name."""
+    tokens = {name: getattr(tokenizer, name, None) for name in NAMED}
+    return {name: str(token) for name, token in tokens.items() if token is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEngine:
+    """A tokenizer written in Python behind the same two methods as the Rust one."""
+
+    tokenizer: Any
+    max_length: int
+    special_tokens: bool
+
+    def encode(self, texts: Sequence[TextInput], *, offsets: bool) -> list[Encoding]:
+        """One encoding per text. Raises InvalidInput for offsets, which such tokenizers don't have."""
+        if offsets:
+            raise InvalidInput("this model's tokenizer has no offsets; leave --return_offsets_mapping out")
+        return [self._encode(*(text if isinstance(text, tuple) else (text, None))) for text in texts]
+
+    def _encode(self, text: str, pair: str | None) -> Encoding:
+        whole = self._call(text, pair)
+        truncated = len(whole["input_ids"]) > self.max_length
+        if truncated:
+            whole = self._call(text, pair, truncation=True, max_length=self.max_length)
+        ids = list(whole["input_ids"])
+        return Encoding(ids, list(whole.get("token_type_ids") or [0] * len(ids)), truncated)
+
+    def _call(self, text: str, pair: str | None, **options: Any) -> Mapping[str, Any]:
+        try:
+            encoded: Mapping[str, Any] = self.tokenizer(
+                text,
+                pair,
+                add_special_tokens=self.special_tokens,
+                return_token_type_ids=True,
+                verbose=False,
+                **options,
+            )
+        except (ValueError, TypeError, KeyError, UnicodeError) as exc:
+            raise InvalidInput(f"the tokenizer can't encode a text: {exc}") from exc
+        return encoded
+
+    def with_max_length(self, length: int) -> PythonEngine:
+        """The same with another limit; nothing in it changes while it works."""
+        return PythonEngine(self.tokenizer, length, self.special_tokens)

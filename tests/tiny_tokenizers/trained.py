@@ -1,0 +1,124 @@
+"""Trains tiny tokenizers and lays their files out as model repositories do."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from tests.tiny_tokenizers.corpus import CORPUS
+
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def wordpiece(*, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:
+    """A tokenizer like BERT's."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=BERT, show_progress=False)
+    )
+    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", cls), ("[SEP]", sep)],
+    )
+    return tokenizer
+
+
+def byte_level(special: list[str], *, prefix: bool = False, words: str | None = None) -> Tokenizer:
+    """A tokenizer like GPT-2's, or with a pattern for words like Qwen's."""
+    tokenizer = Tokenizer(models.BPE())
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    if words is not None:
+        parts = [pre_tokenizers.Split(Regex(words), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    else:
+        tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=500,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
+def roberta(*, prefix: bool = False) -> Tokenizer:
+    """A byte-level tokenizer with <s> and </s>, whose <mask> takes the space before it."""
+    tokenizer = byte_level(ROBERTA[:4], prefix=prefix)
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=prefix)
+    return tokenizer
+
+
+def unigram(special: list[str], unk: str = "<unk>") -> Tokenizer:
+    """A SentencePiece-like tokenizer with the pipeline of XLM-R's file."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token=unk, show_progress=False),
+    )
+    return tokenizer
+
+
+def sentencepiece_model(path: Path, **options: Any) -> None:
+    """Train a SentencePiece Unigram model with T5's layout of special ids and write it to a file."""
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=writer,
+        vocab_size=170,
+        model_type="unigram",
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **options},
+    )
+    path.write_bytes(writer.getvalue())
+
+
+def save(
+    folder: Path,
+    tokenizer: Tokenizer | None,
+    *,
+    settings: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    **files: Any,
+) -> Path:
+    """Write tokenizer.json, tokenizer_config.json, config.json and others (``vocab_txt=...`` is vocab.txt)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        tokenizer.save(str(folder / "tokenizer.json"))
+    wanted = {"tokenizer_config_json": settings, "config_json": config, **files}
+    for name, content in wanted.items():
+        if content is not None:
+            stem, _, suffix = name.rpartition("_")
+            text = content if isinstance(content, str) else json.dumps(content)
+            (folder / f"{stem}.{suffix}").write_text(text, encoding="utf-8")
+    return folder
