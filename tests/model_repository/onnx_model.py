@@ -1,0 +1,110 @@
+"""The one model.py of every test model: the demo weights behind whatever interface config.pbtxt declares.
+
+The names of the inputs say what they are, the names, dtypes and dims of the outputs say what is wanted, and the
+parameter `fault` makes the model misbehave in one way:
+
+    raises          every request ends in a TritonModelException
+    slow            each request takes `seconds` [3] longer, or ends when the client cancels it
+    wrong_shape     one token fewer than there were
+    wrong_dtype     FP64 where FP32 is declared
+    nan             every logit is NaN
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+IDS_NAMES = ("input_ids", "INPUT__0")
+MASK_NAMES = ("attention_mask", "INPUT__1")
+TYPES_NAMES = ("token_type_ids",)
+POOLED_SIZE = 8
+
+
+class TritonPythonModel:
+    """One onnxruntime session, one thread, one request at a time."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load model.onnx from beside this file."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        self.fault = parameters.get("fault")
+        self.seconds = float(parameters.get("seconds", "3"))
+        self.batched = config["max_batch_size"] > 0 or len(config["input"][0]["dims"]) == 2
+        self.outputs = config["output"]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(
+            str(Path(__file__).with_name("model.onnx")), options, providers=["CPUExecutionProvider"]
+        )
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request by itself."""
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: Any) -> Any:
+        """Run one request, or do what the fault says."""
+        if self.fault == "raises":
+            raise pb_utils.TritonModelException("deliberate failure")
+        if self.fault == "slow" and not self.wait(request):
+            error = pb_utils.TritonError("cancelled by the client", pb_utils.TritonError.CANCELLED)
+            return pb_utils.InferenceResponse([], error)
+        logits = self.logits(request)
+        wanted = request.requested_output_names()
+        tensors = [self.tensor(output, logits) for output in self.outputs if output["name"] in wanted]
+        return pb_utils.InferenceResponse(tensors)
+
+    def wait(self, request: Any) -> bool:
+        """Sleep in small steps; False as soon as the client has cancelled."""
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            if request.is_cancelled():
+                return False
+            time.sleep(0.01)
+        return True
+
+    def logits(self, request: Any) -> np.ndarray:
+        """FP32 [B,S,V] for a batched model, [S,V] for one that takes a single text."""
+        ids = self.input(request, IDS_NAMES)
+        if ids is None:
+            raise pb_utils.TritonModelException("the input with the token ids is missing")
+        mask = self.input(request, MASK_NAMES)
+        types = self.input(request, TYPES_NAMES)
+        feeds = {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids) if mask is None else mask,
+            "token_type_ids": np.zeros_like(ids) if types is None else types,
+        }
+        (logits,) = self.session.run(["logits"], feeds)
+        return logits if self.batched else logits[0]
+
+    def input(self, request: Any, names: tuple[str, ...]) -> np.ndarray | None:
+        """The first input of these names as INT64 [B,S], or None."""
+        for name in names:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                array = tensor.as_numpy().astype(np.int64)
+                return array if self.batched else array[np.newaxis]
+        return None
+
+    def tensor(self, output: dict[str, Any], logits: np.ndarray) -> Any:
+        """Bring the logits into the declared form of one output, and out of it again if the fault says so."""
+        if output["name"] == "pooled":
+            return pb_utils.Tensor("pooled", np.ascontiguousarray(logits[..., 0, :POOLED_SIZE]))
+        if len(output["dims"]) == 1 and self.batched:
+            logits = logits[:, 0]  # one row per text: the declared rank is that of a classifier
+        dtype = pb_utils.triton_string_to_numpy(output["data_type"])
+        values = logits[..., : int(output["dims"][-1])].astype(dtype)
+        if self.fault == "wrong_shape":
+            values = values[..., :-1, :]
+        elif self.fault == "wrong_dtype":
+            values = values.astype(np.float64)
+        elif self.fault == "nan":
+            values = np.full_like(values, np.nan)
+        return pb_utils.Tensor(output["name"], np.ascontiguousarray(values))
