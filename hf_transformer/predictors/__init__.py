@@ -1,0 +1,46 @@
+"""The transports to the predictor, one file each, behind the interface in base.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hf_transformer.errors import ConfigError
+from hf_transformer.predictors.base import Predictor, PredictorSettings
+
+
+def _rest(settings: PredictorSettings) -> Predictor:
+    from hf_transformer.predictors.rest import RestPredictor
+
+    return RestPredictor(settings)
+
+
+def _grpc(settings: PredictorSettings) -> Predictor:
+    from hf_transformer.predictors.grpc import GrpcPredictor
+
+    return GrpcPredictor(settings)
+
+
+PROTOCOLS: Mapping[str, Callable[[PredictorSettings], Predictor]] = {"v2": _rest, "grpc-v2": _grpc}
+"""--predictor_protocol to transport. The import waits for the call: each library costs over 10 MB and 100 ms,
+and one service needs one of them."""
+
+
+def open_predictor(protocol: str, settings: PredictorSettings, retries: int) -> Predictor:
+    """The predictor that speaks ``protocol``, still to be entered with ``async with``.
+
+    Args:
+        protocol: a key of PROTOCOLS.
+        settings: where the predictor is.
+        retries: how often one infer is tried again while the predictor is unavailable; 0 is never.
+
+    Raises:
+        ConfigError: the protocol is unknown, or the settings can't be used.
+    """
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"predictor_protocol is {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+    predictor = PROTOCOLS[protocol](settings)
+    if retries > 0:
+        from hf_transformer.predictors.retrying import RetryingPredictor
+
+        return RetryingPredictor(predictor, retries, settings.timeout)
+    return predictor

@@ -1,0 +1,35 @@
+"""What every transport does with an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.types import Tensor
+
+TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
+"""What to change when a predictor needs longer, for messages."""
+
+_MESSAGE_LIMIT = 500
+"""Characters of the predictor's message that are quoted; a backend's traceback can be pages long."""
+
+
+def quoted(message: str) -> str:
+    """The predictor's message as it may stand in one of ours."""
+    text = message.strip() or "no message"
+    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+
+
+def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The outputs, once it is sure that they are those asked for; Triton does not check what a model returns.
+
+    Raises:
+        PredictorError: one is missing, or one came that nobody asked for.
+    """
+    missing = [name for name in asked if name not in outputs]
+    unknown = [name for name in outputs if asked and name not in asked]
+    if missing or unknown:
+        parts = [f"without the output {', '.join(map(repr, missing))}"] if missing else []
+        parts += [f"with {', '.join(map(repr, unknown))}, which was not asked for"] if unknown else []
+        raise PredictorError(f"the predictor answered {' and '.join(parts)}")
+    return outputs

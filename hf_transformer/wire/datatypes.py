@@ -1,0 +1,193 @@
+"""Tensor elements as bytes, as JSON and as numpy arrays: what both forms of the V2 protocol share.
+
+Everything that comes in is checked before memory is set aside for it: a shape is believed only as far as
+there are bytes for it. What does not fit raises Malformed, which outbound codecs turn into PredictorError and
+inbound ones into InvalidInput.
+
+Layout (the protocol's binary tensor data extension): elements little-endian and row-major without gaps; BOOL
+one byte; BF16 the upper half of a float32; BYTES each element behind its length as an unsigned 32-bit
+integer.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from hf_transformer.types import NUMPY_DTYPES, Array, Json, Tensor
+
+DATATYPES = frozenset(NUMPY_DTYPES) | {"BF16", "BYTES"}
+
+_MAX_RANK = 32
+"""More axes than any model has, and as many as every numpy takes."""
+
+_MAX_ELEMENTS = 2**48
+"""Far above any message, and below what overflows an index when multiplied by an element's size."""
+
+_LENGTH = struct.Struct("<I")
+_JSON_TYPES: dict[str, frozenset[type]] = {
+    "b": frozenset({bool}),
+    "u": frozenset({int}),
+    "i": frozenset({int}),
+    "f": frozenset({int, float}),
+}
+"""Which JSON values are elements of which kind of numpy dtype."""
+
+
+class Malformed(ValueError):
+    """Bytes or JSON that break the protocol. The message names the tensor and what was expected."""
+
+
+def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
+    """The shape as a tuple, once it is sure that it is one that an array can have."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+        raise Malformed(f"tensor {name!r} has no shape, expected a list of integers")
+    if len(shape) > _MAX_RANK:
+        raise Malformed(f"tensor {name!r} has {len(shape)} axes, more than {_MAX_RANK}")
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
+    if math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
+        raise Malformed(f"tensor {name!r} has the absurd shape {shorten(shape)}")
+    return tuple(shape)
+
+
+def checked_datatype(name: str, datatype: Json) -> str:
+    """The datatype, once it is sure that it is one of the protocol's."""
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise Malformed(f"tensor {name!r} has the unknown datatype {shorten(datatype)!r}")
+    return datatype
+
+
+def decode_raw(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> Array:
+    """An array over ``data``, without a copy except for BOOL, BF16 and BYTES.
+
+    ``datatype`` and ``shape`` come from checked_datatype and checked_shape. BF16 is widened to float32, BYTES
+    gives an object array of bytes. The array can't be written to where ``data`` can't.
+    """
+    if datatype == "BYTES":
+        return _decode_bytes(name, shape, data)
+    count = math.prod(shape)
+    dtype = np.dtype("<u2") if datatype == "BF16" else NUMPY_DTYPES[datatype]
+    size = count * dtype.itemsize
+    if size != len(data):
+        raise Malformed(f"tensor {name!r} has {len(data)} bytes, but {datatype} {list(shape)} takes {size}")
+    if count == 0:
+        return np.empty(shape, np.float32 if datatype == "BF16" else dtype)
+    if datatype == "BOOL":  # any byte but 0 is true; numpy would keep the byte as it is
+        truth: Array = np.frombuffer(data, np.uint8) != 0
+        return truth.reshape(shape)
+    array: Array = np.frombuffer(data, dtype)
+    if datatype == "BF16":
+        array = (array.astype("<u4") << np.uint32(16)).view("<f4")
+    return array.reshape(shape)
+
+
+def _decode_bytes(name: str, shape: Sequence[int], data: memoryview) -> Array:
+    count = math.prod(shape)
+    if count * _LENGTH.size > len(data):
+        raise Malformed(f"tensor {name!r} has {len(data)} bytes, too few for BYTES {list(shape)}")
+    array = np.empty(count, np.object_)
+    position = 0
+    for index in range(count):
+        start = position + _LENGTH.size
+        if start > len(data):
+            raise Malformed(f"tensor {name!r} ends before element {index} of {count}")
+        position = start + _LENGTH.unpack_from(data, position)[0]
+        if position > len(data):
+            raise Malformed(f"tensor {name!r} ends within element {index} of {count}")
+        array[index] = bytes(data[start:position])
+    if position != len(data):
+        raise Malformed(f"tensor {name!r} has {len(data) - position} bytes behind its {count} elements")
+    return array.reshape(shape)
+
+
+def encode_raw(tensor: Tensor) -> bytes:
+    """The elements as bytes.
+
+    Integers may be wider or narrower than the datatype says (they are cast), but floats are never cut to
+    integers.
+
+    Raises:
+        Malformed: the data can't be written as the datatype.
+    """
+    checked_datatype(tensor.name, tensor.datatype)
+    if tensor.datatype == "BYTES":
+        elements = [value.encode() if isinstance(value, str) else bytes(value) for value in tensor.data.flat]
+        return b"".join(chain.from_iterable((_LENGTH.pack(len(value)), value) for value in elements))
+    target = np.dtype("<f4") if tensor.datatype == "BF16" else NUMPY_DTYPES[tensor.datatype]
+    try:
+        data = tensor.data.astype(target, order="C", casting="same_kind", copy=False)
+    except TypeError as exc:
+        message = f"tensor {tensor.name!r} is {tensor.datatype}, its data is {tensor.data.dtype}"
+        raise Malformed(message) from exc
+    if tensor.datatype == "BF16":
+        data = _round_to_bfloat16(data)
+    return data.tobytes()
+
+
+def _round_to_bfloat16(data: Array) -> Array:
+    """The upper halves, rounded to the nearest, ties to even; a NaN stays one whatever its lower half is."""
+    flat = data.reshape(-1)
+    bits = flat.view("<u4").astype("<u8")
+    halves: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    halves[np.isnan(flat)] = 0x7FC0
+    return halves
+
+
+def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> Array:
+    """The array in a JSON list, flat or nested, row-major. Strings are UTF-8 elements of BYTES."""
+    elements = _flattened(name, data)
+    if datatype == "BYTES":
+        if any(type(element) is not str for element in elements):
+            raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
+        return from_elements(name, datatype, shape, [element.encode() for element in elements])
+    allowed = _JSON_TYPES["f" if datatype == "BF16" else NUMPY_DTYPES[datatype].kind]
+    wrong = sorted(kind.__name__ for kind in set(map(type, elements)) - allowed)
+    if wrong:
+        raise Malformed(f"tensor {name!r} is {datatype}, but its data holds {', '.join(wrong)}")
+    return from_elements(name, datatype, shape, elements)
+
+
+def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iterable[Any]) -> Array:
+    """The array of a flat list of Python values, as many as the shape takes; BYTES elements are bytes."""
+    values = list(elements)
+    count = math.prod(shape)
+    if len(values) != count:
+        raise Malformed(f"tensor {name!r} has {len(values)} elements, but {list(shape)} takes {count}")
+    if datatype == "BYTES":
+        array = np.empty(len(values), np.object_)
+        array[:] = values
+        return array.reshape(shape)
+    dtype = np.dtype("<f4") if datatype == "BF16" else NUMPY_DTYPES[datatype]
+    if dtype.kind in "iu" and values:  # some versions of numpy only warn, and wrap around
+        limits = np.iinfo(dtype)
+        if min(values) < limits.min or max(values) > limits.max:
+            raise Malformed(f"tensor {name!r} holds a number that does not fit {datatype}")
+    try:
+        with np.errstate(over="ignore"):  # what is too large for the type is infinite in it
+            return np.array(values, dtype).reshape(shape)
+    except OverflowError as exc:
+        raise Malformed(f"tensor {name!r} holds a number that does not fit {datatype}") from exc
+
+
+def _flattened(name: str, data: Json) -> list[Any]:
+    """The elements of a list of lists of ..., which has to have one depth throughout."""
+    if not isinstance(data, list):
+        raise Malformed(f"the data of tensor {name!r} is {type(data).__name__}, expected a list")
+    elements: list[Any] = data
+    while list in (kinds := set(map(type, elements))):
+        if len(kinds) > 1:
+            raise Malformed(f"the data of tensor {name!r} mixes lists and elements")
+        elements = list(chain.from_iterable(elements))
+    return elements
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """A value as it may stand in an error message."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."

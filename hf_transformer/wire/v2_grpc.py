@@ -1,0 +1,212 @@
+"""The V2 protocol over gRPC: protobuf messages as bytes <-> tensors. No sockets.
+
+Responses are decoded from the serialized message, because protobuf's Python classes copy a ``bytes`` field
+twice, once when they parse it and once when it is read, which is most of the work where logits are large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.types import Array, ModelSpec, Tensor, TensorSpec
+from hf_transformer.wire.datatypes import (
+    Malformed,
+    checked_datatype,
+    checked_shape,
+    decode_raw,
+    encode_raw,
+    from_elements,
+)
+from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.wire.specs import config_datatype
+
+SERVICE = "inference.GRPCInferenceService"
+
+_RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+
+def encode_infer_request(model_name: str, inputs: Sequence[Tensor], outputs: Sequence[str]) -> bytes:
+    """A serialized ModelInferRequest with raw contents.
+
+    Raises:
+        PredictorError: an input's data doesn't fit its datatype.
+    """
+    request = pb.ModelInferRequest(model_name=model_name)
+    try:
+        for tensor in inputs:
+            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            request.raw_input_contents.append(encode_raw(tensor))
+    except Malformed as exc:
+        raise PredictorError(f"the request can't be written: {exc}") from exc
+    for name in outputs:
+        request.outputs.add(name=name)
+    return request.SerializeToString()
+
+
+def decode_infer_response(body: bytes) -> dict[str, Tensor]:
+    """The tensors of a serialized ModelInferResponse by name; raw ones are views into ``body``.
+
+    Raises:
+        PredictorError: the message breaks the protocol.
+    """
+    try:
+        rest, raw = split_field(memoryview(body), _RAW_OUTPUT_CONTENTS)
+        try:
+            response = pb.ModelInferResponse.FromString(rest)
+        except DecodeError as exc:
+            raise Malformed(f"not a ModelInferResponse: {exc}") from exc
+        return decode_tensors(response.outputs, raw)
+    except Malformed as exc:
+        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+
+def decode_tensors(
+    entries: Sequence[pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor],
+    raw: Sequence[memoryview],
+) -> dict[str, Tensor]:
+    """Tensors from their descriptions and their raw contents, or their typed ones where none are raw.
+
+    Raises:
+        Malformed: a name comes twice, or the sizes do not add up.
+    """
+    if raw and len(raw) != len(entries):
+        raise Malformed(f"{len(entries)} tensors come with {len(raw)} raw contents")
+    tensors: dict[str, Tensor] = {}
+    for index, entry in enumerate(entries):
+        if entry.name in tensors:
+            raise Malformed(f"tensor {entry.name!r} comes twice")
+        datatype = checked_datatype(entry.name, entry.datatype)
+        shape = checked_shape(entry.name, list(entry.shape))
+        if raw:
+            if entry.HasField("contents"):
+                raise Malformed(f"tensor {entry.name!r} has typed contents beside the raw ones")
+            data = decode_raw(entry.name, datatype, shape, raw[index])
+        else:
+            data = _typed(entry.name, datatype, shape, entry.contents)
+        tensors[entry.name] = Tensor(entry.name, datatype, data)
+    return tensors
+
+
+def _typed(name: str, datatype: str, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
+    """The elements in the field that the protocol has for their datatype."""
+    if datatype in ("FP16", "BF16"):
+        if math.prod(shape) == 0:
+            return from_elements(name, datatype, shape, ())
+        raise Malformed(f"tensor {name!r} is {datatype}, which only raw contents can hold")
+    if datatype == "BYTES":
+        return from_elements(name, datatype, shape, contents.bytes_contents)
+    if datatype == "BOOL":
+        return from_elements(name, datatype, shape, contents.bool_contents)
+    if datatype == "FP32":
+        return from_elements(name, datatype, shape, contents.fp32_contents)
+    if datatype == "FP64":
+        return from_elements(name, datatype, shape, contents.fp64_contents)
+    if datatype == "UINT64":
+        return from_elements(name, datatype, shape, contents.uint64_contents)
+    if datatype == "INT64":
+        return from_elements(name, datatype, shape, contents.int64_contents)
+    narrow = contents.uint_contents if datatype.startswith("U") else contents.int_contents
+    return from_elements(name, datatype, shape, narrow)
+
+
+def split_field(body: memoryview, number: int) -> tuple[bytes, list[memoryview]]:
+    """Takes one bytes field out of a serialized message without parsing the rest.
+
+    Gives the message without the field, and a view for each occurrence of it. The format is protobuf's: a key
+    (field number << 3 | wire type) as a varint, then the value.
+
+    Raises:
+        Malformed: the bytes are not a message.
+    """
+    views: list[memoryview] = []
+    rest: list[memoryview] = []
+    position = 0
+    while position < len(body):
+        start = position
+        key, position = _varint(body, position)
+        wire_type = key & 7
+        if wire_type == _VARINT:
+            _, position = _varint(body, position)
+        elif wire_type == _DELIMITED:
+            length, position = _varint(body, position)
+            value, position = position, position + length
+        elif wire_type in (_FIXED64, _FIXED32):
+            position += 8 if wire_type == _FIXED64 else 4
+        else:  # groups, which nobody has used since proto3, and the two types that do not exist
+            raise Malformed(f"not a protobuf message: wire type {wire_type}")
+        if position > len(body):
+            raise Malformed("the protobuf message is cut off")
+        if key == number << 3 | _DELIMITED:
+            views.append(body[value:position])
+        else:
+            rest.append(body[start:position])
+    return b"".join(rest), views
+
+
+def _varint(body: memoryview, position: int) -> tuple[int, int]:
+    """The number at this position, at most 64 bits in ten bytes, and the position behind it."""
+    number = shift = 0
+    for index in range(position, min(position + 10, len(body))):
+        byte = body[index]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, index + 1
+        shift += 7
+    raise Malformed("not a protobuf message: a number does not end")
+
+
+def encode_model_request(method: str, model_name: str) -> bytes:
+    """A serialized request of ModelReady, ModelMetadata or ModelConfig, whatever version the server takes."""
+    requests = {
+        "ModelReady": pb.ModelReadyRequest,
+        "ModelMetadata": pb.ModelMetadataRequest,
+        "ModelConfig": pb.ModelConfigRequest,
+    }
+    return requests[method](name=model_name).SerializeToString()
+
+
+def decode_model_ready(body: bytes) -> bool:
+    """Whether the model is ready. Raises PredictorError where the message can't be read."""
+    try:
+        return pb.ModelReadyResponse.FromString(body).ready
+    except DecodeError as exc:
+        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+
+def parse_model_spec(metadata: bytes, config: bytes | None) -> ModelSpec:
+    """What ModelMetadata and Triton's ModelConfig say of a model; see v2_rest.parse_model_spec.
+
+    Raises:
+        PredictorError: one of the messages can't be read.
+    """
+    try:
+        about = pb.ModelMetadataResponse.FromString(metadata)
+        version = about.versions[-1] if about.versions else ""
+        if config is not None:
+            return _from_config(about.name, version, pb.ModelConfigResponse.FromString(config).config)
+        inputs, outputs = (
+            tuple(TensorSpec(t.name, checked_datatype(t.name, t.datatype), tuple(t.shape)) for t in tensors)
+            for tensors in (about.inputs, about.outputs)
+        )
+        return ModelSpec(about.name, version, inputs, outputs, max_batch_size=None)
+    except (DecodeError, Malformed) as exc:
+        raise PredictorError(f"the predictor's description of the model is malformed: {exc}") from exc
+
+
+def _from_config(name: str, version: str, config: pb.ModelConfig) -> ModelSpec:
+    if config.max_batch_size < 0:
+        raise Malformed(f"max_batch_size is {config.max_batch_size}")
+    inputs = tuple(TensorSpec(t.name, _datatype(t.name, t.data_type), tuple(t.dims), t.optional) for t in config.input)
+    outputs = tuple(TensorSpec(t.name, _datatype(t.name, t.data_type), tuple(t.dims)) for t in config.output)
+    return ModelSpec(name, version, inputs, outputs, config.max_batch_size, config.model_transaction_policy.decoupled)
+
+
+def _datatype(name: str, number: pb.DataType) -> str:
+    """The datatype behind a number of the enumeration, which in proto3 may be one that we don't know."""
+    known = pb.DataType.DESCRIPTOR.values_by_number.get(number)
+    return config_datatype(name, known.name if known is not None else int(number))

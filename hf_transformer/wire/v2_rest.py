@@ -1,0 +1,239 @@
+"""The V2 protocol over HTTP: bodies <-> tensors, with the binary tensor data extension. No sockets.
+
+A body is a JSON header, and behind it the raw elements of each tensor that has a ``binary_data_size``
+parameter, in the order in which the header lists them. The length of the JSON travels in the HTTP header
+named HEADER_LENGTH; where that is missing, the whole body is JSON and tensors have ``data``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.types import Array, Json, ModelSpec, Tensor, TensorSpec
+from hf_transformer.wire.datatypes import (
+    Malformed,
+    checked_datatype,
+    checked_shape,
+    decode_json,
+    decode_raw,
+    encode_raw,
+    shorten,
+)
+from hf_transformer.wire.specs import config_datatype
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+def encode_infer_request(inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[bytes, int]:
+    """The body, and the length of its JSON header in bytes.
+
+    Each output is asked for as binary by its own parameter: the request's ``binary_data_output`` is ignored
+    where outputs are listed. Without outputs the predictor sends all that it has, as binary too.
+
+    Raises:
+        PredictorError: an input's data doesn't fit its datatype.
+    """
+    try:
+        chunks = [encode_raw(tensor) for tensor in inputs]
+    except Malformed as exc:
+        raise PredictorError(f"the request can't be written: {exc}") from exc
+    header: dict[str, Json] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": tensor.shape,
+                "parameters": {"binary_data_size": len(chunk)},
+            }
+            for tensor, chunk in zip(inputs, chunks, strict=True)
+        ]
+    }
+    if outputs:
+        header["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    else:
+        header["parameters"] = {"binary_data_output": True}
+    text = orjson.dumps(header)
+    return b"".join([text, *chunks]), len(text)
+
+
+def decode_infer_response(body: bytes | memoryview, header_length: int | None) -> dict[str, Tensor]:
+    """The tensors by name, in the order of the response; binary ones are views into ``body``.
+
+    Raises:
+        PredictorError: the body breaks the protocol, or is an error in spite of its status.
+    """
+    try:
+        header, raw = split_body(memoryview(body), header_length)
+        if "error" in header:
+            raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
+        return decode_tensors(header.get("outputs"), raw)
+    except Malformed as exc:
+        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+
+def parse_header_length(text: str | None) -> int | None:
+    """The value of the HTTP header HEADER_LENGTH, None where there is none.
+
+    Raises:
+        Malformed: it is not a number.
+    """
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise Malformed(f"{HEADER_LENGTH} is {shorten(text)}, expected a number of bytes")
+    return int(text)
+
+
+def split_body(body: memoryview, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
+    """The JSON header and the bytes behind it."""
+    length = len(body) if header_length is None else header_length
+    if not 0 <= length <= len(body):
+        raise Malformed(f"the JSON header is said to have {length} bytes, the body has {len(body)}")
+    return _object(body[:length]), body[length:]
+
+
+def decode_tensors(entries: Json, raw: memoryview) -> dict[str, Tensor]:
+    """The tensors of the list ``inputs`` or ``outputs``, with the bytes that stand behind the header.
+
+    Raises:
+        Malformed: an entry is not a tensor, a name comes twice, or the sizes do not add up.
+    """
+    if not isinstance(entries, list):
+        raise Malformed("there is no list of tensors")
+    tensors: dict[str, Tensor] = {}
+    position = 0
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise Malformed(f"{shorten(entry)} is not a tensor with a name")
+        name = entry["name"]
+        if name in tensors:
+            raise Malformed(f"tensor {name!r} comes twice")
+        datatype = checked_datatype(name, entry.get("datatype"))
+        size = _binary_size(name, entry, len(raw) - position)
+        data = _elements(name, datatype, entry, None if size is None else raw[position : position + size])
+        position += size or 0
+        tensors[name] = Tensor(name, datatype, data)
+    if position != len(raw):
+        raise Malformed(f"{len(raw) - position} bytes stand behind the last tensor")
+    return tensors
+
+
+def _binary_size(name: str, entry: Mapping[str, Json], left: int) -> int | None:
+    parameters = entry.get("parameters")
+    if parameters is None:
+        return None
+    if not isinstance(parameters, dict):
+        raise Malformed(f"the parameters of tensor {name!r} are no object")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 0:
+        raise Malformed(f"tensor {name!r} has binary_data_size {shorten(size)}, expected a number of bytes")
+    if size > left:
+        raise Malformed(f"tensor {name!r} has binary_data_size {size}, but {left} bytes are left")
+    return size
+
+
+def _elements(name: str, datatype: str, entry: Mapping[str, Json], raw: memoryview | None) -> Array:
+    shape = checked_shape(name, entry.get("shape"))
+    if raw is None:
+        if "data" not in entry:
+            raise Malformed(f"tensor {name!r} has neither data nor binary_data_size")
+        return decode_json(name, datatype, shape, entry["data"])
+    if "data" in entry:
+        raise Malformed(f"tensor {name!r} has both data and binary_data_size")
+    return decode_raw(name, datatype, shape, raw)
+
+
+def parse_model_spec(metadata: bytes | memoryview, config: bytes | memoryview | None) -> ModelSpec:
+    """What /v2/models/{m} and Triton's /v2/models/{m}/config say of a model.
+
+    The configuration is preferred: only it tells whether there is a batch axis, which inputs are optional and
+    whether the model is decoupled. Without one the shapes are those of the metadata and max_batch_size is
+    None.
+
+    Raises:
+        PredictorError: one of the bodies is not what it should be.
+    """
+    try:
+        about = _object(memoryview(metadata))
+        name, versions = about.get("name"), about.get("versions") or [""]
+        if not isinstance(name, str) or not isinstance(versions, list):
+            raise Malformed("the metadata has no name, or its versions are no list")
+        version = str(versions[-1])
+        if config is not None:
+            return _from_config(name, version, _object(memoryview(config)))
+        inputs, outputs = (_metadata_tensors(about, key) for key in ("inputs", "outputs"))
+        return ModelSpec(name, version, inputs, outputs, max_batch_size=None)
+    except Malformed as exc:
+        raise PredictorError(f"the predictor's description of the model is malformed: {exc}") from exc
+
+
+def _from_config(name: str, version: str, config: Mapping[str, Json]) -> ModelSpec:
+    policy = config.get("model_transaction_policy") or {}
+    if not isinstance(policy, dict):
+        raise Malformed("model_transaction_policy is no object")
+    max_batch_size = _integer("max_batch_size", config.get("max_batch_size", 0))
+    if max_batch_size < 0:
+        raise Malformed(f"max_batch_size is {max_batch_size}")
+    inputs, outputs = (_config_tensors(config, key) for key in ("input", "output"))
+    return ModelSpec(name, version, inputs, outputs, max_batch_size, policy.get("decoupled") is True)
+
+
+def _config_tensors(config: Mapping[str, Json], key: str) -> tuple[TensorSpec, ...]:
+    specs = []
+    for entry in _list(config.get(key, []), key):
+        name = _tensor_name(entry)
+        datatype = config_datatype(name, entry.get("data_type"))
+        dims = _integers(f"dims of {name!r}", entry.get("dims", []))
+        specs.append(TensorSpec(name, datatype, dims, entry.get("optional") is True))
+    return tuple(specs)
+
+
+def _metadata_tensors(about: Mapping[str, Json], key: str) -> tuple[TensorSpec, ...]:
+    specs = []
+    for entry in _list(about.get(key, []), key):
+        name = _tensor_name(entry)
+        shape = _integers(f"shape of {name!r}", entry.get("shape"))
+        specs.append(TensorSpec(name, checked_datatype(name, entry.get("datatype")), shape))
+    return tuple(specs)
+
+
+def _tensor_name(entry: Json) -> str:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise Malformed(f"{shorten(entry)} is not a tensor with a name")
+    name: str = entry["name"]
+    return name
+
+
+def _list(value: Json, what: str) -> list[Json]:
+    if not isinstance(value, list):
+        raise Malformed(f"{what} is {shorten(value)}, expected a list")
+    return value
+
+
+def _integers(what: str, value: Json) -> tuple[int, ...]:
+    return tuple(_integer(what, item) for item in _list(value, what))
+
+
+def _integer(what: str, value: Json) -> int:
+    """An integer, which JSON made from protobuf may write as a string."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and value.isascii() and len(value) < 20 and value.removeprefix("-").isdigit():
+        return int(value)
+    raise Malformed(f"{what} is {shorten(value)}, expected an integer")
+
+
+def _object(text: memoryview) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as exc:
+        raise Malformed(f"not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise Malformed(f"{shorten(value)} is not a JSON object")
+    return value

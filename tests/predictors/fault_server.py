@@ -1,0 +1,94 @@
+"""A TCP server that follows a script, for the faults that a real Triton can't be made to show."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+HOST = "127.0.0.1"
+
+
+class Connection:
+    """One accepted connection, in the hands of a script."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.number = number
+        """Connections are counted from 0."""
+
+    async def request(self) -> tuple[dict[str, str], bytes]:
+        """The next request's headers (lower-case names; its first line as ``""``) and its body."""
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return {"": first, **headers}, body
+
+    async def answer(self, status: str, body: bytes = b"", *headers: str) -> None:
+        lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+        await self.send("\r\n".join(lines).encode() + body)
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def reset(self) -> None:
+        """Ends the connection with RST instead of FIN."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def until_closed(self) -> None:
+        """Waits for the client to hang up."""
+        while await self.reader.read(65536):
+            pass
+
+
+Script = Callable[[Connection], Awaitable[None]]
+
+
+@asynccontextmanager
+async def scripted(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Serves every connection by the script and closes it at the script's end; gives host:port.
+
+    A client that goes away ends the script quietly.
+    """
+    count = 0
+    running: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        connection = Connection(reader, writer, count)
+        count += 1
+        try:
+            await script(connection)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(serve(reader, writer))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    server = await asyncio.start_server(accept, HOST, 0, ssl=tls)
+    try:
+        yield f"{HOST}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await server.wait_closed()
+
+
+def nobody() -> str:
+    """host:port where nothing listens."""
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return f"{HOST}:{sock.getsockname()[1]}"
