@@ -51,7 +51,7 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
         name, argv = argv[0], argv[1:]
     if name not in COMMANDS:
         raise ConfigError(f"unknown subcommand {name!r}, expected one of {', '.join(COMMANDS)}")
-    if "-h" in argv or "--help" in argv:
+    if name == "serve" and ("-h" in argv or "--help" in argv):  # other commands print their own
         print_help()
         return 0
     if "--version" in argv:

@@ -1,0 +1,97 @@
+"""Request bodies: bounded, decompressed, and in UTF-8, whatever the headers call them."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from collections.abc import Mapping
+
+from starlette.types import Receive
+
+from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
+
+CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
+GZIP_WINDOW = zlib.MAX_WBITS | 16
+"""zlib's way of asking for a gzip header (zlib manual, inflateInit2)."""
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes | None:
+    """Reads one request's body.
+
+    Args:
+        receive: the ASGI channel.
+        headers: names in lower case.
+        limit: bytes, before and after decompression.
+
+    Returns:
+        The body, decompressed if it was sent as gzip; None if the client went away.
+
+    Raises:
+        TooLarge: over the limit; nothing beyond it was kept.
+        InvalidInput: not the gzip that the header says.
+        UnsupportedEncoding: compressed in another way.
+    """
+    declared = headers.get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return _decompress(body, headers.get(b"content-encoding", b"").strip().lower(), limit)
+
+
+def _decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
+    if encoding in (b"", b"identity"):
+        return body
+    if encoding not in (b"gzip", b"x-gzip"):
+        shown = encoding[:40].decode("latin-1")
+        raise UnsupportedEncoding(f"Content-Encoding: {shown!r} is not understood; send gzip or no compression")
+    inflated = bytearray()
+    while True:  # a gzip file may have several members, one behind the other (RFC 1952, 2.2)
+        inflater = zlib.decompressobj(GZIP_WINDOW)
+        try:
+            inflated += inflater.decompress(body, limit + 1 - len(inflated))
+        except zlib.error:
+            raise InvalidInput("Content-Encoding: says gzip, but the body is not gzip") from None
+        if len(inflated) > limit:
+            raise _too_large(limit)
+        if not inflater.eof:
+            raise InvalidInput("Content-Encoding: says gzip, but the body ends before the gzip stream does")
+        body = inflater.unused_data
+        if not body:
+            return bytes(inflated)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"body: larger than the {limit} bytes that are taken (--max_request_bytes)")
+
+
+def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
+    """JSON text in UTF-8, from whatever charset the content type names; the content type itself is not looked at.
+
+    Raises:
+        UnsupportedEncoding: the charset is unknown.
+        InvalidInput: the body is not in that charset.
+    """
+    found = CHARSET.search(headers.get(b"content-type", b""))
+    charset = found[1].decode("latin-1").lower() if found else "utf-8"
+    if charset in ("utf-8", "utf8"):
+        return body.removeprefix(codecs.BOM_UTF8)
+    try:
+        return body.decode(charset).encode()
+    except LookupError:
+        raise UnsupportedEncoding(f"Content-Type: charset {charset[:40]!r} is unknown; send UTF-8") from None
+    except ValueError:
+        raise InvalidInput(f"body: not in the charset {charset[:40]!r} that Content-Type names") from None

@@ -1,0 +1,87 @@
+"""KServe's V1 protocol over REST.
+
+    GET  /v1/models                 {"models": ["bert"]}
+    GET  /v1/models/{m}             {"name": "bert", "ready": true}, 503 while it is not
+    POST /v1/models/{m}:predict     {"instances": [...], "parameters": {...}} -> {"predictions": [...]}
+
+Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from hf_transformer.apis.base import Admission, JsonResponse, Model, Models, PredictEndpoint, error_json
+from hf_transformer.apis.body import to_utf8
+from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.metrics import Metrics
+from hf_transformer.tasks.base import describe
+from hf_transformer.types import Context, Json, Query
+
+INSTANCES = ("instances", "inputs")
+"""The two names that clients use for the list; KServe reads the second for V2-minded clients."""
+
+
+def routes(models: Models, admission: Admission, metrics: Metrics, max_bytes: int) -> list[BaseRoute]:
+    """The routes of this API."""
+    predict = PredictEndpoint(
+        "v1", _predict, error_json, models=models, admission=admission, metrics=metrics, max_bytes=max_bytes
+    )
+
+    async def list_models(request: Request) -> Response:
+        return JsonResponse({"models": models.names})
+
+    async def model_ready(request: Request) -> Response:
+        model = models[request.path_params["model"]]
+        try:
+            await model.require_ready()
+        except NotReady as error:
+            return JsonResponse(
+                {"name": model.name, "ready": False, "error": str(error)}, 503, {"Retry-After": str(error.retry_after)}
+            )
+        return JsonResponse({"name": model.name, "ready": True})
+
+    return [
+        Route("/v1/models", list_models),
+        Route("/v1/models/{model}:predict", predict),
+        Route("/v1/models/{model}", model_ready),
+    ]
+
+
+async def _predict(model: Model, body: bytes, headers: Mapping[bytes, bytes], context: Context) -> bytes:
+    answers = await model.predict(parse(to_utf8(body, headers)), context)
+    return orjson.dumps({"predictions": answers})
+
+
+def parse(body: bytes) -> Query:
+    """A predict request's JSON.
+
+    Raises:
+        InvalidInput: not JSON, or not the shape above.
+    """
+    try:
+        payload: Json = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"body: not JSON: {error}") from None
+    if not isinstance(payload, dict):
+        raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
+    given = [name for name in INSTANCES if name in payload]
+    if len(given) != 1:
+        found = "both" if given else f"neither, in {describe(payload)}"
+        raise InvalidInput(f'body: expected "instances" or "inputs", got {found}')
+    instances = payload[given[0]]
+    if isinstance(instances, str):
+        instances = [instances]
+    if not isinstance(instances, list):
+        raise InvalidInput(f"{given[0]}: expected a list or a string, got {describe(instances)}")
+    if not instances:
+        raise InvalidInput(f"{given[0]}: expected at least one, got an empty list")
+    parameters = payload.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidInput(f"parameters: expected an object, got {describe(parameters)}")
+    return Query(instances, parameters or {})

@@ -1,0 +1,185 @@
+"""The wiring: the only place where the objects meet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from hf_transformer.apis import ops, v1
+from hf_transformer.apis.access_log import AccessLog
+from hf_transformer.apis.base import Admission, Models
+from hf_transformer.config import Config
+from hf_transformer.contract import bind
+from hf_transformer.errors import RequestError
+from hf_transformer.loading.model_files import find_model_files
+from hf_transformer.metrics import Metrics
+from hf_transformer.pipeline import Limits, Pipeline
+from hf_transformer.predictors import open_predictor
+from hf_transformer.predictors.base import Predictor, PredictorSettings
+from hf_transformer.scheduler import Filling, Scheduler
+from hf_transformer.served_model import RequestLogging, ServedModel
+from hf_transformer.tasks import find_task
+from hf_transformer.tasks.base import Task, TaskSettings
+from hf_transformer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is loaded from the model's files before anything is served."""
+
+    tokenizer: Tokenizer
+    task: Task[Any]
+
+
+def load_parts(config: Config) -> Parts:
+    """Loads the tokenizer and the task.
+
+    Raises:
+        LoadError: with one line on what is missing or wrong.
+    """
+    files = find_model_files(
+        config.model_id,
+        config.model_dir,
+        model_name=config.model_name,
+        model_revision=config.model_revision,
+        tokenizer_revision=config.tokenizer_revision,
+        token=config.hf_token,
+        trust_remote_code=config.trust_remote_code,
+    )
+    task = find_task(config.task, files.config)
+    tokenizer = load_tokenizer(
+        files.tokenizer_folder,
+        files.config,
+        max_model_len=config.max_model_len,
+        lower_case=not config.disable_lower_case,
+        special_tokens=not config.disable_special_tokens,
+        trust_remote_code=config.trust_remote_code,
+    )
+    settings = TaskSettings(
+        model_config=files.config,
+        vocabulary=tokenizer,
+        output_format=config.output_format,
+        return_probabilities=config.return_probabilities,
+        return_raw_logits=config.return_raw_logits,
+    )
+    return Parts(tokenizer, task(settings))
+
+
+def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
+    """The ASGI application for one configuration.
+
+    Args:
+        config: the frozen configuration; a worker process builds its own application from it.
+        parts: what ``load_parts`` gave, loaded here if None.
+    """
+    parts = parts or load_parts(config)
+    metrics = Metrics(config.model_name)
+    predictor = open_predictor(
+        config.predictor_protocol, predictor_settings(config), retries=config.predictor_request_retries
+    )
+    executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
+    model = ServedModel(
+        config.model_name,
+        predictor,
+        pipeline_builder(config, parts, predictor, metrics, executor),
+        metrics,
+        check_health=config.enable_predictor_health_check,
+        logging=RequestLogging(
+            latency=config.enable_latency_logging,
+            texts=config.enable_log_requests and not config.disable_log_requests,
+            longest_text=config.max_log_len,
+        ),
+    )
+    models = Models([model])
+    admission = Admission(config.max_concurrent_requests, metrics)
+    app = Starlette(
+        routes=[
+            *ops.routes(models, metrics),
+            *v1.routes(models, admission, metrics, config.max_request_bytes),
+        ],
+        exception_handlers={HTTPException: ops.http_error, RequestError: ops.request_error},
+        lifespan=lambda app: _lifespan(predictor, model, executor),
+    )
+    if config.access_log_format:
+        return AccessLog(app, config.access_log_format, logging.getLogger("hf_transformer.access"))
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(predictor: Predictor, model: ServedModel, executor: ThreadPoolExecutor) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        await stack.enter_async_context(predictor)
+        connecting = asyncio.create_task(model.connect())
+        stack.push_async_callback(_cancel, connecting)
+        yield
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def predictor_settings(config: Config) -> PredictorSettings:
+    """Where the predictor is, as the transports want it."""
+    return PredictorSettings(
+        model_name=config.model_name,
+        host=config.predictor_host,
+        use_ssl=config.predictor_use_ssl,
+        timeout=config.predictor_request_timeout_seconds,
+        ca_file=config.predictor_ca_file,
+        ca_path=config.predictor_ca_path,
+        max_send_message_length=config.grpc_max_send_message_length,
+        max_receive_message_length=config.grpc_max_receive_message_length,
+    )
+
+
+def pipeline_builder(
+    config: Config, parts: Parts, predictor: Predictor, metrics: Metrics, executor: ThreadPoolExecutor
+) -> Callable[[ModelSpec], Pipeline]:
+    """A function that fits everything to the model that the predictor describes."""
+    limits = Limits(config.max_instances, config.max_text_length)
+
+    def build(spec: ModelSpec) -> Pipeline:
+        binding = bind(
+            spec,
+            parts.task.outputs,
+            input_names=wanted_inputs(config),
+            output_names=config.tensor_output_names or (),
+            task=parts.task.name,
+        )
+        tokenizer = parts.tokenizer
+        if binding.length is not None:
+            tokenizer = tokenizer.with_max_length(min(binding.length, tokenizer.max_length))
+            if not binding.masked:
+                logger.warning(
+                    "model %r has a fixed sequence length of %d and takes no attention_mask: it sees the padding too",
+                    spec.name,
+                    binding.length,
+                )
+        filling = Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left")
+        scheduler = Scheduler(predictor, binding, filling, max_batches_in_flight=config.max_batches_in_flight)
+        return Pipeline(parts.task, tokenizer, scheduler, executor=executor, limits=limits, metrics=metrics)
+
+    return build
+
+
+def wanted_inputs(config: Config) -> tuple[str, ...]:
+    """--tensor_input_names, and token_type_ids where --return_token_type_ids asks for them."""
+    names = config.tensor_input_names or ()
+    if names and config.return_token_type_ids and "token_type_ids" not in names:
+        return (*names, "token_type_ids")
+    return names

@@ -1,0 +1,102 @@
+"""hf-transformer serve: the service itself, and the default command."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
+
+from hf_transformer import __version__
+from hf_transformer.app import build_app, load_parts
+from hf_transformer.config import Config, parse_config
+from hf_transformer.logs import configure_logging
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+"""Connections that wait in the kernel to be accepted."""
+GRACE = 25
+"""Seconds that requests in flight have to finish after SIGTERM; Kubernetes kills after 30."""
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: a flag or variable has a bad value.
+        LoadError: the tokenizer can't be loaded.
+    """
+    config, notes = parse_config(argv, environ)
+    configure_logging(config)
+    for note in notes:
+        logger.warning("%s", note)
+    parts = load_parts(config)
+    logger.info(
+        "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
+        __version__,
+        config.model_name,
+        parts.task.name,
+        config.host,
+        config.http_port,
+        config.predictor_host,
+        config.predictor_protocol,
+    )
+    # uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit_cleanly)
+    if config.workers > 1:
+        _serve_with_workers(config)
+        return 0
+    server = uvicorn.Server(_server_config(config, partial(build_app, config, parts)))
+    # What is loaded by now lives as long as the process: the collector need not look at it again.
+    gc.freeze()
+    server.run()
+    return 0 if server.started else 1
+
+
+def _exit_cleanly(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _server_config(config: Config, factory: partial[ASGIApp]) -> uvicorn.Config:
+    return uvicorn.Config(
+        factory,
+        factory=True,
+        host=config.host,
+        port=config.http_port,
+        workers=config.workers,
+        loop=config.event_loop,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=config.timeout_keep_alive,
+        timeout_graceful_shutdown=GRACE,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+    )
+
+
+def _serve_with_workers(config: Config) -> None:
+    """Processes that share one listening socket; uvicorn starts them and replaces one that dies.
+
+    Each is a fresh interpreter that builds its own application from the frozen configuration.
+    """
+    server_config = _server_config(config, partial(_worker_app, config))
+    listening = server_config.bind_socket()
+    Multiprocess(server_config, sockets=[listening]).run()
+
+
+def _worker_app(config: Config) -> ASGIApp:
+    configure_logging(config)
+    return build_app(config)

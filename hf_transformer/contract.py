@@ -1,0 +1,285 @@
+"""Whether a predictor's model, the tokenizer and the task fit together, and how their tensors map to each other.
+
+Pure functions of what each side says of itself. The service calls ``bind`` when it has reached the predictor;
+every mismatch is reported in one sentence that ends with what to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_transformer.errors import NotReady
+from hf_transformer.tasks.base import Axis, OutputRole
+from hf_transformer.types import NUMPY_DTYPES, ModelSpec, TensorSpec
+
+INPUT_ROLES = ("input_ids", "attention_mask", "token_type_ids")
+"""The tensors that a tokenizer makes."""
+
+FLOATS = ("FP16", "BF16", "FP32", "FP64")
+POSITIONAL = re.compile(r".+__(\d+)$")
+"""Names as Triton's PyTorch backend has them, INPUT__0, INPUT__1: the order alone tells what they are."""
+
+DEFAULT_BATCH = 32
+"""Rows per batch for a model with a free batch axis of its own, which has no max_batch_size to go by."""
+
+
+class ContractError(NotReady):
+    """The predictor's model does not fit the tokenizer, the task or the flags; ``problems`` has a sentence for each."""
+
+    def __init__(self, model: str, problems: Sequence[str]) -> None:
+        super().__init__(f"model {model!r} does not fit: " + " ".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class InputBinding:
+    """A model input: its name there, which of INPUT_ROLES goes into it, and the datatype to send."""
+
+    name: str
+    role: str
+    datatype: str
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The same datatype, as numpy has it."""
+        return NUMPY_DTYPES[self.datatype]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBinding:
+    """A model output: its name there, the role that reads it, its datatype, and its axes per instance."""
+
+    name: str
+    role: str
+    datatype: str
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How batches are built for one model, and what its outputs must look like.
+
+    ``max_rows`` instances go into one batch. With ``exact_rows`` a batch always has that many (the rest is filling).
+    Without ``batch_axis`` tensors have no batch dimension at all. ``length`` is the sequence length that the model
+    insists on, None if it is free. ``masked`` says that an attention mask goes along, so padding can't change answers.
+    """
+
+    inputs: tuple[InputBinding, ...]
+    outputs: tuple[OutputBinding, ...]
+    max_rows: int
+    exact_rows: int | None
+    batch_axis: bool
+    length: int | None
+    masked: bool
+
+
+def bind(
+    spec: ModelSpec,
+    roles: Sequence[OutputRole],
+    *,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    task: str,
+) -> Binding:
+    """Fits a model to a task.
+
+    Args:
+        spec: what the predictor says of the model.
+        roles: the outputs that the task reads.
+        input_names: --tensor_input_names; none takes all that the model has.
+        output_names: --tensor_output_names, in the order of ``roles``; none finds them by name and rank.
+        task: the task's name, for messages.
+
+    Raises:
+        ContractError: with every mismatch that was found.
+    """
+    problems: list[str] = []
+    if spec.decoupled:
+        problems.append(
+            "It is decoupled (a stream of responses); predictive tasks need one response per request: set "
+            "model_transaction_policy { decoupled: false } in config.pbtxt."
+        )
+    inputs = _bind_inputs(spec, input_names, problems)
+    shapes = [tensor.shape for tensor in spec.inputs if tensor.name in {one.name for one in inputs}]
+    layout = _layout(spec, shapes, problems)
+    leading = len(shapes[0]) - 1 if shapes and layout is not None else 0
+    outputs = _bind_outputs(spec, roles, output_names, leading, task, problems)
+    if problems or layout is None:
+        raise ContractError(spec.name, problems)
+    rows, exact, axis, length = layout
+    masked = any(one.role == "attention_mask" for one in inputs)
+    return Binding(inputs, outputs, rows, exact, axis, length, masked)
+
+
+def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) -> tuple[InputBinding, ...]:
+    names = _names(spec.inputs)
+    positional = all(POSITIONAL.match(tensor.name) for tensor in spec.inputs) and bool(spec.inputs)
+    if positional and not wanted:
+        problems.append(
+            f"Its inputs {names} have no telling names; say what they are, in their order, "
+            "for example --tensor_input_names=input_ids,attention_mask."
+        )
+        return ()
+    role_of = _roles_by_position(spec.inputs, wanted) if positional else {name: name for name in wanted}
+    for name in wanted:
+        if name not in INPUT_ROLES:
+            problems.append(
+                f"--tensor_input_names has {name!r}, which the tokenizer can't make; it makes {', '.join(INPUT_ROLES)}."
+            )
+        elif not positional and name not in {tensor.name for tensor in spec.inputs}:
+            problems.append(
+                f"--tensor_input_names has {name!r}, but the model's inputs are {names}; "
+                "change the flag or the input's name in config.pbtxt."
+            )
+    bound = []
+    for tensor in spec.inputs:
+        role = role_of.get(tensor.name) if wanted else tensor.name
+        if role in INPUT_ROLES:
+            _check_input_dtype(tensor, role, problems)
+            bound.append(InputBinding(tensor.name, role, tensor.datatype))
+        elif not tensor.optional:
+            problems.append(_unfilled(tensor.name, wanted))
+    if not any(one.role == "input_ids" for one in bound):
+        problems.append(f"No input_ids would be sent (the model's inputs are {names}); see --tensor_input_names.")
+    return tuple(bound)
+
+
+def _roles_by_position(tensors: Sequence[TensorSpec], wanted: Sequence[str]) -> dict[str, str]:
+    order = sorted(tensors, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
+    return {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
+
+
+def _unfilled(name: str, wanted: Sequence[str]) -> str:
+    if name in INPUT_ROLES:
+        return (
+            f"It requires the input {name!r}, which --tensor_input_names leaves out; "
+            f"use --tensor_input_names={','.join((*wanted, name))} or drop the flag."
+        )
+    return (
+        f"It requires the input {name!r}, which nothing here fills (the tokenizer makes {', '.join(INPUT_ROLES)}); "
+        "export the model without it, mark it optional in config.pbtxt, or name the inputs with --tensor_input_names."
+    )
+
+
+def _check_input_dtype(tensor: TensorSpec, role: str, problems: list[str]) -> None:
+    # Masks are zeros and ones, which any numeric type holds; ids need whole numbers beyond 16 bits.
+    fine = tensor.datatype in (NUMPY_DTYPES if role == "attention_mask" else ("INT32", "INT64"))
+    if not fine:
+        problems.append(f"Its input {tensor.name!r} is {tensor.datatype}; export it as INT64 or INT32.")
+
+
+Layout = tuple[int, int | None, bool, int | None]
+"""max_rows, exact_rows, batch_axis, length"""
+
+
+def _layout(spec: ModelSpec, shapes: Sequence[tuple[int, ...]], problems: list[str]) -> Layout | None:
+    """Reads the batch and sequence axes off the input shapes.
+
+    With max_batch_size > 0 Triton adds the batch axis to the configured dims; with 0 the dims are complete, and
+    [-1, -1] has a batch axis of its own while [-1] has none.
+    """
+    if not shapes:
+        return None
+    triton_batch = bool(spec.max_batch_size)
+    ranks = (1,) if triton_batch else (1, 2)
+    if len({len(shape) for shape in shapes}) > 1 or len(shapes[0]) not in ranks:
+        shown = ", ".join(str(list(shape)) for shape in shapes)
+        expected = "[-1] beside max_batch_size" if triton_batch else "[-1, -1], or [-1] for one instance at a time"
+        problems.append(f"Its inputs have the dims {shown}; set dims: {expected} in config.pbtxt.")
+        return None
+    lengths = {shape[-1] for shape in shapes if shape[-1] > 0}
+    if len(lengths) > 1:
+        problems.append(f"Its inputs have different sequence lengths, {sorted(lengths)}; export them with one length.")
+        return None
+    length = lengths.pop() if lengths else None
+    if triton_batch:
+        return spec.max_batch_size or 1, None, True, length
+    if len(shapes[0]) == 1:
+        return 1, None, False, length
+    exact = max(shape[0] for shape in shapes)
+    return (exact, exact, True, length) if exact > 0 else (DEFAULT_BATCH, None, True, length)
+
+
+def _bind_outputs(
+    spec: ModelSpec,
+    roles: Sequence[OutputRole],
+    wanted: Sequence[str],
+    leading: int,
+    task: str,
+    problems: list[str],
+) -> tuple[OutputBinding, ...]:
+    if wanted and len(wanted) != len(roles):
+        needed = ", ".join(role.name for role in roles)
+        problems.append(f"--tensor_output_names has {len(wanted)} names, but {task} reads {len(roles)}: {needed}.")
+        return ()
+    bound = []
+    for index, role in enumerate(roles):
+        tensor = _find_output(spec, role, wanted[index] if wanted else None, leading, problems)
+        if tensor is None:
+            continue
+        before = len(problems)
+        _check_output(tensor, role, leading, task, problems)
+        if len(problems) == before:
+            bound.append(OutputBinding(tensor.name, role.name, tensor.datatype, role.axes))
+    return tuple(bound)
+
+
+def _find_output(
+    spec: ModelSpec, role: OutputRole, wanted: str | None, leading: int, problems: list[str]
+) -> TensorSpec | None:
+    """By the flag, else by the role's name, else the only output, else the only one that has the role's rank."""
+    name = wanted or role.name
+    for tensor in spec.outputs:
+        if tensor.name == name:
+            return tensor
+    if wanted:
+        problems.append(
+            f"--tensor_output_names has {wanted!r}, but the model has {_names(spec.outputs)}; change the flag."
+        )
+        return None
+    fitting = [
+        tensor for tensor in spec.outputs if tensor.datatype in FLOATS and len(tensor.shape) == leading + len(role.axes)
+    ]
+    candidates = fitting if len(spec.outputs) > 1 else spec.outputs
+    if len(candidates) == 1:
+        return candidates[0]
+    problems.append(
+        f"Which of its outputs {_names(spec.outputs)} is {role.name!r} can't be told; set --tensor_output_names."
+    )
+    return None
+
+
+def _check_output(tensor: TensorSpec, role: OutputRole, leading: int, task: str, problems: list[str]) -> None:
+    label = f"Its output {tensor.name!r}"
+    if tensor.datatype not in FLOATS:
+        problems.append(
+            f"{label} is {tensor.datatype}; {task} reads {', '.join(FLOATS)}: name another or export it so."
+        )
+    if len(tensor.shape) != leading + len(role.axes):
+        expected = ", ".join([*["batch"] * leading, *(axis.name for axis in role.axes)])
+        problems.append(
+            f"{label} has the dims {list(tensor.shape)}, {task} reads [{expected}]; "
+            "is it exported for another task? Export it for this one, or set --task or --tensor_output_names."
+        )
+        return
+    for axis, size in zip(role.axes, tensor.shape[leading:], strict=True):
+        wrong = size > 0 and not axis.tokens and axis_error(axis, size)
+        if wrong:
+            problems.append(
+                f"{label} has the dims {list(tensor.shape)}: {wrong}; serve the model with its own tokenizer."
+            )
+
+
+def axis_error(axis: Axis, size: int) -> str:
+    """Why ``size`` can't be the size of ``axis``; empty if it can."""
+    if axis.minimum <= size and (axis.maximum is None or size <= axis.maximum):
+        return ""
+    return f"{size} along {axis.name}, but {axis.why or f'expected at least {axis.minimum}'}"
+
+
+def _names(tensors: Sequence[TensorSpec]) -> str:
+    return ", ".join(tensor.name for tensor in tensors) or "none"

@@ -1,0 +1,100 @@
+"""One request from instances to answers. Read this first.
+
+    instances --task.text--> texts --tokenizer--> encodings --scheduler--> output rows --task.decode--> answers
+
+No I/O of its own, and nothing of a request is kept on the object.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.metrics import Metrics
+from hf_transformer.scheduler import Scheduler
+from hf_transformer.tasks.base import Task
+from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.types import Context, Encoding, Json, Query, TextInput
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request may ask for: instances, and characters per text."""
+
+    max_instances: int
+    max_text_length: int
+
+
+class Pipeline:
+    """A task, its tokenizer and the scheduler of its predictor, put in a row."""
+
+    def __init__(
+        self,
+        task: Task[Any],
+        tokenizer: Tokenizer,
+        scheduler: Scheduler,
+        *,
+        executor: Executor,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> None:
+        self._task = task
+        self._tokenizer = tokenizer
+        self._scheduler = scheduler
+        self._executor = executor
+        self._limits = limits
+        self._metrics = metrics
+
+    async def __call__(self, query: Query, context: Context) -> list[Json]:
+        """Gives one answer per instance, in their order.
+
+        Raises:
+            RequestError: one error for the whole request; no instance of it is answered then.
+        """
+        started = time.perf_counter()
+        options = self._task.options(query.parameters)
+        texts = self._texts(query.instances)
+        encodings = await self._tokenizer.encode_off_loop(texts, self._executor)
+        self._check(encodings)
+        tokenized = time.perf_counter()
+        answers = await self._scheduler.run(
+            encodings, lambda index, rows: self._task.decode(encodings[index], rows, options), context
+        )
+        timings = context.timings
+        timings.preprocess = tokenized - started
+        timings.predict = time.perf_counter() - tokenized - timings.postprocess
+        return answers
+
+    def _texts(self, instances: Sequence[Json]) -> list[TextInput]:
+        if not instances:
+            raise InvalidInput("instances: expected at least one, got none")
+        if len(instances) > self._limits.max_instances:
+            raise TooLarge(
+                f"instances: {len(instances)} in one request, at most {self._limits.max_instances} are taken "
+                "(--max_instances)"
+            )
+        texts = []
+        for index, instance in enumerate(instances):
+            text = self._task.text(instance, f"instances[{index}]")
+            length = len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+            if length > self._limits.max_text_length:
+                raise TooLarge(
+                    f"instances[{index}]: {length} characters, at most {self._limits.max_text_length} are taken "
+                    "(--max_text_length)"
+                )
+            texts.append(text)
+        return texts
+
+    def _check(self, encodings: Sequence[Encoding]) -> None:
+        truncated = 0
+        for index, encoding in enumerate(encodings):
+            if not len(encoding):
+                raise InvalidInput(f"instances[{index}]: the text has no tokens")
+            self._task.check(encoding, f"instances[{index}]")
+            truncated += encoding.truncated
+        if truncated:
+            self._metrics.count_truncated(truncated)

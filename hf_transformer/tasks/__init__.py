@@ -1,0 +1,44 @@
+"""The tasks that can be served. Adding one is a file here and a line in TASKS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.tasks.base import Task
+from hf_transformer.tasks.fill_mask import FillMask
+
+TASKS: Mapping[str, type[Task[Any]]] = {
+    "ForMaskedLM": FillMask,
+}
+"""Architecture suffix, as in config.json's architectures, and the task that it stands for."""
+
+
+def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[Task[Any]]:
+    """The task that --task names, else the one of the model's architecture.
+
+    Args:
+        name: underscored or hyphenated, None if not given.
+        model_config: config.json.
+
+    Raises:
+        ConfigError: --task names one that can't be served; the message names those that can.
+        LoadError: config.json names none that can.
+    """
+    known = ", ".join(task.name for task in TASKS.values())
+    if name is not None:
+        wanted = name.strip().lower().replace("-", "_")
+        for task in TASKS.values():
+            if task.name == wanted:
+                return task
+        raise ConfigError(f"--task={name}: can't be served, expected one of {known}")
+    architectures = model_config.get("architectures") or []
+    for architecture in architectures:
+        for suffix, task in TASKS.items():
+            if str(architecture).endswith(suffix):
+                return task
+    if not architectures:
+        raise LoadError(f"config.json names no architectures, so the task can't be told; set --task to one of {known}")
+    shown = ", ".join(map(str, architectures))
+    raise LoadError(f"the architecture {shown} stands for no task that can be served; set --task to one of {known}")

@@ -1,0 +1,166 @@
+"""fill_mask: which token belongs where the text says [MASK]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.numerics import require_numbers, softmax, top_k
+from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Task, TaskSettings
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.types import Array, Encoding, Json
+
+Form = Literal["token", "probabilities", "raw_logits", "pipeline"]
+PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets")
+DEFAULT_TOP_K = 5
+"""As many as transformers' fill-mask pipeline gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillMaskOptions:
+    """One request's choices. ``target_ids`` restricts the pipeline format to these tokens, sorted as given."""
+
+    form: Form
+    top_k: int = DEFAULT_TOP_K
+    target_ids: Array | None = None
+
+
+class FillMask(Task[FillMaskOptions]):
+    """Reads ``logits`` [tokens, vocabulary] at the mask tokens.
+
+    Answers per instance, M masks and a vocabulary of V:
+        token           "paris"; the M best tokens decoded together, as KServe does
+        probabilities   M lists of V objects {"<id>": "<probability, 4 decimals>"}, as KServe does
+        raw_logits      M lists of V objects {"<id>": logit}
+        pipeline        top_k objects {score, token, token_str, sequence}, in a list of M lists if M > 1
+    """
+
+    name = "fill_mask"
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        vocabulary = settings.vocabulary
+        if vocabulary.mask_id is None:
+            raise LoadError("fill_mask needs a tokenizer with a mask token, and this one has none; check --task")
+        self._mask_id = vocabulary.mask_id
+        self._mask_token = vocabulary.mask_token or ""
+        size = vocabulary.vocab_size
+        columns = Axis(name="vocabulary", minimum=size, why=f"the tokenizer has {size} tokens")
+        declared = settings.model_config.get("vocab_size")
+        if isinstance(declared, int) and declared >= size:
+            # Runtimes pad the vocabulary to a multiple of up to 128; more than that is another model.
+            why = f"config.json says vocab_size {declared}"
+            columns = Axis(name="vocabulary", minimum=declared, maximum=declared + 127, why=why)
+        self._outputs = (OutputRole("logits", (TOKENS, columns)),)
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        return self._outputs
+
+    def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
+        given = Parameters(parameters, PARAMETERS)
+        form = self._form(given)
+        for name in ("top_k", "targets"):
+            if name in given and form != "pipeline":
+                raise InvalidInput(
+                    f"parameters.{name}: only the pipeline format has it; "
+                    'add "output_format": "pipeline" to the parameters'
+                )
+        return FillMaskOptions(form, given.integer("top_k", DEFAULT_TOP_K, 1), self._targets(given))
+
+    def _form(self, given: Parameters) -> Form:
+        settings = self.settings
+        probabilities = given.flag("return_probabilities", settings.return_probabilities)
+        raw_logits = given.flag("return_raw_logits", settings.return_raw_logits)
+        if "return_raw_logits" in given and raw_logits and "return_probabilities" not in given:
+            probabilities = False
+        if "return_probabilities" in given and probabilities and "return_raw_logits" not in given:
+            raw_logits = False
+        if probabilities and raw_logits:
+            raise InvalidInput("parameters.return_raw_logits: can't be combined with return_probabilities")
+        output_format = given.choice("output_format", settings.output_format, ("kserve", "pipeline"))
+        if output_format == "pipeline":
+            if any(name in given for name in ("return_probabilities", "return_raw_logits")):
+                raise InvalidInput(
+                    'parameters: return_probabilities and return_raw_logits belong to "output_format": "kserve"'
+                )
+            return "pipeline"
+        return "probabilities" if probabilities else "raw_logits" if raw_logits else "token"
+
+    def _targets(self, given: Parameters) -> Array | None:
+        """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
+        words = given.strings("targets")
+        if words is None:
+            return None
+        vocabulary = self.settings.vocabulary
+        ids: dict[int, None] = {}
+        for word in words:
+            found = vocabulary.token_to_id(word)
+            if found is None:
+                found = vocabulary.first_token_id(word)
+            if found is None:
+                raise InvalidInput("parameters.targets: holds a word that the tokenizer gives no token for")
+            ids[found] = None
+        return np.sort(np.fromiter(ids, np.int64))
+
+    def check(self, encoding: Encoding, where: str) -> None:
+        if self._mask_id not in encoding.ids:
+            if encoding.truncated:
+                raise InvalidInput(
+                    f"{where}: no {self._mask_token} among the first {len(encoding)} tokens, "
+                    "which is all that the model takes; shorten the text before it"
+                )
+            raise InvalidInput(f"{where}: no {self._mask_token} in the text; fill_mask needs at least one")
+
+    def decode(self, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
+        positions = [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
+        logits = outputs["logits"][positions]
+        require_numbers(logits)
+        if options.form == "token":
+            return self.settings.vocabulary.decode(logits.argmax(axis=-1).tolist())
+        if options.form == "raw_logits":
+            return [_by_token(row) for row in logits.tolist()]
+        if options.form == "probabilities":
+            rows = softmax(logits).tolist()
+            return [_by_token([f"{value:.4f}" for value in row]) for row in rows]
+        lists = [
+            self._candidates(encoding, position, row, options, alone=len(positions) == 1)
+            for position, row in zip(positions, logits, strict=True)
+        ]
+        return lists[0] if len(lists) == 1 else lists
+
+    def _candidates(
+        self, encoding: Encoding, position: int, logits: Array, options: FillMaskOptions, *, alone: bool
+    ) -> list[Json]:
+        """One mask's best tokens, as transformers' pipelines/fill_mask.py gives them.
+
+        As there, the sequence shows special tokens only if other masks are left in it.
+        """
+        vocabulary = self.settings.vocabulary
+        scores = softmax(logits)
+        if options.target_ids is not None:
+            best = options.target_ids[top_k(scores[options.target_ids], options.top_k)]
+        else:
+            best = top_k(scores, options.top_k)
+        answers = []
+        for token in best.tolist():
+            ids = list(encoding.ids)
+            ids[position] = token
+            shown = [one for one in ids if one != vocabulary.pad_token_id]
+            answers.append(
+                {
+                    "score": float(scores[token]),
+                    "token": token,
+                    "token_str": vocabulary.decode([token]),
+                    "sequence": vocabulary.decode(shown, skip_special_tokens=alone),
+                }
+            )
+        return answers
+
+
+def _by_token(values: list[Json]) -> list[Json]:
+    return [{str(token): value} for token, value in enumerate(values)]

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+from starlette.types import Message
+
+from hf_transformer.apis.body import read_body, to_utf8
+from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
+
+BODY = b'{"instances": ["a"]}'
+
+
+class Channel:
+    """An ASGI receive channel that gives these messages."""
+
+    def __init__(self, *chunks: bytes, disconnect: bool = False) -> None:
+        self._messages: list[Message] = [
+            {"type": "http.request", "body": chunk, "more_body": disconnect or number < len(chunks)}
+            for number, chunk in enumerate(chunks, 1)
+        ]
+        if disconnect:
+            self._messages.append({"type": "http.disconnect"})
+
+    async def __call__(self) -> Message:
+        return self._messages.pop(0)
+
+
+async def read(*chunks: bytes, encoding: bytes = b"", limit: int = 1000, length: bytes = b"") -> bytes | None:
+    headers = {name: value for name, value in ((b"content-encoding", encoding), (b"content-length", length)) if value}
+    return await read_body(Channel(*chunks), headers, limit)
+
+
+async def test_chunks_are_joined() -> None:
+    assert await read(BODY[:3], BODY[3:]) == BODY
+
+
+async def test_a_client_that_left_gives_none() -> None:
+    assert await read_body(Channel(b"abc", disconnect=True), {}, 1000) is None
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"x-gzip"])
+async def test_gzip_is_honoured(encoding: bytes) -> None:
+    assert await read(gzip.compress(BODY), encoding=encoding) == BODY
+
+
+async def test_gzip_members_are_joined() -> None:
+    assert await read(gzip.compress(BODY[:7]) + gzip.compress(BODY[7:]), encoding=b"gzip") == BODY
+
+
+async def test_identity_is_no_compression() -> None:
+    assert await read(BODY, encoding=b"identity") == BODY
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(BODY, id="plain"),
+        pytest.param(gzip.compress(BODY)[:-9], id="cut off"),
+        pytest.param(b"", id="empty"),
+        pytest.param(gzip.compress(BODY) + b"rest", id="followed by rubbish"),
+        pytest.param(zlib.compress(BODY), id="deflate"),
+    ],
+)
+async def test_what_is_not_gzip_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="gzip"):
+        await read(body, encoding=b"gzip")
+
+
+async def test_other_compressions_are_refused() -> None:
+    with pytest.raises(UnsupportedEncoding, match="'br'"):
+        await read(BODY, encoding=b"br")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "encoding", "length"),
+    [
+        pytest.param((b"x" * 1001,), b"", b"", id="body"),
+        pytest.param((b"x" * 600, b"x" * 600), b"", b"", id="chunks"),
+        pytest.param((b"x",), b"", b"1001", id="content-length"),
+        pytest.param((gzip.compress(b"x" * 1001),), b"gzip", b"", id="decompressed"),
+        pytest.param((gzip.compress(b"x" * 600) * 2,), b"gzip", b"", id="members"),
+        pytest.param((gzip.compress(b"x" * 10_000_000)[:900],), b"gzip", b"", id="bomb"),
+    ],
+)
+async def test_the_limit_holds(chunks: tuple[bytes, ...], encoding: bytes, length: bytes) -> None:
+    with pytest.raises(TooLarge, match="1000 bytes"):
+        await read(*chunks, encoding=encoding, length=length)
+
+
+async def test_a_body_of_the_limit_is_taken() -> None:
+    assert len(await read(b"x" * 1000) or b"") == 1000
+
+
+@pytest.mark.parametrize(
+    ("content_type", "charset"),
+    [
+        (b"", "utf-8"),
+        (b"application/json", "utf-8"),
+        (b"application/json; charset=UTF-8", "utf-8"),
+        (b"application/json", "utf-8-sig"),
+        (b"text/plain; charset=latin-1", "latin-1"),
+        (b'application/json; charset="utf-16"; x=y', "utf-16"),
+    ],
+)
+def test_charsets(content_type: bytes, charset: str) -> None:
+    assert to_utf8('"é"'.encode(charset), {b"content-type": content_type}) == '"é"'.encode()
+
+
+def test_an_unknown_charset_is_refused() -> None:
+    with pytest.raises(UnsupportedEncoding, match="klingon"):
+        to_utf8(b"{}", {b"content-type": b"text/plain; charset=klingon"})
+
+
+@pytest.mark.parametrize("charset", [b"ascii", b"utf-16"])
+def test_a_body_in_another_charset_is_refused(charset: bytes) -> None:
+    with pytest.raises(InvalidInput, match="charset"):
+        to_utf8(b"\xff\xfe\xff", {b"content-type": b"text/plain; charset=" + charset})
