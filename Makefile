@@ -1,0 +1,25 @@
+.PHONY: help install demo test check clean
+
+help:
+	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
+	@echo "make test     run the tests                      (more: scripts/test -k name)"
+	@echo "make check    style, types, generated code"
+	@echo "make install  the environments that these need   (they do it themselves)"
+	@echo "make clean    remove what these have made"
+
+install:
+	@scripts/install
+
+# ARGS: more flags, e.g. make demo ARGS="--predictor_protocol=grpc-v2 --once"
+demo: install
+	@exec .venv/bin/python -m hf_transformer demo $(ARGS)
+
+test: install
+	@scripts/test $(ARGS)
+
+check: install
+	@scripts/check
+
+clean:
+	rm -rf .venv .venv-triton build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
