@@ -1,0 +1,136 @@
+"""The Dockerfile read as text: there is no engine in the tests, so what it must hold to is checked here."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+
+
+@dataclass
+class Stage:
+    """What follows one FROM: its base, its alias, and (instruction, value) pairs."""
+
+    base: str
+    alias: str
+    instructions: list[tuple[str, str]] = field(default_factory=list)
+
+    def values(self, name: str) -> list[str]:
+        return [value for instruction, value in self.instructions if instruction == name]
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """Joins continuation lines and drops comments, which may stand between them too."""
+    found, parts = [], []
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        parts.append(line.removesuffix("\\").strip())
+        if not line.endswith("\\"):
+            name, _, value = " ".join(parts).partition(" ")
+            found.append((name.upper(), value))
+            parts = []
+    if parts:
+        raise ValueError(f"the file ends in the middle of {parts[0]!r}")
+    return found
+
+
+def stages(text: str) -> list[Stage]:
+    """The stages in order, each base with the defaults of the ARGs before the first FROM filled in."""
+    defaults: dict[str, str] = {}
+    found: list[Stage] = []
+    for name, value in instructions(text):
+        if name == "FROM":
+            base, _, alias = value.partition(" AS ")
+            found.append(Stage(re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], base), alias))
+        elif found:
+            found[-1].instructions.append((name, value))
+        elif name == "ARG":
+            argument, _, default = value.partition("=")
+            defaults[argument] = default
+        else:
+            raise ValueError(f"{name} before the first FROM")
+    return found
+
+
+@pytest.fixture
+def builder() -> Stage:
+    return stages(DOCKERFILE.read_text())[0]
+
+
+@pytest.fixture
+def image() -> Stage:
+    return stages(DOCKERFILE.read_text())[-1]
+
+
+def test_reader_joins_lines_and_fills_in_arguments() -> None:
+    text = "ARG V=3.11\nFROM python:${V} AS one\n# said\nRUN a \\\n  # why\n  && b\nFROM one\nuser 1000\n"
+    assert stages(text) == [
+        Stage("python:3.11", "one", [("RUN", "a && b")]),
+        Stage("one", "", [("USER", "1000")]),
+    ]
+    with pytest.raises(ValueError, match="in the middle of 'RUN a'"):
+        stages("FROM x\nRUN a \\\n")
+
+
+def test_two_stages_of_the_same_slim_python(builder: Stage, image: Stage) -> None:
+    # A virtual environment links to the interpreter it was made with.
+    assert len(stages(DOCKERFILE.read_text())) == 2
+    assert builder.base == image.base == "python:3.11-slim"
+
+
+def test_builder_installs_wheels_only_and_without_torch(builder: Stage) -> None:
+    (run,) = builder.values("RUN")
+    steps = [step.strip() for step in run.split("&&")]
+    (install,) = (step for step in steps if " install " in step)
+    assert "--only-binary=:all:" in install
+    assert "/wheels/" in install, "what was built is what is installed"
+    assert all("--no-cache-dir" in step for step in steps if step.startswith("pip "))
+    assert "find_spec('torch') is not None" in steps[-1]
+
+
+def test_final_stage_installs_nothing(image: Stage) -> None:
+    for run in image.values("RUN"):
+        assert not re.search(r"\b(apt|apt-get|dpkg|apk|pip|conda|uv|curl|wget|gcc|make)\b", run), run
+    assert image.values("ADD") == []
+    assert image.values("COPY") == ["--from=builder /opt/venv /opt/venv"]
+
+
+def test_final_stage_runs_as_user_1000(image: Stage) -> None:
+    users = image.values("USER")
+    assert users == ["1000:1000"]
+    position = image.instructions.index(("USER", users[0]))
+    assert "useradd --uid 1000 " in image.values("RUN")[0]
+    after = [value for name, value in image.instructions[position:] if name == "RUN"]
+    tried = 'hf-transformer --help > /dev/null && python -c "import hf_transformer.app"'
+    assert after == [tried], "as the user that it will run as"
+
+
+def test_entrypoint_takes_the_arguments_that_kserve_gives(image: Stage) -> None:
+    (entrypoint,) = image.values("ENTRYPOINT")
+    assert json.loads(entrypoint) == ["hf-transformer"], "the exec form, so that SIGTERM arrives"
+    assert image.values("CMD") == []
+    assert image.values("EXPOSE") == ["8080 8081"]
+
+
+def test_environment_of_the_image(image: Stage) -> None:
+    environment = dict(pair.split("=", 1) for value in image.values("ENV") for pair in value.split())
+    assert environment["PATH"].split(":")[0] == "/opt/venv/bin"
+    assert environment["PYTHONUNBUFFERED"] == "1"
+    assert environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    assert Path(environment["HF_HOME"]).is_relative_to("/tmp")
+
+
+def test_context_holds_what_the_builder_copies_and_no_more(builder: Stage) -> None:
+    copied = {name.removeprefix("./") for value in builder.values("COPY") for name in value.split()[:-1]}
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*", "everything is left out unless it is named"
+    assert {line.removeprefix("!") for line in lines if line.startswith("!")} == copied
+    for name in copied:
+        assert (ROOT / name).exists(), name

@@ -1,0 +1,170 @@
+"""Every row of the error table, on a real socket, with the predictor really absent, failing or slow."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from hf_transformer.local_triton import HOST, free_ports
+from hf_transformer.local_triton.child_process import poll
+from tests.integration.conftest import MODEL_FOLDER, Serve
+from tests.service import Service, flags_for
+
+TEXT = "The capital of france is [MASK]."
+BODY = {"instances": [TEXT]}
+
+
+def error(response: httpx.Response, status: int) -> str:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert list(body) == ["error"]
+    message: str = body["error"]
+    return message
+
+
+def test_unknown_model(serve: Serve, protocol: str) -> None:
+    service = serve("bert", protocol)
+    assert "'other'" in error(service.post(BODY, "other"), 404)
+    assert "served: bert" in error(service.client.get("/v1/models/other"), 404)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param(b"{", "not JSON", id="bad JSON"),
+        pytest.param(b"", "not JSON", id="empty body"),
+        pytest.param(b'{"instances": ["\xff"]}', "not JSON", id="bad UTF-8"),
+        pytest.param(b"[" * 5000, "not JSON", id="deep JSON"),
+        pytest.param(b'{"instances": [1e999]}', "", id="infinite number"),
+        pytest.param([TEXT], "got a list", id="no object"),
+        pytest.param({}, "an empty object", id="empty object"),
+        pytest.param({"texts": [TEXT]}, "the keys texts", id="other key"),
+        pytest.param({"instances": [TEXT], "inputs": [TEXT]}, "got both", id="both keys"),
+        pytest.param({"instances": []}, "instances: expected at least one", id="no instances"),
+        pytest.param({"inputs": []}, "inputs: expected at least one", id="no inputs"),
+        pytest.param({"instances": None}, "instances: expected a list", id="null"),
+        pytest.param({"instances": {"text": TEXT}}, "instances: expected a list", id="an object"),
+        pytest.param({"instances": [TEXT, 7]}, "instances[1]: expected a string", id="a number"),
+        pytest.param({"instances": [[TEXT]]}, "instances[0]: expected a string", id="a list"),
+        pytest.param({"instances": [{"txt": TEXT}]}, "the keys txt", id="other instance key"),
+        pytest.param({"instances": [TEXT, "no mask"]}, "instances[1]: no [MASK]", id="no mask"),
+        pytest.param({"instances": [""]}, "instances[0]: no [MASK]", id="empty text"),
+        pytest.param({"instances": ["word " * 500 + TEXT]}, "no [MASK] among the first", id="mask cut off"),
+        pytest.param({**BODY, "parameters": [1]}, "parameters: expected an object", id="parameters"),
+        pytest.param({**BODY, "parameters": {"topk": 1}}, "parameters.topk: unknown", id="unknown parameter"),
+        pytest.param(
+            {**BODY, "parameters": {"top_k": "1", "output_format": "pipeline"}}, "whole number, got a string", id="type"
+        ),
+        pytest.param({**BODY, "parameters": {"top_k": 0, "output_format": "pipeline"}}, "0 is too small", id="range"),
+        pytest.param({**BODY, "parameters": {"top_k": 2}}, "only the pipeline format", id="wrong format"),
+        pytest.param({**BODY, "parameters": {"output_format": "xml"}}, "'xml' is not one of", id="choice"),
+        pytest.param({**BODY, "parameters": {"return_probabilities": 1}}, "expected true or false", id="flag"),
+        pytest.param(
+            {**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}},
+            "combined",
+            id="exclusive",
+        ),
+    ],
+)
+def test_bad_input(serve: Serve, body: Any, says: str) -> None:
+    service = serve("bert")
+    message = error(service.post(body), 400)
+    assert says in message
+    assert TEXT not in message
+    assert service.predict([TEXT]) == ["paris"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param(json.dumps({"instances": [TEXT], "pad": "x" * 3000}).encode(), "--max_request_bytes", id="body"),
+        pytest.param({"instances": [TEXT] * 4}, "--max_instances", id="batch"),
+        pytest.param({"instances": ["x" * 101]}, "--max_text_length", id="text"),
+    ],
+)
+def test_over_a_limit(serve: Serve, body: Any, says: str) -> None:
+    flags = ("--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100")
+    service = serve("bert", "v2", *flags)
+    assert says in error(service.post(body), 413)
+    assert service.predict([TEXT] * 3) == ["paris"] * 3
+
+
+def test_a_gzip_bomb_is_over_the_limit(serve: Serve) -> None:
+    service = serve("bert", "v2", "--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100")
+    bomb = gzip.compress(json.dumps({"instances": ["x" * 1_000_000]}).encode())
+    assert "--max_request_bytes" in error(service.post(bomb, headers={"content-encoding": "gzip"}), 413)
+
+
+def test_a_body_without_end_is_cut_off(serve: Serve) -> None:
+    service = serve("bert", "v2", "--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100")
+    chunks = (b"x" * 1000 for _ in range(10))
+    assert "--max_request_bytes" in error(service.client.post("/v1/models/bert:predict", content=chunks), 413)
+
+
+def test_unknown_compression(serve: Serve) -> None:
+    assert "'br'" in error(serve("bert").post(BODY, headers={"content-encoding": "br"}), 415)
+
+
+def test_too_many_requests(serve: Serve, protocol: str) -> None:
+    service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(service.post, BODY)
+        assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, 10.0)
+        refused = service.post(BODY)
+        assert "--max_concurrent_requests" in error(refused, 429)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert first.result().json() == {"predictions": ["paris"]}
+
+
+def test_no_predictor(protocol: str) -> None:
+    address = f"{HOST}:{free_ports(1)[0]}"
+    with Service(*flags_for("bert", MODEL_FOLDER, address, protocol)) as service:
+        service.wait_until("/")
+        refused = service.post(BODY)
+        assert "not ready" in error(refused, 503)
+        assert int(refused.headers["retry-after"]) >= 1
+        ready = service.client.get("/v1/models/bert")
+        assert (ready.status_code, ready.json()["ready"]) == (503, False)
+        assert service.client.get("/v2/health/live").json() == {"live": True}
+        assert service.client.get("/v2/health/ready").status_code == 503
+
+
+def test_unknown_to_the_predictor(serve: Serve, protocol: str) -> None:
+    service = serve("absent", protocol, ready=False)
+    assert poll(lambda: "absent" in service.post(BODY).json()["error"], 10.0)
+    error(service.post(BODY), 503)
+
+
+def test_failing_predictor(serve: Serve, protocol: str) -> None:
+    assert "deliberate failure" in error(serve("fault_raises", protocol).post(BODY), 502)
+
+
+def test_slow_predictor(serve: Serve, protocol: str) -> None:
+    service = serve("fault_slow", protocol, "--predictor_request_timeout_seconds=0.3")
+    assert "0.3 s" in error(service.post(BODY), 504)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("fault_wrong_shape", "with the shape"),
+        ("fault_wrong_dtype", "its configuration says FP32"),
+        ("fault_nan", "NaN"),
+    ],
+)
+def test_predictor_that_breaks_its_word(serve: Serve, protocol: str, model: str, says: str) -> None:
+    assert says in error(serve(model, protocol).post(BODY), 502)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v3", 404), ("POST", "/v1/models/bert", 405), ("GET", "/v1/models/bert:predict", 405), ("PUT", "/", 405)],
+)
+def test_other_paths_and_methods(serve: Serve, method: str, path: str, status: int) -> None:
+    assert path in error(serve("bert").client.request(method, path), status)

@@ -1,0 +1,103 @@
+"""The service as users run it: a subprocess on a free port of 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from hf_transformer.local_triton import HOST, free_ports
+from hf_transformer.local_triton.child_process import ChildProcess, poll
+
+START_SECONDS = 30.0
+"""How long a start may take before a test gives up; a start takes about one."""
+
+
+class Service:
+    """One ``python -m hf_transformer`` with these flags; a context manager that ends it again."""
+
+    def __init__(self, *flags: str, environ: dict[str, str] | None = None) -> None:
+        self.flags = flags
+        self.port = free_ports(1)[0]
+        self.url = f"http://{HOST}:{self.port}"
+        self._folder = tempfile.TemporaryDirectory(prefix="hf-transformer-test-")
+        variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
+        command = [sys.executable, "-W", "error", "-m", "hf_transformer", f"--host={HOST}", f"--http_port={self.port}"]
+        self.process = ChildProcess([*command, *flags], variables, Path(self._folder.name) / "log")
+        # No pooling: a test that breaks a connection must not hand it to the next one.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=self.url, timeout=60.0, limits=limits, trust_env=False)
+
+    def wait_until(self, path: str, status: int = 200) -> Self:
+        """Waits until a GET of ``path`` is answered with ``status``."""
+        assert poll(lambda: self._status(path) == status, START_SECONDS), f"{path} is {self._status(path)}:\n{self.log}"
+        return self
+
+    def _status(self, path: str) -> int | None:
+        if self.process.exit_code is not None:
+            raise AssertionError(f"the service ended with {self.process.exit_code}:\n{self.log}")
+        try:
+            return self.client.get(path).status_code
+        except httpx.TransportError:
+            return None
+
+    def predict(self, instances: Any, parameters: Any = None, model: str = "") -> Any:
+        """The predictions of a request that must succeed."""
+        response = self.post({"instances": instances, **({"parameters": parameters} if parameters else {})}, model)
+        assert response.status_code == 200, response.text
+        return response.json()["predictions"]
+
+    def post(self, body: Any, model: str = "", **options: Any) -> httpx.Response:
+        """POSTs to the predict route; ``body`` may be bytes."""
+        kind = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return self.client.post(f"/v1/models/{model or self.model}:predict", **kind, **options)
+
+    @property
+    def model(self) -> str:
+        names: list[str] = self.client.get("/v1/models").json()["models"]
+        return names[0]
+
+    @property
+    def log(self) -> str:
+        return self.process.output()
+
+    def metric(self, name: str) -> float:
+        """The value of one sample of /metrics, named with its labels."""
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(f"/metrics has no {name}")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate(30.0)
+        code = self.process.exit_code
+        assert code is not None
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+        self.stop()
+        self._folder.cleanup()
+
+
+def flags_for(model: str, folder: Path, address: str, protocol: str, more: Sequence[str] = ()) -> list[str]:
+    """The flags that put the service in front of one model."""
+    return [
+        f"--model_name={model}",
+        f"--model_dir={folder}",
+        f"--predictor_host={address}",
+        f"--predictor_protocol={protocol}",
+        *more,
+    ]
