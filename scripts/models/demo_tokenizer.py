@@ -16,19 +16,21 @@ SPECIAL_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LETTERS: Final = string.ascii_lowercase + string.digits + "ßæøłđœþð"
 
 
-def train_vocabulary(sentences: Iterable[str]) -> dict[str, int]:
-    """Train a WordPiece vocabulary of VOCABULARY_SIZE pieces; the same sentences give the same ids.
+def train_vocabulary(
+    sentences: Iterable[str], *, size: int = VOCABULARY_SIZE, letters: str = _LETTERS, lowercase: bool = True
+) -> dict[str, int]:
+    """Train a WordPiece vocabulary of that many pieces; the same sentences give the same ids.
 
     Every letter is given to the trainer up front, alone and as a continuation (##a). So any Latin text
     tokenizes; and the result is reproducible: pieces that the trainer finds by itself get their ids in the order of a
     hash map, which changes from run to run and decides ties between merges.
     """
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trained.normalizer = normalizers.BertNormalizer(lowercase=True)
+    trained.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    pieces = [*SPECIAL_TOKENS, *string.punctuation, *_LETTERS, *(f"##{letter}" for letter in _LETTERS)]
+    pieces = [*SPECIAL_TOKENS, *string.punctuation, *letters, *(f"##{letter}" for letter in letters)]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=VOCABULARY_SIZE, min_frequency=1, special_tokens=pieces, show_progress=False
+        vocab_size=size, min_frequency=1, special_tokens=pieces, show_progress=False
     )
     trained.train_from_iterator(sentences, trainer)
     return dict(sorted(trained.get_vocab().items(), key=lambda item: item[1]))
