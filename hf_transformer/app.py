@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,13 +26,14 @@ from hf_transformer.pipeline import Limits, Pipeline
 from hf_transformer.predictors import open_predictor
 from hf_transformer.predictors.base import Predictor, PredictorSettings
 from hf_transformer.scheduler import Filling, Scheduler
-from hf_transformer.served_model import RequestLogging, ServedModel
+from hf_transformer.served_model import ServedModel
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import Task, TaskSettings
 from hf_transformer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import ModelSpec
+from hf_transformer.types import Context, ModelSpec, TextInput
 
 logger = logging.getLogger(__name__)
+texts_logger = logging.getLogger("hf_transformer.requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,11 @@ def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
         pipeline_builder(config, parts, predictor, metrics, executor),
         metrics,
         check_health=config.enable_predictor_health_check,
-        logging=RequestLogging(
-            latency=config.enable_latency_logging,
-            texts=config.enable_log_requests and not config.disable_log_requests,
-            longest_text=config.max_log_len,
-        ),
+        log_latency=config.enable_latency_logging,
     )
     models = Models([model])
     admission = Admission(config.max_concurrent_requests, metrics)
+    # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app = Starlette(
         routes=[
             *ops.routes(models, metrics),
@@ -112,6 +110,7 @@ def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
         exception_handlers={HTTPException: ops.http_error, RequestError: ops.request_error},
         lifespan=lambda app: _lifespan(predictor, model, executor),
     )
+    app.router.redirect_slashes = False
     if config.access_log_format:
         return AccessLog(app, config.access_log_format, logging.getLogger("hf_transformer.access"))
     return app
@@ -151,7 +150,10 @@ def pipeline_builder(
     config: Config, parts: Parts, predictor: Predictor, metrics: Metrics, executor: ThreadPoolExecutor
 ) -> Callable[[ModelSpec], Pipeline]:
     """A function that fits everything to the model that the predictor describes."""
-    limits = Limits(config.max_instances, config.max_text_length)
+    limits = Limits(config.max_instances, config.max_text_length, config.max_answer_values)
+    log_texts = (
+        text_logger(config.max_log_len) if config.enable_log_requests and not config.disable_log_requests else None
+    )
 
     def build(spec: ModelSpec) -> Pipeline:
         binding = bind(
@@ -170,11 +172,37 @@ def pipeline_builder(
                     spec.name,
                     binding.length,
                 )
-        filling = Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left")
-        scheduler = Scheduler(predictor, binding, filling, max_batches_in_flight=config.max_batches_in_flight)
-        return Pipeline(parts.task, tokenizer, scheduler, executor=executor, limits=limits, metrics=metrics)
+        # Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes
+        # where the tokenizer puts it.
+        filling = Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left" and not binding.masked)
+        scheduler = Scheduler(
+            predictor,
+            binding,
+            filling,
+            max_batches_in_flight=config.max_batches_in_flight,
+            timeout=config.predictor_request_timeout_seconds,
+        )
+        return Pipeline(
+            parts.task,
+            tokenizer,
+            scheduler,
+            executor=executor,
+            limits=limits,
+            metrics=metrics,
+            log_texts=log_texts,
+        )
 
     return build
+
+
+def text_logger(longest: int | None) -> Callable[[Sequence[TextInput], Context], None]:
+    """Logs a request's texts, each cut to ``longest`` characters; only for --enable_log_requests."""
+
+    def log(texts: Sequence[TextInput], context: Context) -> None:
+        shown = [text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in text) for text in texts]
+        texts_logger.info("requestId: %s, instances: %s", context.request_id, shown)
+
+    return log
 
 
 def wanted_inputs(config: Config) -> tuple[str, ...]:

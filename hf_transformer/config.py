@@ -165,9 +165,12 @@ class Config:
     max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)
+    max_answer_values: int = option(
+        LIMITS, "Numbers and words in all answers of one request, such as probabilities of a whole vocabulary.",
+        Integer(1), 2_000_000)
     max_concurrent_requests: int = option(
         LIMITS, "Requests in flight; more are answered with 429.", Integer(1), 1024)
-    max_batches_in_flight: int = option(LIMITS, "Batches at the predictor at a time.", Integer(1), 4)
+    max_batches_in_flight: int = option(LIMITS, "Batches at the predictor at a time.", Integer(1), 16)
 
     log_level: int = option(
         LOGGING, "What is logged: debug, info, warning, error, critical or a number.", Level(), 20,

@@ -108,6 +108,8 @@ def bind(
     layout = _layout(spec, shapes, problems)
     leading = len(shapes[0]) - 1 if shapes and layout is not None else 0
     outputs = _bind_outputs(spec, roles, output_names, leading, task, problems)
+    if layout is not None:
+        _check_token_axes(spec, outputs, leading, layout[3], problems)
     if problems or layout is None:
         raise ContractError(spec.name, problems)
     rows, exact, axis, length = layout
@@ -118,6 +120,10 @@ def bind(
 def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) -> tuple[InputBinding, ...]:
     names = _names(spec.inputs)
     positional = all(POSITIONAL.match(tensor.name) for tensor in spec.inputs) and bool(spec.inputs)
+    if positional and len(wanted) > len(spec.inputs):
+        problems.append(
+            f"--tensor_input_names has {len(wanted)} names, but the model's inputs are {names}; drop {wanted[-1]!r}."
+        )
     if positional and not wanted:
         problems.append(
             f"Its inputs {names} have no telling names; say what they are, in their order, "
@@ -195,13 +201,17 @@ def _layout(spec: ModelSpec, shapes: Sequence[tuple[int, ...]], problems: list[s
     if len(lengths) > 1:
         problems.append(f"Its inputs have different sequence lengths, {sorted(lengths)}; export them with one length.")
         return None
+    rows = {shape[0] for shape in shapes if len(shape) == 2 and shape[0] > 0}
+    if len(rows) > 1:
+        problems.append(f"Its inputs have different numbers of rows, {sorted(rows)}; export them with one batch size.")
+        return None
     length = lengths.pop() if lengths else None
     if triton_batch:
         return spec.max_batch_size or 1, None, True, length
     if len(shapes[0]) == 1:
         return 1, None, False, length
-    exact = max(shape[0] for shape in shapes)
-    return (exact, exact, True, length) if exact > 0 else (DEFAULT_BATCH, None, True, length)
+    exact = rows.pop() if rows else None
+    return exact or DEFAULT_BATCH, exact, True, length
 
 
 def _bind_outputs(
@@ -272,6 +282,20 @@ def _check_output(tensor: TensorSpec, role: OutputRole, leading: int, task: str,
             problems.append(
                 f"{label} has the dims {list(tensor.shape)}: {wrong}; serve the model with its own tokenizer."
             )
+
+
+def _check_token_axes(
+    spec: ModelSpec, outputs: Sequence[OutputBinding], leading: int, length: int | None, problems: list[str]
+) -> None:
+    """An output with a value per token has to be as long as the input is."""
+    shapes = {tensor.name: tensor.shape for tensor in spec.outputs}
+    for output in outputs:
+        for axis, size in zip(output.axes, shapes[output.name][leading:], strict=True):
+            if axis.tokens and size > 0 and size != length:
+                problems.append(
+                    f"Its output {output.name!r} always has {size} tokens, its inputs {length or 'any number'}; "
+                    "export both with the same sequence axis."
+                )
 
 
 def axis_error(axis: Axis, size: int) -> str:

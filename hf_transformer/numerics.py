@@ -33,7 +33,11 @@ def top_k(scores: Array, k: int) -> Array:
 
 
 def require_numbers(logits: Array) -> None:
-    """Raises PredictorError where a row of ``logits`` [R, N] has a NaN: argmax would call it the best class."""
-    # max() of a row is NaN as soon as one element is; minus infinity is a legitimate logit (a banned token).
-    if np.isnan(logits.max(axis=-1)).any():
-        raise PredictorError("the model answered with logits that are not numbers (NaN)")
+    """Raises PredictorError where a row of ``logits`` [R, N] has NaN or +inf, or nothing but -inf.
+
+    argmax would call such an element the best class, and softmax would turn the whole row into NaN. A single -inf is a
+    legitimate logit: that of a banned token.
+    """
+    # max() of a row is NaN as soon as one element is.
+    if not np.isfinite(logits.max(axis=-1)).all():
+        raise PredictorError("the model answered with logits that are not finite numbers (NaN or infinite)")

@@ -1,6 +1,6 @@
 """Turns instances into batches and back, so that no answer depends on what it shared a batch with.
 
-The unit is one encoding, never one request: a request larger than a batch is split, and nobody notices.
+The unit is one encoding: a request larger than a batch is split, and nobody notices.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from hf_transformer.contract import Binding, OutputBinding, axis_error
-from hf_transformer.errors import PredictorError
+from hf_transformer.errors import PredictorError, PredictorTimeout
 from hf_transformer.predictors.base import Predictor
 from hf_transformer.types import Array, Context, Encoding, Tensor
 
@@ -114,60 +115,97 @@ def verify(tensor: Tensor, output: OutputBinding, rows: int, width: int, batch_a
     return data
 
 
-class Scheduler:
-    """Sends encodings to one predictor, at most ``max_batches_in_flight`` batches at a time."""
+@dataclass(frozen=True, slots=True)
+class _Work(Generic[Answer]):
+    """One batch of a request: its instances, their places in the request, and where their answers go."""
 
-    def __init__(self, predictor: Predictor, binding: Binding, filling: Filling, *, max_batches_in_flight: int) -> None:
+    encodings: Sequence[Encoding]
+    indices: Sequence[int]
+    decode: Decode[Answer]
+    answers: dict[int, Answer]
+
+
+class Scheduler:
+    """Sends encodings to one predictor, at most ``max_batches_in_flight`` batches at a time.
+
+    ``timeout`` is in seconds and bounds a whole request, waiting for a place included.
+    """
+
+    def __init__(
+        self, predictor: Predictor, binding: Binding, filling: Filling, *, max_batches_in_flight: int, timeout: float
+    ) -> None:
         self._predictor = predictor
         self._binding = binding
         self._filling = filling
         self._output_names = [output.name for output in binding.outputs]
         self._places = asyncio.Semaphore(max_batches_in_flight)
+        self._timeout = timeout
 
-    async def run(self, encodings: Sequence[Encoding], decode: Decode[Answer], context: Context) -> list[Answer]:
+    async def run(
+        self,
+        encodings: Sequence[Encoding],
+        decode: Decode[Answer],
+        context: Context,
+        executor: Executor | None = None,
+    ) -> list[Answer]:
         """Gives one answer per encoding, in their order.
 
-        ``decode`` runs while the predictor's buffer is held. If one batch fails the others are given up.
+        ``decode`` runs while the predictor's buffer is held, in ``executor`` if there is one, else on the event loop.
+        If one batch fails the others are given up.
 
         Raises:
+            PredictorTimeout: not all answers were there in time.
             RequestError: the first failure of a batch.
         """
         answers: dict[int, Answer] = {}
         batches = plan([len(encoding) for encoding in encodings], self._binding)
-        if len(batches) == 1:
-            await self._send(batches[0], encodings, decode, context, answers)
-        else:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for batch in batches:
-                        group.create_task(self._send(batch, encodings, decode, context, answers))
-            except* Exception as failures:
-                raise failures.exceptions[0] from None
+        work = [_Work([encodings[index] for index in batch], batch, decode, answers) for batch in batches]
+        try:
+            async with asyncio.timeout(self._timeout) as timeout:
+                await self._send_all(work, context, executor)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise PredictorTimeout(
+                f"no answer from the predictor in {self._timeout:g} s (--predictor_request_timeout_seconds), "
+                "waiting for its turn included"
+            ) from error
         return [answers[index] for index in range(len(encodings))]
 
-    async def _send(
-        self,
-        batch: Sequence[int],
-        encodings: Sequence[Encoding],
-        decode: Decode[Answer],
-        context: Context,
-        answers: dict[int, Answer],
-    ) -> None:
+    async def _send_all(self, work: Sequence[_Work[Answer]], context: Context, executor: Executor | None) -> None:
+        if len(work) == 1:
+            await self._send(work[0], context, executor)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in work:
+                    group.create_task(self._send(one, context, executor))
+        except* Exception as failures:
+            raise failures.exceptions[0] from None
+
+    async def _send(self, work: _Work[Answer], context: Context, executor: Executor | None) -> None:
         async with self._places:
-            inputs = pack([encodings[index] for index in batch], self._binding, self._filling)
+            inputs = pack(work.encodings, self._binding, self._filling)
             async with self._predictor.infer(inputs, self._output_names, context.headers) as outputs:
                 started = time.perf_counter()
-                shape = inputs[0].shape
-                rows, width = shape if self._binding.batch_axis else (1, shape[0])
-                data = {
-                    output.role: (output, verify(outputs[output.name], output, rows, width, self._binding.batch_axis))
-                    for output in self._binding.outputs
-                }
-                for row, index in enumerate(batch):
-                    length = len(encodings[index])
-                    mine = {role: self._own_rows(array[row], output, length) for role, (output, array) in data.items()}
-                    answers[index] = decode(index, mine)
+                if executor is None:
+                    self._decode(work, inputs[0].shape, outputs)
+                else:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(executor, self._decode, work, inputs[0].shape, outputs)
                 context.timings.postprocess += time.perf_counter() - started
+
+    def _decode(self, work: _Work[Answer], shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> None:
+        """Verifies a batch's outputs and hands every instance its own rows."""
+        batch_axis = self._binding.batch_axis
+        rows, width = shape if batch_axis else (1, shape[0])
+        verified = [
+            (output, verify(outputs[output.name], output, rows, width, batch_axis)) for output in self._binding.outputs
+        ]
+        for row, (encoding, index) in enumerate(zip(work.encodings, work.indices, strict=True)):
+            length = len(encoding)
+            mine = {output.role: self._own_rows(data[row], output, length) for output, data in verified}
+            work.answers[index] = work.decode(index, mine)
 
     def _own_rows(self, array: Array, output: OutputBinding, length: int) -> Array:
         """Leaves the padding out of every tokens axis of one instance's output."""

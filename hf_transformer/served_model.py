@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hf_transformer.errors import NotReady, PredictorTimeout, RequestError
 from hf_transformer.metrics import Metrics
@@ -16,25 +15,11 @@ from hf_transformer.types import Context, Json, ModelSpec, Query
 
 logger = logging.getLogger(__name__)
 latency_logger = logging.getLogger("hf_transformer.latency")
-texts_logger = logging.getLogger("hf_transformer.requests")
 
 QUESTION_TIMEOUT = 5.0
 """Seconds that the predictor has to answer a question about its model; a hung one must not hold up the next try."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between two tries to reach the predictor, doubling from the first to the longest."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLogging:
-    """What is logged of each request.
-
-    ``latency``: a line with each stage's time. ``texts``: the instances themselves, strings cut to ``longest_text``
-    characters (None: whole); off by default, since they are the users' own.
-    """
-
-    latency: bool = True
-    texts: bool = False
-    longest_text: int | None = None
 
 
 class ServedModel:
@@ -45,7 +30,7 @@ class ServedModel:
         predictor: open, or to be opened around ``connect``.
         build: makes the pipeline for what the predictor says of the model; raises ContractError if it does not fit.
         check_health: whether ``ready`` asks the predictor each time (--enable_predictor_health_check).
-        logging: what is logged of each request.
+        log_latency: whether a line per request says how long each stage took.
     """
 
     def __init__(
@@ -56,32 +41,48 @@ class ServedModel:
         metrics: Metrics,
         *,
         check_health: bool = False,
-        logging: RequestLogging,
+        log_latency: bool = True,
     ) -> None:
         self.name = name
         self._predictor = predictor
         self._build = build
         self._metrics = metrics
         self._check_health = check_health
-        self._logging = logging
+        self._log_latency = log_latency
         self._pipeline: Pipeline | None = None
+        self._spec: ModelSpec | None = None
         self._reason = "the predictor has not been reached yet"
 
     async def connect(self) -> None:
         """Tries until the predictor has the model and the model fits; says in the log why not, once per reason."""
         pause = FIRST_PAUSE
-        while True:
-            try:
-                spec = await self._describe()
-                self._pipeline = self._build(spec)
-            except RequestError as error:
-                self._report(str(error))
-            else:
-                self._metrics.set_ready(True)
-                logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
-                return
+        while not await self._try():
+            logger.debug("model %r is still not ready, trying again in %.1f s at most", self.name, pause)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
             pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _try(self) -> bool:
+        try:
+            await self._bind()
+        except RequestError as error:
+            self._report(str(error))
+        except Exception as error:
+            # A fault of the service: without this the task would end in silence and the model never be ready.
+            logger.exception("model %r can't be bound", self.name)
+            self._report(f"internal error: {type(error).__name__}")
+        return self._pipeline is not None
+
+    async def _bind(self) -> None:
+        """Builds the pipeline for what the predictor says of the model now, unless that is what it was built for."""
+        spec = await self._describe()
+        if self._pipeline is not None and spec == self._spec:
+            return
+        self._pipeline = None
+        self._metrics.set_ready(False)
+        self._pipeline = self._build(spec)
+        self._spec = spec
+        self._metrics.set_ready(True)
+        logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
 
     async def _describe(self) -> ModelSpec:
         try:
@@ -98,13 +99,16 @@ class ServedModel:
             logger.warning("not ready, trying on: %s", reason)
 
     async def require_ready(self) -> None:
-        """Raises NotReady, with the reason, while the model can't be asked."""
-        self._ready_pipeline()
+        """Raises NotReady, with the reason, while the model can't be asked.
+
+        With the health check the predictor is asked; if it has another model by now, that is bound instead.
+        """
         if self._check_health:
             try:
-                await self._describe()
+                await self._bind()
             except RequestError as error:
                 raise NotReady(f"model {self.name!r} is not ready: {error}") from error
+        self._ready_pipeline()
 
     def _ready_pipeline(self) -> Pipeline:
         if self._pipeline is None:
@@ -118,14 +122,10 @@ class ServedModel:
             NotReady: the predictor has not been found yet.
             RequestError: whatever else keeps the request from being answered.
         """
-        pipeline = self._ready_pipeline()
-        if self._logging.texts:
-            shown = [_cut(instance, self._logging.longest_text) for instance in query.instances]
-            texts_logger.info("requestId: %s, instances: %s", context.request_id, shown)
-        answers = await pipeline(query, context)
+        answers = await self._ready_pipeline()(query, context)
         timings = context.timings
         self._metrics.observe(timings)
-        if self._logging.latency:
+        if self._log_latency:
             # The fields of KServe's line (python/kserve/kserve/model.py), for tools that read it.
             latency_logger.info(
                 "requestId: %s, preprocess_ms: %.3f, explain_ms: 0, predict_ms: %.3f, postprocess_ms: %.3f",
@@ -135,14 +135,3 @@ class ServedModel:
                 timings.postprocess * 1e3,
             )
         return answers
-
-
-def _cut(value: Json, longest: int | None) -> Json:
-    """The value with every string in it cut."""
-    if isinstance(value, str):
-        return value[:longest]
-    if isinstance(value, dict):
-        return {key: _cut(item, longest) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_cut(item, longest) for item in value]
-    return value

@@ -149,6 +149,36 @@ def test_a_vocabulary_padded_by_the_runtime_fits() -> None:
             id="two alike outputs",
         ),
         pytest.param(spec(IDS, decoupled=True), (), (), "decoupled", id="decoupled"),
+        pytest.param(
+            spec(TensorSpec("INPUT__0", "INT64", (-1,))),
+            ("input_ids", "attention_mask"),
+            (),
+            "drop 'attention_mask'",
+            id="more names than positional inputs",
+        ),
+        pytest.param(
+            spec(
+                TensorSpec("input_ids", "INT64", (-1, 32)),
+                outputs=(TensorSpec("logits", "FP32", (-1, 16, 100)),),
+                batch=0,
+            ),
+            (),
+            (),
+            "always has 16 tokens, its inputs 32",
+            id="output of another length",
+        ),
+        pytest.param(
+            spec(
+                TensorSpec("input_ids", "INT64", (2, -1)),
+                TensorSpec("attention_mask", "INT64", (4, -1)),
+                outputs=(OUT,),
+                batch=0,
+            ),
+            (),
+            (),
+            "different numbers of rows, [2, 4]",
+            id="rows",
+        ),
     ],
 )
 def test_mismatches_say_what_to_change(

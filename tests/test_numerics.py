@@ -33,7 +33,8 @@ def test_top_k_is_sorted_best_first(k: int, expected: list[int]) -> None:
     assert top_k(np.array([5.0, -1.0, 9.0, 2.0]), k).tolist() == expected
 
 
-def test_nan_is_refused_in_any_row() -> None:
+def test_what_is_no_number_is_refused_in_any_row() -> None:
     require_numbers(np.array([[0.0, -np.inf], [1.0, 2.0]]))
-    with pytest.raises(PredictorError, match="NaN"):
-        require_numbers(np.array([[0.0, 1.0], [np.nan, 2.0]]))
+    for row in ([np.nan, 2.0], [np.inf, 2.0], [-np.inf, -np.inf]):
+        with pytest.raises(PredictorError, match="not finite"):
+            require_numbers(np.array([[0.0, 1.0], row]))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hf_transformer.apis.body import read_body
+from hf_transformer.apis.body import ClientGone, read_body
 from hf_transformer.errors import RequestError, TooManyRequests, UnknownModel
 from hf_transformer.metrics import Metrics
 from hf_transformer.types import Context, Json, Query
@@ -80,6 +81,11 @@ class Models:
             raise UnknownModel(f"model {name[:200]!r} is not served here; served: {known}") from None
 
 
+WATCH_AFTER = 0.2
+"""Seconds after which a request that is still worked on is watched for its client's leaving."""
+CLIENT_GONE = 499
+"""The status that a request is counted under whose client left before the answer, as in nginx."""
+
 Predict = Callable[[Model, bytes, Mapping[bytes, bytes], Context], Awaitable[bytes]]
 """An API's own part: parses the body, asks the model, renders the answer."""
 RenderError = Callable[[str, int], bytes]
@@ -118,31 +124,74 @@ class PredictEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         context = request_context(headers)
+        try:
+            status, payload, extra = await self._answer(scope, receive, headers, context)
+        except ClientGone:
+            self._metrics.count_request(self._api, CLIENT_GONE)
+            return
+        self._metrics.count_request(self._api, status)
+        await send_json(send, status, payload, context.request_id, *extra)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, headers: Mapping[bytes, bytes], context: Context
+    ) -> tuple[int, bytes, tuple[tuple[bytes, bytes], ...]]:
+        """Status, body and further headers. Raises ClientGone where nobody waits for them."""
         if scope["method"] != "POST":
             # The route takes every method, or GET would fall through to the route of a model with a colon in its name.
             message = f"{scope['method'][:20]} {scope['path'][:200]}: Method Not Allowed, expected POST"
-            await send_json(send, 405, self._render_error(message, 405), context.request_id, (b"allow", b"POST"))
-            return
-        extra: tuple[tuple[bytes, bytes], ...] = ()
+            return 405, self._render_error(message, 405), ((b"allow", b"POST"),)
         try:
             model = self._models[scope["path_params"]["model"]]
+            # The place is taken after the body: a client that sends slowly keeps no other one out.
+            body = await read_body(receive, headers, self._max_bytes)
             with self._admission.place():
-                body = await read_body(receive, headers, self._max_bytes)
-                if body is None:
-                    return  # the client is gone, nobody waits for an answer
-                payload = await self._predict(model, body, headers, context)
-                status = 200
+                async with cancelled_when_gone(receive):
+                    return 200, await self._predict(model, body, headers, context), ()
         except RequestError as error:
-            status = error.status
-            if error.retry_after is not None:
-                extra = ((b"retry-after", str(error.retry_after).encode()),)
-            payload = self._render_error(str(error), status)
+            again = error.retry_after
+            extra = ((b"retry-after", str(again).encode()),) if again is not None else ()
+            return error.status, self._render_error(str(error), error.status), extra
+        except ClientGone:
+            raise
         except Exception:
+            # The last resort for a fault of our own: it is logged whole, and the client is told where to look.
             logger.exception("request %s failed by a fault of the service", context.request_id)
-            status = 500
-            payload = self._render_error(f"internal error; the log has it under {context.request_id}", status)
-        self._metrics.count_request(self._api, status)
-        await send_json(send, status, payload, context.request_id, *extra)
+            return 500, self._render_error(f"internal error; the log has it under {context.request_id}", 500), ()
+
+
+@asynccontextmanager
+async def cancelled_when_gone(receive: Receive) -> AsyncIterator[None]:
+    """Breaks off what is done inside once the client has closed its connection.
+
+    The watch begins after WATCH_AFTER seconds: most requests are over by then and pay nothing but a timer.
+
+    Raises:
+        ClientGone: in place of the cancellation.
+    """
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    watches: list[asyncio.Task[None]] = []
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if task is not None:
+            task.cancel()
+
+    timer = loop.call_later(WATCH_AFTER, lambda: watches.append(loop.create_task(watch())))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and task is not None and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        timer.cancel()
+        for one in watches:
+            one.cancel()
 
 
 class JsonResponse(Response):

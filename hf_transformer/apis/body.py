@@ -12,11 +12,21 @@ from starlette.types import Receive
 from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
 
 CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
+CHARSETS = frozenset(
+    ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
+)
+"""The charsets that JSON comes in. Not all that Python knows: some of its codecs take quadratic time."""
+MAX_MEMBERS = 16
+"""Members of one gzip body: the rest is copied after each, so their number has to be bounded."""
 GZIP_WINDOW = zlib.MAX_WBITS | 16
 """zlib's way of asking for a gzip header (zlib manual, inflateInit2)."""
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes | None:
+class ClientGone(Exception):
+    """The client has closed its connection: there is nobody to answer."""
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
     """Reads one request's body.
 
     Args:
@@ -25,9 +35,10 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
         limit: bytes, before and after decompression.
 
     Returns:
-        The body, decompressed if it was sent as gzip; None if the client went away.
+        The body, decompressed if it was sent as gzip.
 
     Raises:
+        ClientGone: the connection was closed before the body's end.
         TooLarge: over the limit; nothing beyond it was kept.
         InvalidInput: not the gzip that the header says.
         UnsupportedEncoding: compressed in another way.
@@ -40,7 +51,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return None
+            raise ClientGone
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
@@ -59,7 +70,7 @@ def _decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
         shown = encoding[:40].decode("latin-1")
         raise UnsupportedEncoding(f"Content-Encoding: {shown!r} is not understood; send gzip or no compression")
     inflated = bytearray()
-    while True:  # a gzip file may have several members, one behind the other (RFC 1952, 2.2)
+    for _ in range(MAX_MEMBERS):  # a gzip file may have several members, one behind the other (RFC 1952, 2.2)
         inflater = zlib.decompressobj(GZIP_WINDOW)
         try:
             inflated += inflater.decompress(body, limit + 1 - len(inflated))
@@ -72,6 +83,7 @@ def _decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
         body = inflater.unused_data
         if not body:
             return bytes(inflated)
+    raise InvalidInput(f"Content-Encoding: the gzip body has more than {MAX_MEMBERS} members")
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -82,16 +94,20 @@ def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
     """JSON text in UTF-8, from whatever charset the content type names; the content type itself is not looked at.
 
     Raises:
-        UnsupportedEncoding: the charset is unknown.
+        UnsupportedEncoding: the charset is not one of CHARSETS.
         InvalidInput: the body is not in that charset.
     """
     found = CHARSET.search(headers.get(b"content-type", b""))
-    charset = found[1].decode("latin-1").lower() if found else "utf-8"
-    if charset in ("utf-8", "utf8"):
+    charset = found[1].decode("latin-1").lower()[:40] if found else "utf-8"
+    try:
+        codec = codecs.lookup(charset).name
+    except (LookupError, ValueError):
+        codec = ""
+    if codec not in CHARSETS:
+        raise UnsupportedEncoding(f"Content-Type: charset {charset!r} is not taken; send UTF-8")
+    if codec == "utf-8":
         return body.removeprefix(codecs.BOM_UTF8)
     try:
-        return body.decode(charset).encode()
-    except LookupError:
-        raise UnsupportedEncoding(f"Content-Type: charset {charset[:40]!r} is unknown; send UTF-8") from None
+        return body.decode(codec).encode()
     except ValueError:
-        raise InvalidInput(f"body: not in the charset {charset[:40]!r} that Content-Type names") from None
+        raise InvalidInput(f"body: not in the charset {charset!r} that Content-Type names") from None

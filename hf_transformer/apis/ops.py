@@ -52,7 +52,8 @@ async def request_error(request: Request, error: Exception) -> Response:
     """Answers a RequestError that an ordinary route raised."""
     if not isinstance(error, RequestError):
         raise error
-    return Response(error_json(str(error), error.status), error.status, media_type="application/json")
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    return Response(error_json(str(error), error.status), error.status, headers, media_type="application/json")
 
 
 async def http_error(request: Request, error: Exception) -> Response:

@@ -33,6 +33,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         ConfigError: a flag or variable has a bad value.
         LoadError: the tokenizer can't be loaded.
     """
+    # uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end. As process 1 of a
+    # container a signal without a handler would be ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit_cleanly)
     config, notes = parse_config(argv, environ)
     configure_logging(config)
     for note in notes:
@@ -48,10 +52,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         config.predictor_host,
         config.predictor_protocol,
     )
-    # uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit_cleanly)
     if config.workers > 1:
+        del parts  # each worker loads its own
         _serve_with_workers(config)
         return 0
     server = uvicorn.Server(_server_config(config, partial(build_app, config, parts)))

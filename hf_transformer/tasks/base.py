@@ -113,6 +113,10 @@ class Task(ABC, Generic[Options]):
         """Raises InvalidInput where the task can't be done on these tokens."""
 
     @abstractmethod
+    def answer_size(self, encoding: Encoding, options: Options) -> int:
+        """About how many values the instance's answer will hold, a measure of the work to make and send it."""
+
+    @abstractmethod
     def decode(self, encoding: Encoding, outputs: Mapping[str, Array], options: Options) -> Json:
         """One instance's answer.
 

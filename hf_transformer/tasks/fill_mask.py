@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.numerics import require_numbers, softmax, top_k
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Task, TaskSettings
 from hf_transformer.tasks.parameters import Parameters
@@ -18,6 +18,8 @@ Form = Literal["token", "probabilities", "raw_logits", "pipeline"]
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets")
 DEFAULT_TOP_K = 5
 """As many as transformers' fill-mask pipeline gives."""
+MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
+"""Words, and characters per word: each may have to be tokenized, which happens on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,14 @@ class FillMask(Task[FillMaskOptions]):
         self._mask_id = vocabulary.mask_id
         self._mask_token = vocabulary.mask_token or ""
         size = vocabulary.vocab_size
+        self._columns: int | None = None
         columns = Axis(name="vocabulary", minimum=size, why=f"the tokenizer has {size} tokens")
         declared = settings.model_config.get("vocab_size")
         if isinstance(declared, int) and declared >= size:
             # Runtimes pad the vocabulary to a multiple of up to 128; more than that is another model.
             why = f"config.json says vocab_size {declared}"
             columns = Axis(name="vocabulary", minimum=declared, maximum=declared + 127, why=why)
+            self._columns = declared
         self._outputs = (OutputRole("logits", (TOKENS, columns)),)
 
     @property
@@ -97,6 +101,10 @@ class FillMask(Task[FillMaskOptions]):
         if words is None:
             return None
         vocabulary = self.settings.vocabulary
+        if len(words) > MAX_TARGETS or max(map(len, words)) > MAX_TARGET_LENGTH:
+            raise TooLarge(
+                f"parameters.targets: at most {MAX_TARGETS} words of {MAX_TARGET_LENGTH} characters are taken"
+            )
         ids: dict[int, None] = {}
         for word in words:
             found = vocabulary.token_to_id(word)
@@ -116,9 +124,20 @@ class FillMask(Task[FillMaskOptions]):
                 )
             raise InvalidInput(f"{where}: no {self._mask_token} in the text; fill_mask needs at least one")
 
+    def answer_size(self, encoding: Encoding, options: FillMaskOptions) -> int:
+        masks = encoding.ids.count(self._mask_id)
+        if options.form == "token":
+            return masks
+        size = self.settings.vocabulary.vocab_size
+        if options.form != "pipeline":
+            return masks * size
+        choices = size if options.target_ids is None else len(options.target_ids)
+        return masks * min(options.top_k, choices) * len(encoding)
+
     def decode(self, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
         positions = [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
-        logits = outputs["logits"][positions]
+        # Columns that the runtime added to round up its matrices are no tokens.
+        logits = outputs["logits"][positions, : self._columns]
         require_numbers(logits)
         if options.form == "token":
             return self.settings.vocabulary.decode(logits.argmax(axis=-1).tolist())

@@ -23,7 +23,7 @@ class Parameters:
     def __init__(self, parameters: Mapping[str, Json], known: Sequence[str]) -> None:
         for name in parameters:
             if name not in known:
-                raise InvalidInput(f"parameters.{name}: unknown, expected one of {', '.join(known)}")
+                raise InvalidInput(f"parameters.{name[:40]}: unknown, expected one of {', '.join(known)}")
         self._given = {name: value for name, value in parameters.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:

@@ -6,7 +6,7 @@ import zlib
 import pytest
 from starlette.types import Message
 
-from hf_transformer.apis.body import read_body, to_utf8
+from hf_transformer.apis.body import ClientGone, read_body, to_utf8
 from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
 
 BODY = b'{"instances": ["a"]}'
@@ -27,7 +27,7 @@ class Channel:
         return self._messages.pop(0)
 
 
-async def read(*chunks: bytes, encoding: bytes = b"", limit: int = 1000, length: bytes = b"") -> bytes | None:
+async def read(*chunks: bytes, encoding: bytes = b"", limit: int = 1000, length: bytes = b"") -> bytes:
     headers = {name: value for name, value in ((b"content-encoding", encoding), (b"content-length", length)) if value}
     return await read_body(Channel(*chunks), headers, limit)
 
@@ -36,8 +36,9 @@ async def test_chunks_are_joined() -> None:
     assert await read(BODY[:3], BODY[3:]) == BODY
 
 
-async def test_a_client_that_left_gives_none() -> None:
-    assert await read_body(Channel(b"abc", disconnect=True), {}, 1000) is None
+async def test_a_client_that_left_is_noticed() -> None:
+    with pytest.raises(ClientGone):
+        await read_body(Channel(b"abc", disconnect=True), {}, 1000)
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"x-gzip"])
@@ -90,7 +91,7 @@ async def test_the_limit_holds(chunks: tuple[bytes, ...], encoding: bytes, lengt
 
 
 async def test_a_body_of_the_limit_is_taken() -> None:
-    assert len(await read(b"x" * 1000) or b"") == 1000
+    assert len(await read(b"x" * 1000)) == 1000
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,15 @@ def test_charsets(content_type: bytes, charset: str) -> None:
     assert to_utf8('"é"'.encode(charset), {b"content-type": content_type}) == '"é"'.encode()
 
 
-def test_an_unknown_charset_is_refused() -> None:
-    with pytest.raises(UnsupportedEncoding, match="klingon"):
-        to_utf8(b"{}", {b"content-type": b"text/plain; charset=klingon"})
+@pytest.mark.parametrize("charset", ["klingon", "punycode", "base64", "utf-7", "x" * 9000, "\0"])
+def test_other_charsets_are_refused(charset: str) -> None:
+    with pytest.raises(UnsupportedEncoding, match="is not taken"):
+        to_utf8(b"{}", {b"content-type": b"text/plain; charset=" + charset.encode()})
+
+
+async def test_many_gzip_members_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="members"):
+        await read(gzip.compress(b"") * 17, encoding=b"gzip")
 
 
 @pytest.mark.parametrize("charset", [b"ascii", b"utf-16"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.service import Service, flags_for
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}
+LIMITS = ("--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100", "--max_answer_values=1000")
+IN_FLIGHT = "hf_transformer_requests_in_flight"
 
 
 def error(response: httpx.Response, status: int) -> str:
@@ -41,7 +44,7 @@ def test_unknown_model(serve: Serve, protocol: str) -> None:
         pytest.param(b"", "not JSON", id="empty body"),
         pytest.param(b'{"instances": ["\xff"]}', "not JSON", id="bad UTF-8"),
         pytest.param(b"[" * 5000, "not JSON", id="deep JSON"),
-        pytest.param(b'{"instances": [1e999]}', "", id="infinite number"),
+        pytest.param(b'{"instances": [1e999]}', "not JSON", id="infinite number"),
         pytest.param([TEXT], "got a list", id="no object"),
         pytest.param({}, "an empty object", id="empty object"),
         pytest.param({"texts": [TEXT]}, "the keys texts", id="other key"),
@@ -86,23 +89,29 @@ def test_bad_input(serve: Serve, body: Any, says: str) -> None:
         pytest.param(json.dumps({"instances": [TEXT], "pad": "x" * 3000}).encode(), "--max_request_bytes", id="body"),
         pytest.param({"instances": [TEXT] * 4}, "--max_instances", id="batch"),
         pytest.param({"instances": ["x" * 101]}, "--max_text_length", id="text"),
+        pytest.param({**BODY, "parameters": {"return_raw_logits": True}}, "--max_answer_values", id="answer"),
+        pytest.param(
+            {**BODY, "parameters": {"output_format": "pipeline", "top_k": 10**9}}, "--max_answer_values", id="top_k"
+        ),
+        pytest.param(
+            {**BODY, "parameters": {"output_format": "pipeline", "targets": ["x" * 201]}}, "200 characters", id="target"
+        ),
     ],
 )
 def test_over_a_limit(serve: Serve, body: Any, says: str) -> None:
-    flags = ("--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100")
-    service = serve("bert", "v2", *flags)
+    service = serve("bert", "v2", *LIMITS)
     assert says in error(service.post(body), 413)
     assert service.predict([TEXT] * 3) == ["paris"] * 3
 
 
 def test_a_gzip_bomb_is_over_the_limit(serve: Serve) -> None:
-    service = serve("bert", "v2", "--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100")
+    service = serve("bert", "v2", *LIMITS)
     bomb = gzip.compress(json.dumps({"instances": ["x" * 1_000_000]}).encode())
     assert "--max_request_bytes" in error(service.post(bomb, headers={"content-encoding": "gzip"}), 413)
 
 
 def test_a_body_without_end_is_cut_off(serve: Serve) -> None:
-    service = serve("bert", "v2", "--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100")
+    service = serve("bert", "v2", *LIMITS)
     chunks = (b"x" * 1000 for _ in range(10))
     assert "--max_request_bytes" in error(service.client.post("/v1/models/bert:predict", content=chunks), 413)
 
@@ -115,11 +124,42 @@ def test_too_many_requests(serve: Serve, protocol: str) -> None:
     service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(service.post, BODY)
-        assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, 10.0)
+        assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
         refused = service.post(BODY)
         assert "--max_concurrent_requests" in error(refused, 429)
         assert int(refused.headers["retry-after"]) >= 1
         assert first.result().json() == {"predictions": ["paris"]}
+
+
+def test_a_client_that_leaves_gives_its_place_back(serve: Serve, protocol: str) -> None:
+    """The predictor takes 1 s for what nobody waits for any more; the place is free long before."""
+    service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
+    gone = 'hf_transformer_requests_total{api="v1",status="499"}'
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/models/fault_slow:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection((HOST, service.port)) as connection:
+        connection.sendall(head.encode() + body)
+        assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
+    assert poll(lambda: service.metric(IN_FLIGHT) == 0, 10.0)
+    assert service.metric(gone) == 1
+    assert service.predict([TEXT]) == ["paris"]
+    assert "Traceback" not in service.log
+
+
+def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
+    service = serve("bert", "v2", "--max_concurrent_requests=1")
+    with socket.create_connection((HOST, service.port)) as connection:
+        connection.sendall(b"POST /v1/models/bert:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        assert service.predict([TEXT]) == ["paris"]
+
+
+def test_waiting_for_a_turn_counts_as_waiting(serve: Serve, protocol: str) -> None:
+    """Twenty batches of 1 s, one at a time: the request still ends at its timeout, and gives up the other batches."""
+    flags = ("--max_batches_in_flight=1", "--predictor_request_timeout_seconds=1.5")
+    service = serve("fault_slow", protocol, *flags)
+    assert "1.5 s" in error(service.post({"instances": [f"{'a ' * length}[MASK]" for length in range(20)]}), 504)
+    assert service.metric(IN_FLIGHT) == 0
+    assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
 
 
 def test_no_predictor(protocol: str) -> None:

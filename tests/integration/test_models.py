@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from hf_transformer.local_triton.child_process import poll
-from tests.integration.conftest import Serve
+from tests.integration.conftest import MODEL_FOLDER, Serve
 
 TEXTS = ["The capital of france is [MASK].", "[MASK] is the capital of italy.", "The capital of japan is [MASK]."]
 ANSWERS = ["paris", "rome", "tokyo"]
@@ -27,6 +31,20 @@ ANSWERS = ["paris", "rome", "tokyo"]
 )
 def test_every_form_of_model_answers(serve: Serve, protocol: str, model: str) -> None:
     assert serve(model, protocol).predict(TEXTS * 5) == ANSWERS * 5
+
+
+@pytest.mark.parametrize("model", ["bert", "bert_masked", "bert_fixed"])
+def test_a_tokenizer_that_pads_left_gives_the_same_answers(serve: Serve, model: str, tmp_path: Path) -> None:
+    """Padding on the left would shift the positions of a BERT: behind a mask it goes to the right all the same."""
+    shutil.copytree(MODEL_FOLDER, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"padding_side": "left"}))
+    texts = [*TEXTS, "It is said, and often, that the capital of spain is [MASK]."]
+    parameters = {"output_format": "pipeline", "top_k": 1}
+    expected = [serve(model).predict([text], parameters)[0][0] for text in texts]
+    found = serve(model, "v2", f"--model_dir={tmp_path}").predict(texts, parameters)
+    assert [one[0]["token_str"] for one in found] == [*ANSWERS, "madrid"]
+    assert [one[0]["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
 
 
 def test_positional_names_of_the_pytorch_backend(serve: Serve, protocol: str) -> None:
@@ -59,10 +77,11 @@ def test_an_optional_mask_may_be_named_or_not(serve: Serve, protocol: str, names
 def test_a_misfit_is_reported_once_and_keeps_the_service_unready(
     serve: Serve, protocol: str, model: str, flags: list[str], says: str
 ) -> None:
-    service = serve(model, protocol, *flags, ready=False)
+    service = serve(model, protocol, *flags, "--log_level=debug", ready=False)
     assert poll(lambda: "does not fit" in service.client.get(f"/v1/models/{model}").text, 10.0)
+    assert poll(lambda: service.log.count("is still not ready") >= 3, 10.0)
     refused = service.post({"instances": TEXTS})
     assert refused.status_code == 503
     assert says in refused.json()["error"]
-    assert service.log.count("does not fit") == 1
+    assert service.log.count("WARNING hf_transformer.served_model: not ready") == 1
     assert service.client.get("/").status_code == 200
