@@ -19,8 +19,10 @@ from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.apis.base import Admission, Models
 from hf_transformer.config import Config
 from hf_transformer.contract import bind
-from hf_transformer.errors import RequestError
+from hf_transformer.engines import strings
+from hf_transformer.errors import ConfigError, RequestError
 from hf_transformer.loading.model_files import find_model_files
+from hf_transformer.loading.sentence_transformers import read_sentence_transformers
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Limits, Pipeline
 from hf_transformer.predictors import open_predictor
@@ -41,7 +43,7 @@ class Parts:
     """What is loaded from the model's files before anything is served."""
 
     tokenizer: Tokenizer
-    task: Task[Any]
+    task: Task[Any, Any, Any]
 
 
 def load_parts(config: Config) -> Parts:
@@ -60,6 +62,8 @@ def load_parts(config: Config) -> Parts:
         trust_remote_code=config.trust_remote_code,
     )
     task = find_task(config.task, files.config)
+    if config.on_overflow == "window" and not task.has_windows:
+        raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
     tokenizer = load_tokenizer(
         files.tokenizer_folder,
         files.config,
@@ -74,6 +78,12 @@ def load_parts(config: Config) -> Parts:
         output_format=config.output_format,
         return_probabilities=config.return_probabilities,
         return_raw_logits=config.return_raw_logits,
+        return_offsets_mapping=config.return_offsets_mapping,
+        aggregation_strategy=config.aggregation_strategy,
+        on_overflow=config.on_overflow,
+        stride=config.stride,
+        max_length=tokenizer.max_length,
+        sentence_transformers=read_sentence_transformers(files.model_folder),
     )
     return Parts(tokenizer, task(settings))
 
@@ -150,7 +160,7 @@ def pipeline_builder(
     config: Config, parts: Parts, predictor: Predictor, metrics: Metrics, executor: ThreadPoolExecutor
 ) -> Callable[[ModelSpec], Pipeline]:
     """A function that fits everything to the model that the predictor describes."""
-    limits = Limits(config.max_instances, config.max_text_length, config.max_answer_values)
+    limits = Limits(config.max_instances, config.max_text_length, config.max_sequences, config.max_answer_values)
     log_texts = (
         text_logger(config.max_log_len) if config.enable_log_requests and not config.disable_log_requests else None
     )
@@ -199,7 +209,9 @@ def text_logger(longest: int | None) -> Callable[[Sequence[TextInput], Context],
     """Logs a request's texts, each cut to ``longest`` characters; only for --enable_log_requests."""
 
     def log(texts: Sequence[TextInput], context: Context) -> None:
-        shown = [text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in text) for text in texts]
+        shown = [
+            text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in strings(text)) for text in texts
+        ]
         texts_logger.info("requestId: %s, instances: %s", context.request_id, shown)
 
     return log

@@ -110,6 +110,19 @@ class Config:
         ANSWERS, "Answers as KServe's runtime gives them, or as a Hugging Face pipeline does.",
         Choice(("kserve", "pipeline")), "kserve")
 
+    return_offsets_mapping: bool = option(
+        ANSWERS, "Answer with the offsets of the tokens too (token_classification).", BOOLEAN, False, switch=True)
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = option(
+        ANSWERS, "How tokens become entities in the pipeline format of token_classification.",
+        Choice(("none", "simple", "first", "average", "max")), "none", variables=["AGGREGATION_STRATEGY"])
+    on_overflow: Literal["truncate", "error", "window"] = option(
+        ANSWERS, "What becomes of a text longer than the model: cut off, refused with 413, or read in windows "
+        "(token_classification, question_answering and text_embedding).",
+        Choice(("truncate", "error", "window")), "truncate")
+    stride: int | None = option(
+        ANSWERS, "Tokens that neighbouring windows share.", Integer(0),
+        default_text="a quarter of the model's length; question_answering: half of it, 128 at most")
+
     predictor_host: str = option(
         PREDICTOR, "Required. Where Triton listens: HOST or HOST:PORT, also after http:// or https://.",
         Text("HOST[:PORT]"), required=True, variables=["PREDICTOR_HOST"])
@@ -165,6 +178,9 @@ class Config:
     max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)
+    max_sequences: int = option(
+        LIMITS, "Sequences that one request becomes: texts, pairs (an instance times its labels or texts) and windows.",
+        Integer(1), 8192)
     max_answer_values: int = option(
         LIMITS, "Numbers and words in all answers of one request, such as probabilities of a whole vocabulary.",
         Integer(1), 2_000_000)

@@ -232,9 +232,9 @@ def _bind_outputs(
         if tensor is None:
             continue
         before = len(problems)
-        _check_output(tensor, role, leading, task, problems)
+        axes = _check_output(tensor, role, leading, task, problems)
         if len(problems) == before:
-            bound.append(OutputBinding(tensor.name, role.name, tensor.datatype, role.axes))
+            bound.append(OutputBinding(tensor.name, role.name, tensor.datatype, axes))
     return tuple(bound)
 
 
@@ -242,18 +242,17 @@ def _find_output(
     spec: ModelSpec, role: OutputRole, wanted: str | None, leading: int, problems: list[str]
 ) -> TensorSpec | None:
     """By the flag, else by the role's name, else the only output, else the only one that has the role's rank."""
-    name = wanted or role.name
-    for tensor in spec.outputs:
-        if tensor.name == name:
-            return tensor
+    tensors = {tensor.name: tensor for tensor in spec.outputs}
+    for name in (wanted,) if wanted else (role.name, *role.other_names):
+        if name in tensors:
+            return tensors[name]
     if wanted:
         problems.append(
             f"--tensor_output_names has {wanted!r}, but the model has {_names(spec.outputs)}; change the flag."
         )
         return None
-    fitting = [
-        tensor for tensor in spec.outputs if tensor.datatype in FLOATS and len(tensor.shape) == leading + len(role.axes)
-    ]
+    ranks = {leading + len(axes) for axes in (role.axes, *role.other_axes)}
+    fitting = [tensor for tensor in spec.outputs if tensor.datatype in FLOATS and len(tensor.shape) in ranks]
     candidates = fitting if len(spec.outputs) > 1 else spec.outputs
     if len(candidates) == 1:
         return candidates[0]
@@ -263,25 +262,33 @@ def _find_output(
     return None
 
 
-def _check_output(tensor: TensorSpec, role: OutputRole, leading: int, task: str, problems: list[str]) -> None:
+def _check_output(
+    tensor: TensorSpec, role: OutputRole, leading: int, task: str, problems: list[str]
+) -> tuple[Axis, ...]:
+    """Adds what is wrong with the output to ``problems``; gives the axes that it has, among those the task can read."""
     label = f"Its output {tensor.name!r}"
     if tensor.datatype not in FLOATS:
         problems.append(
             f"{label} is {tensor.datatype}; {task} reads {', '.join(FLOATS)}: name another or export it so."
         )
-    if len(tensor.shape) != leading + len(role.axes):
-        expected = ", ".join([*["batch"] * leading, *(axis.name for axis in role.axes)])
+    readable = (role.axes, *role.other_axes)
+    axes = next((axes for axes in readable if leading + len(axes) == len(tensor.shape)), None)
+    if axes is None:
+        expected = " or ".join(
+            "[" + ", ".join([*["batch"] * leading, *(axis.name for axis in axes)]) + "]" for axes in readable
+        )
         problems.append(
-            f"{label} has the dims {list(tensor.shape)}, {task} reads [{expected}]; "
+            f"{label} has the dims {list(tensor.shape)}, {task} reads {expected}; "
             "is it exported for another task? Export it for this one, or set --task or --tensor_output_names."
         )
-        return
-    for axis, size in zip(role.axes, tensor.shape[leading:], strict=True):
+        return role.axes
+    for axis, size in zip(axes, tensor.shape[leading:], strict=True):
         wrong = size > 0 and not axis.tokens and axis_error(axis, size)
         if wrong:
             problems.append(
                 f"{label} has the dims {list(tensor.shape)}: {wrong}; serve the model with its own tokenizer."
             )
+    return axes
 
 
 def _check_token_axes(

@@ -1,6 +1,7 @@
 """One request from instances to answers. Read this first.
 
-    instances --task.text--> texts --tokenizer--> encodings --scheduler--> output rows --task.decode--> answers
+    instances --task.item, .texts--> texts --tokenizer--> encodings --scheduler--> output rows
+              --task.decode--> parts --task.answer--> predictions
 
 No I/O of its own, and nothing of a request is kept on the object.
 """
@@ -10,15 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
+from hf_transformer.engines import characters
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.metrics import Metrics
 from hf_transformer.scheduler import Scheduler
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer import Tokenizer
-from hf_transformer.types import Context, Encoding, Json, Query, TextInput
+from hf_transformer.types import Answers, Context, Encoding, Json, Query, TextInput
 
 INLINE_VALUES = 20_000
 """Answers of more values than this are decoded in a thread; about 5 ms of work, as long as a thread keeps the
@@ -27,10 +30,12 @@ interpreter before others get their turn (sys.getswitchinterval)."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may ask for: instances, characters per text, and values in all its answers."""
+    """How much one request may ask for: instances, characters per text, sequences that these become, and values
+    in all answers."""
 
     max_instances: int
     max_text_length: int
+    max_sequences: int
     max_answer_values: int
 
 
@@ -42,7 +47,7 @@ class Pipeline:
 
     def __init__(
         self,
-        task: Task[Any],
+        task: Task[Any, Any, Any],
         tokenizer: Tokenizer,
         scheduler: Scheduler,
         *,
@@ -59,58 +64,92 @@ class Pipeline:
         self._metrics = metrics
         self._log_texts = log_texts
 
-    async def __call__(self, query: Query, context: Context) -> list[Json]:
-        """Gives one answer per instance, in their order.
+    async def __call__(self, query: Query, context: Context) -> Answers:
+        """Gives one prediction per instance, in their order.
 
         Raises:
             RequestError: one error for the whole request; no instance of it is answered then.
         """
         started = time.perf_counter()
-        options = self._task.options(query.parameters)
-        texts = self._texts(query.instances)
-        if self._log_texts is not None:
-            self._log_texts(texts, context)
-        encodings = await self._tokenizer.encode_off_loop(texts, self._executor)
-        self._check(encodings)
-        executor = self._executor if self._answer_size(encodings, options) > INLINE_VALUES else None
+        task = self._task
+        options = task.options(query.parameters)
+        request = await self._tokenize(self._read(query.instances, options, context), options)
+        flat, items = request.flat, request.items
+        large = self._answer_size(flat, options) > INLINE_VALUES
         tokenized = time.perf_counter()
-        answers = await self._scheduler.run(
-            encodings, lambda index, rows: self._task.decode(encodings[index], rows, options), context, executor
+        parts = await self._scheduler.run(
+            flat,
+            lambda index, rows: task.decode(items[request.owners[index]], flat[index], rows, options),
+            context,
+            self._executor if large else None,
         )
+        answered = time.perf_counter()
         timings = context.timings
         timings.preprocess = tokenized - started
-        timings.predict = time.perf_counter() - tokenized - timings.postprocess
+        timings.predict = answered - tokenized - timings.postprocess
+        answers = request.answers(task, parts, options)
+        timings.postprocess += time.perf_counter() - answered
         return answers
 
-    def _texts(self, instances: Sequence[Json]) -> list[TextInput]:
+    def _read(self, instances: Sequence[Json], options: Any, context: Context) -> _Request:
+        """The items and their texts, within the limits."""
         if not instances:
             raise InvalidInput("instances: expected at least one, got none")
-        if len(instances) > self._limits.max_instances:
+        limits = self._limits
+        if len(instances) > limits.max_instances:
             raise TooLarge(
-                f"instances: {len(instances)} in one request, at most {self._limits.max_instances} are taken "
-                "(--max_instances)"
+                f"instances: {len(instances)} in a request, at most {limits.max_instances} are taken (--max_instances)"
             )
-        texts = []
+        request = _Request()
         for index, instance in enumerate(instances):
-            text = self._task.text(instance, f"instances[{index}]")
-            length = len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
-            if length > self._limits.max_text_length:
-                raise TooLarge(
-                    f"instances[{index}]: {length} characters, at most {self._limits.max_text_length} are taken "
-                    "(--max_text_length)"
-                )
-            texts.append(text)
-        return texts
+            where = f"instances[{index}]"
+            item = self._task.item(instance, where, options)
+            texts = self._task.texts(item, options)
+            for text in texts:
+                self._check_length(text, where)
+            request.items.append(item)
+            request.texts += texts
+            request.counts.append(len(texts))
+        _check_sequences(len(request.texts), limits.max_sequences)
+        if self._log_texts is not None:
+            self._log_texts(request.texts, context)
+        return request
 
-    def _check(self, encodings: Sequence[Encoding]) -> None:
+    def _check_length(self, text: TextInput, where: str) -> None:
+        length = characters(text)
+        if length > self._limits.max_text_length:
+            raise TooLarge(
+                f"{where}: {length} characters, at most {self._limits.max_text_length} are taken (--max_text_length)"
+            )
+
+    async def _tokenize(self, request: _Request, options: Any) -> _Request:
+        """Fills in the encodings, each checked by the task."""
+        how = self._task.tokenization(options)
+        windows = await self._tokenizer.encode_off_loop(request.texts, self._executor, how)
+        refuse = self._task.overflow(options) == "error"
         truncated = 0
-        for index, encoding in enumerate(encodings):
-            if not len(encoding):
-                raise InvalidInput(f"instances[{index}]: the text has no tokens")
-            self._task.check(encoding, f"instances[{index}]")
-            truncated += encoding.truncated
+        text = 0
+        for index, count in enumerate(request.counts):
+            where = f"instances[{index}]"
+            mine = windows[text : text + count]
+            text += count
+            request.encodings.append(mine)
+            for encoding in chain.from_iterable(mine):
+                if not len(encoding):
+                    raise InvalidInput(f"{where}: the text has no tokens")
+                if encoding.truncated and refuse:
+                    raise TooLarge(
+                        f"{where}: the text is longer than the {len(encoding)} tokens that the model takes, "
+                        "and is not to be cut (--on_overflow=error, or truncation: false)"
+                    )
+                self._task.check(encoding, where)
+                request.flat.append(encoding)
+                request.owners.append(index)
+            truncated += any(encoding.truncated for encoding in chain.from_iterable(mine))
+        _check_sequences(len(request.flat), self._limits.max_sequences)
         if truncated:
             self._metrics.count_truncated(truncated)
+        return request
 
     def _answer_size(self, encodings: Sequence[Encoding], options: Any) -> int:
         """Values in all answers. Raises TooLarge before the predictor is asked for what nobody could send."""
@@ -121,3 +160,36 @@ class Pipeline:
                 "are given in one (--max_answer_values); send fewer instances or ask for less of each"
             )
         return size
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request's way through the pipeline: items, their texts, and the encodings of these.
+
+    ``counts`` has the number of texts of each item; ``encodings`` per item, text and window; ``flat`` all encodings in
+    that order, and ``owners`` the index of the item that each of them belongs to.
+    """
+
+    items: list[Any] = field(default_factory=list)
+    texts: list[TextInput] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    encodings: list[list[list[Encoding]]] = field(default_factory=list)
+    flat: list[Encoding] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    def answers(self, task: Task[Any, Any, Any], parts: Sequence[Any], options: Any) -> Answers:
+        """Hands every item the parts of its own encodings."""
+        rest = iter(parts)
+        predictions = [
+            task.answer(item, [list(islice(rest, len(windows))) for windows in texts], options)
+            for item, texts in zip(self.items, self.encodings, strict=True)
+        ]
+        return Answers(predictions, task.beside(self.encodings, options))
+
+
+def _check_sequences(count: int, limit: int) -> None:
+    if count > limit:
+        raise TooLarge(
+            f"instances: {count} sequences (texts, pairs and windows) in one request, at most {limit} are taken "
+            "(--max_sequences)"
+        )

@@ -11,7 +11,7 @@ from hf_transformer.errors import NotReady, PredictorTimeout, RequestError
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Pipeline
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.types import Context, Json, ModelSpec, Query
+from hf_transformer.types import Answers, Context, ModelSpec, Query
 
 logger = logging.getLogger(__name__)
 latency_logger = logging.getLogger("hf_transformer.latency")
@@ -115,8 +115,8 @@ class ServedModel:
             raise NotReady(f"model {self.name!r} is not ready: {self._reason}")
         return self._pipeline
 
-    async def predict(self, query: Query, context: Context) -> list[Json]:
-        """One answer per instance.
+    async def predict(self, query: Query, context: Context) -> Answers:
+        """One prediction per instance.
 
         Raises:
             NotReady: the predictor has not been found yet.

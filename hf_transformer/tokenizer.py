@@ -7,17 +7,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import tokenizers
-
-from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.engines import Engine, RustEngine, characters
+from hf_transformer.errors import LoadError
 from hf_transformer.loading.tokenizer_fallback import PythonEngine, load_with_transformers, named_tokens
 from hf_transformer.loading.tokenizer_files import LoadedTokenizer, NotMirrored, load_fast
 from hf_transformer.loading.tokenizer_limits import choose_max_length
-from hf_transformer.types import Encoding, Json, TextInput
+from hf_transformer.types import PLAIN, Encoding, Json, TextInput, Tokenization
 
 log = logging.getLogger(__name__)
 
@@ -43,67 +41,8 @@ CLEAN_UP = (
 """What clean_up_tokenization_spaces replaces, in this order."""
 
 
-class Engine(Protocol):
-    """What encodes: the Rust library, or a tokenizer written in Python."""
-
-    def encode(self, texts: Sequence[TextInput], *, offsets: bool) -> list[Encoding]: ...
-    def with_max_length(self, length: int) -> Engine: ...
-
-
-class RustEngine:
-    """A tokenizer of the Rust library. Its settings are made here and never change, so that threads can share it."""
-
-    def __init__(
-        self, backend: tokenizers.Tokenizer, max_length: int, *, special_tokens: bool, truncation_side: str
-    ) -> None:
-        backend.no_padding()
-        backend.enable_truncation(max_length, stride=0, strategy="longest_first", direction=truncation_side)
-        self._backend = backend
-        self._max_length = max_length
-        self._special_tokens = special_tokens
-        self._truncation_side = truncation_side
-
-    def encode(self, texts: Sequence[TextInput], *, offsets: bool) -> list[Encoding]:
-        """One encoding per text. Raises InvalidInput for text that is not Unicode, or a pair that can't fit."""
-        run = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
-        try:
-            encoded = run(list(texts), add_special_tokens=self._special_tokens)
-        except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
-            raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
-        return [self._convert(encoding, offsets) for encoding in encoded]
-
-    def _convert(self, encoding: tokenizers.Encoding, offsets: bool) -> Encoding:
-        ids = encoding.ids
-        if len(ids) > self._max_length:
-            # The library doesn't truncate at all where the special tokens alone are too many.
-            raise InvalidInput(f"a pair of texts does not fit into {self._max_length} tokens")
-        # Only a text that was cut is as long as the limit and has a rest; reading the rest costs time.
-        truncated = len(ids) == self._max_length and bool(encoding.overflowing)
-        if not offsets:
-            return Encoding(ids, encoding.type_ids, truncated)
-        return Encoding(ids, encoding.type_ids, truncated, encoding.offsets, encoding.special_tokens_mask)
-
-    def with_max_length(self, length: int) -> RustEngine:
-        """A copy that cuts elsewhere: the limit is a setting inside the Rust object."""
-        return RustEngine(
-            tokenizers.Tokenizer.from_str(self._backend.to_str()),
-            length,
-            special_tokens=self._special_tokens,
-            truncation_side=self._truncation_side,
-        )
-
-
-def _reason(texts: Sequence[TextInput]) -> str | None:
-    for text in texts:
-        try:
-            "".join(text).encode()
-        except UnicodeEncodeError as exc:
-            return f"it has a lone surrogate, {exc.object[exc.start]!r}, which is not Unicode text"
-    return None
-
-
 @dataclass(frozen=True, slots=True)
-class Words:
+class Lexicon:
     """A tokenizer's vocabulary and the way back from ids to text."""
 
     size: int
@@ -122,7 +61,7 @@ class Tokenizer:
     """
 
     def __init__(
-        self, engine: Engine, words: Words, tokens: Mapping[str, str], *, max_length: int, padding_side: str
+        self, engine: Engine, words: Lexicon, tokens: Mapping[str, str], *, max_length: int, padding_side: str
     ) -> None:
         self._engine = engine
         self._words = words
@@ -143,22 +82,28 @@ class Tokenizer:
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
         """One encoding per text or pair: no padding, cut to ``max_length``.
 
-        With ``offsets``, an encoding has the offsets and the mask of special tokens too. Raises InvalidInput.
+        With ``offsets``, an encoding has all its details. Raises InvalidInput.
         """
-        encodings: list[Encoding] = []
+        return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=offsets))]
+
+    def encode_windows(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
+
+        Raises:
+            InvalidInput: a text can't be encoded so.
+        """
+        windows: list[list[Encoding]] = []
         for start in range(0, len(texts), CHUNK):
-            encodings += self._engine.encode(texts[start : start + CHUNK], offsets=offsets)
-        return encodings
+            windows += self._engine.encode(texts[start : start + CHUNK], how)
+        return windows
 
     async def encode_off_loop(
-        self, texts: Sequence[TextInput], executor: Executor, *, offsets: bool = False
-    ) -> list[Encoding]:
-        """``encode`` that doesn't block the event loop: long texts go to the executor, which must have threads."""
-        characters = sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
-        if characters <= INLINE_CHARACTERS:
-            return self.encode(texts, offsets=offsets)
-        work = partial(self.encode, texts, offsets=offsets)
-        return await asyncio.get_running_loop().run_in_executor(executor, work)
+        self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN
+    ) -> list[list[Encoding]]:
+        """``encode_windows`` that doesn't block the event loop: long texts go to the executor."""
+        if sum(map(characters, texts)) <= INLINE_CHARACTERS:
+            return self.encode_windows(texts, how)
+        return await asyncio.get_running_loop().run_in_executor(executor, self.encode_windows, texts, how)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of some ids, as AutoTokenizer.decode gives it."""
@@ -237,7 +182,7 @@ def _load(
     return load_with_transformers(folder, lower_case=lower_case, trust_remote_code=trust_remote_code)
 
 
-def _rust_words(loaded: LoadedTokenizer, slow: Any) -> Words:
+def _rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
     backend = loaded.backend
 
     def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -248,7 +193,7 @@ def _rust_words(loaded: LoadedTokenizer, slow: Any) -> Words:
             text = text.replace(old, new)
         return text
 
-    return Words(
+    return Lexicon(
         size=loaded.size,
         to_id=backend.token_to_id,
         to_token=backend.id_to_token,
@@ -257,10 +202,10 @@ def _rust_words(loaded: LoadedTokenizer, slow: Any) -> Words:
     )
 
 
-def _python_words(slow: Any) -> Words:
+def _python_words(slow: Any) -> Lexicon:
     vocab: dict[str, int] = slow.get_vocab()
     names = {number: token for token, number in vocab.items()}
-    return Words(
+    return Lexicon(
         size=max(vocab.values(), default=-1) + 1,
         to_id=vocab.get,
         to_token=names.get,

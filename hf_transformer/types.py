@@ -13,8 +13,16 @@ Array: TypeAlias = npt.NDArray[Any]
 Json: TypeAlias = Any
 """What a JSON parser gives or a JSON writer takes."""
 
-TextInput: TypeAlias = str | tuple[str, str]
-"""A text, or a pair of texts that the tokenizer joins with its separator."""
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text that the client has split into words already."""
+
+    words: tuple[str, ...]
+
+
+TextInput: TypeAlias = str | tuple[str, str] | Words
+"""A text, a pair of texts that the tokenizer joins with its separator, or a text in words."""
 
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
@@ -80,9 +88,11 @@ class ModelSpec:
 class Encoding:
     """One instance's (or one window's) tokens, as the tokenizer gave them, without padding.
 
-    All lists have the same length S. ``type_ids`` tell the first text (0) from the second (1). ``offsets`` are
-    (start, end) positions in characters of the caller's own string; ``special_mask`` is 1 where the tokenizer added a
-    special token. Both are None unless they were asked for. ``truncated`` is true when text was cut off to fit.
+    All lists have the same length S. ``type_ids`` tell the first text (0) from the second (1), for models that want
+    it. ``truncated`` is true when text was cut off to fit, and lies in no other window. The rest is None unless
+    ``Tokenization.detail`` asks for it: ``offsets`` are (start, end) positions in characters of the caller's own string
+    (of its word, for ``Words``), ``special_mask`` is 1 where the tokenizer added a special token, ``word_ids`` number
+    the words, ``sequence_ids`` are 0 for the first text and 1 for the second; both are None at special tokens.
     """
 
     ids: list[int]
@@ -90,9 +100,38 @@ class Encoding:
     truncated: bool = False
     offsets: list[tuple[int, int]] | None = None
     special_mask: list[int] | None = None
+    word_ids: list[int | None] | None = None
+    sequence_ids: list[int | None] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """How one request's texts are tokenized; the default is one encoding per text, cut to the model's length.
+
+    ``max_length`` (tokens, special ones included) may lower the model's own. With ``windows`` a text that is too long
+    becomes several encodings, of which neighbours share ``stride`` tokens. ``only_second`` cuts the second text of a
+    pair alone (a question's context), otherwise the longer one is cut first. ``detail`` fills in all of Encoding.
+    """
+
+    detail: bool = False
+    windows: bool = False
+    stride: int = 0
+    max_length: int | None = None
+    only_second: bool = False
+
+
+PLAIN = Tokenization()
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one request is answered with: a prediction per instance, and tensors beside them where a task has any."""
+
+    predictions: list[Json]
+    outputs: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, slots=True)

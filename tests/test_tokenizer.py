@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hf_transformer.errors import InvalidInput
 from hf_transformer.loading.tokenizer_files import NAMED, load_fast
 from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer, load_tokenizer
+from hf_transformer.types import Tokenization
 from tests.tiny_tokenizers.corpus import PAIRS, TEXTS, grid
 from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS, added_to_bert
 
@@ -165,20 +166,20 @@ def test_offsets_count_characters(folders: Any) -> None:
 async def test_long_texts_go_to_a_thread(folders: Any) -> None:
     tokenizer = ours(folders("bert"))
     threads: list[str] = []
-    inner = tokenizer.encode
+    inner = tokenizer.encode_windows
 
     def spy(*args: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
         return inner(*args, **options)
 
-    tokenizer.encode = spy  # type: ignore[method-assign]
+    tokenizer.encode_windows = spy  # type: ignore[method-assign]
     half = "x" * (INLINE_CHARACTERS // 2)
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizing") as executor:
         short = await tokenizer.encode_off_loop([half, half], executor)
-        long = await tokenizer.encode_off_loop([half, (half, "x")], executor, offsets=True)
+        long = await tokenizer.encode_off_loop([half, (half, "x")], executor, Tokenization(detail=True))
     assert threads == [threading.main_thread().name, "tokenizing_0"]
-    assert short == inner([half, half])
-    assert long == inner([half, (half, "x")], offsets=True)
+    assert short == inner([half, half], Tokenization())
+    assert long == inner([half, (half, "x")], Tokenization(detail=True))
 
 
 async def test_many_threads_at_once(folders: Any) -> None:
@@ -186,7 +187,7 @@ async def test_many_threads_at_once(folders: Any) -> None:
     texts = [f"{text} {number} " * 70 for number, text in enumerate(TEXTS)]
     with ThreadPoolExecutor(8) as executor:
         got = await asyncio.gather(*(tokenizer.encode_off_loop([text], executor) for text in texts * 4))
-    assert [batch[0] for batch in got] == [tokenizer.encode([text])[0] for text in texts] * 4
+    assert [batch[0][0] for batch in got] == [tokenizer.encode([text])[0] for text in texts] * 4
 
 
 def test_another_max_length(folders: Any) -> None:

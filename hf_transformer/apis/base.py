@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from hf_transformer.apis.body import ClientGone, read_body
 from hf_transformer.errors import RequestError, TooManyRequests, UnknownModel
 from hf_transformer.metrics import Metrics
-from hf_transformer.types import Context, Json, Query
+from hf_transformer.types import Answers, Context, Json, Query
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Model(Protocol):
     name: str
 
     async def require_ready(self) -> None: ...
-    async def predict(self, query: Query, context: Context) -> list[Json]: ...
+    async def predict(self, query: Query, context: Context) -> Answers: ...
 
 
 class Admission:

@@ -21,7 +21,7 @@ from hf_transformer.apis.body import to_utf8
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.metrics import Metrics
 from hf_transformer.tasks.base import describe
-from hf_transformer.types import Context, Json, Query
+from hf_transformer.types import Answers, Context, Json, Query
 
 INSTANCES = ("instances", "inputs")
 """The two names that clients use for the list; KServe reads the second for V2-minded clients."""
@@ -54,8 +54,18 @@ def routes(models: Models, admission: Admission, metrics: Metrics, max_bytes: in
 
 
 async def _predict(model: Model, body: bytes, headers: Mapping[bytes, bytes], context: Context) -> bytes:
-    answers = await model.predict(parse(to_utf8(body, headers)), context)
-    return orjson.dumps({"predictions": answers})
+    return render(await model.predict(parse(to_utf8(body, headers)), context))
+
+
+def render(answers: Answers) -> bytes:
+    """A predict response's JSON; tensors beside the predictions as KServe has them, flat with their shape."""
+    body: dict[str, Json] = {"predictions": answers.predictions}
+    if answers.outputs:
+        body["outputs"] = [
+            {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": one.data.ravel().tolist()}
+            for one in answers.outputs
+        ]
+    return orjson.dumps(body)
 
 
 def parse(body: bytes) -> Query:

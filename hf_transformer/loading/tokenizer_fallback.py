@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.loading.tokenizer_files import NAMED, LoadedTokenizer, without_lower_case
-from hf_transformer.types import Encoding, TextInput
+from hf_transformer.types import PLAIN, Encoding, TextInput, Tokenization, Words
 
 
 def load_with_transformers(
@@ -96,11 +96,15 @@ class PythonEngine:
     max_length: int
     special_tokens: bool
 
-    def encode(self, texts: Sequence[TextInput], *, offsets: bool) -> list[Encoding]:
-        """One encoding per text. Raises InvalidInput for offsets, which such tokenizers don't have."""
-        if offsets:
-            raise InvalidInput("this model's tokenizer has no offsets; leave --return_offsets_mapping out")
-        return [self._encode(*(text if isinstance(text, tuple) else (text, None))) for text in texts]
+    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """One encoding per text. Raises InvalidInput for what such tokenizers don't have: offsets, windows, words."""
+        if how != PLAIN or any(isinstance(text, Words) for text in texts):
+            raise InvalidInput(
+                "this model's tokenizer is written in Python and has no offsets, windows or texts in words; "
+                "a tokenizer.json would give it them"
+            )
+        pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
+        return [[self._encode(str(text), pair)] for text, pair in pairs]
 
     def _encode(self, text: str, pair: str | None) -> Encoding:
         whole = self._call(text, pair)

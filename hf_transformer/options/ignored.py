@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hf_transformer.options.option import Option, Variable, as_variables
-from hf_transformer.options.values import Boolean, Choice, Converter, Integer, Number, Text
+from hf_transformer.options.values import Boolean, Converter, Integer, Number, Text
 
 GROUP = "Accepted without effect"
 
@@ -49,21 +49,6 @@ IGNORED: tuple[Option, ...] = (
     not_yet("enable_grpc", "Serve the same API over gRPC.", Boolean(), True, "the gRPC server"),
     not_yet("grpc_port", "Port of the gRPC server.", Integer(0, 65535), 8081, "the gRPC server"),
     not_yet("enable_docs_url", "Serve a page about the API at /docs.", Boolean(), False, "the page at /docs"),
-    not_yet(
-        "return_offsets_mapping",
-        "Answer with the offsets of the tokens too (token_classification).",
-        Boolean(),
-        False,
-        "token_classification",
-    ),
-    not_yet(
-        "aggregation_strategy",
-        "How tokens become words and groups (token_classification).",
-        Choice(("none", "simple", "first", "average", "max")),
-        "none",
-        "token_classification",
-        ["AGGREGATION_STRATEGY"],
-    ),
     not_yet(
         "openai_route_prefix",
         "Prefix of the OpenAI routes; may be empty.",

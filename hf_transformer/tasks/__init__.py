@@ -9,13 +9,15 @@ from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.base import Task
 from hf_transformer.tasks.fill_mask import FillMask
 
-TASKS: Mapping[str, type[Task[Any]]] = {
+AnyTask = Task[Any, Any, Any]
+
+TASKS: Mapping[str, type[AnyTask]] = {
     "ForMaskedLM": FillMask,
 }
 """Architecture suffix, as in config.json's architectures, and the task that it stands for."""
 
 
-def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[Task[Any]]:
+def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[AnyTask]:
     """The task that --task names, else the one of the model's architecture.
 
     Args:
@@ -30,7 +32,7 @@ def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[Task[An
     if name is not None:
         wanted = name.strip().lower().replace("-", "_")
         for task in TASKS.values():
-            if task.name == wanted:
+            if wanted in (task.name, *task.other_names):
                 return task
         raise ConfigError(f"--task={name}: can't be served, expected one of {known}")
     architectures = model_config.get("architectures") or []

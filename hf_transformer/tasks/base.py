@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.types import Array, Encoding, Json, TextInput
+from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TextInput, Tokenization
 
+Item = TypeVar("Item")
 Options = TypeVar("Options")
+Part = TypeVar("Part")
 OutputFormat = Literal["kserve", "pipeline"]
 
 
@@ -30,6 +32,27 @@ class Vocabulary(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
 
+Overflow = Literal["truncate", "error", "window"]
+"""What becomes of a text that is longer than the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceTransformers:
+    """What the sentence-transformers files of a model folder say (modules.json and what it names).
+
+    ``pooling`` are the modes that 1_Pooling/config.json switches on (mean, cls, max, lasttoken, mean_sqrt_len_tokens,
+    weightedmean), joined one behind the other if there are several; ``normalize`` whether a Normalize module follows;
+    ``prompts`` texts put in front, by name.
+    """
+
+    pooling: tuple[str, ...] = ("mean",)
+    normalize: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    include_prompt: bool = True
+    max_seq_length: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """What a task is built from: the model's config.json, the tokenizer, and the service's defaults."""
@@ -39,6 +62,12 @@ class TaskSettings:
     output_format: OutputFormat = "kserve"
     return_probabilities: bool = False
     return_raw_logits: bool = False
+    return_offsets_mapping: bool = False
+    aggregation_strategy: str = "none"
+    on_overflow: Overflow = "truncate"
+    stride: int | None = None
+    max_length: int = 512
+    sentence_transformers: SentenceTransformers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +90,32 @@ TOKENS = Axis(name="tokens", tokens=True)
 
 @dataclass(frozen=True, slots=True)
 class OutputRole:
-    """An output that a task reads. ``name`` is what exporters usually call it; ``axes`` its shape per instance."""
+    """An output that a task reads. ``name`` is what exporters usually call it; ``axes`` its shape per instance.
+
+    ``other_names`` are names that it goes by too, the likelier first, and ``other_axes`` shapes that do as well; the
+    one that the model has is seen by the number of axes.
+    """
 
     name: str
     axes: tuple[Axis, ...]
+    other_names: tuple[str, ...] = ()
+    other_axes: tuple[tuple[Axis, ...], ...] = ()
 
 
-class Task(ABC, Generic[Options]):
+class Task(ABC, Generic[Item, Options, Part]):
     """One task for one model. Pure: no I/O and no state per request.
 
-    For every request ``options`` is called once; for every instance ``text``, then ``check`` with its tokens, and
-    ``decode`` with its own rows of the outputs, whatever batch they came in.
+    The pipeline calls, for a request, ``options`` once, and for every instance: ``item``, ``texts``, then ``check`` and
+    ``decode`` for each of its encodings (one per text, or per window of a text), and ``answer`` with all that decode
+    gave.
     """
 
     name: ClassVar[str]
     """The underscored name, as --task takes it."""
+    other_names: ClassVar[tuple[str, ...]] = ()
+    """Further names, underscored: those of Hugging Face pipelines."""
+    has_windows: ClassVar[bool] = False
+    """Whether --on_overflow=window means anything here."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
@@ -93,35 +133,43 @@ class Task(ABC, Generic[Options]):
             InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another.
         """
 
-    def text(self, instance: Json, where: str) -> TextInput:
-        """The text to tokenize: the instance itself, or its ``text``.
+    @abstractmethod
+    def item(self, instance: Json, where: str, options: Options) -> Item:
+        """Reads one element of the request's instances.
 
         Args:
-            instance: one element of the request's instances.
             where: its name in error messages, such as ``instances[3]``.
 
         Raises:
             InvalidInput: the instance has another form.
         """
-        if isinstance(instance, dict) and instance.keys() == {"text"}:
-            instance = instance["text"]
-        if not isinstance(instance, str):
-            raise InvalidInput(f'{where}: expected a string or {{"text": string}}, got {describe(instance)}')
-        return instance
+
+    @abstractmethod
+    def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
+        """What is tokenized of an item: usually one text, several where it is scored against many."""
+
+    def tokenization(self, options: Options) -> Tokenization:
+        """How the texts are tokenized."""
+        return PLAIN
+
+    def overflow(self, options: Options) -> Overflow:
+        """What becomes of a text that is too long in this request."""
+        return self.settings.on_overflow
 
     def check(self, encoding: Encoding, where: str) -> None:
         """Raises InvalidInput where the task can't be done on these tokens."""
 
     @abstractmethod
     def answer_size(self, encoding: Encoding, options: Options) -> int:
-        """About how many values the instance's answer will hold, a measure of the work to make and send it."""
+        """About how many values this encoding adds to the answer, a measure of the work to make and send it."""
 
     @abstractmethod
-    def decode(self, encoding: Encoding, outputs: Mapping[str, Array], options: Options) -> Json:
-        """One instance's answer.
+    def decode(self, item: Item, encoding: Encoding, outputs: Mapping[str, Array], options: Options) -> Part:
+        """What one encoding's outputs say; it must not keep the views.
 
         Args:
-            encoding: its tokens.
+            item: what ``item`` gave for the instance.
+            encoding: the tokens of one of its texts, or of a window of it.
             outputs: by role name, without batch axis and padding: [tokens, ...] with tokens = len(encoding), or
                 the axes that the role names. Views into a buffer that is gone after this call.
             options: what ``options`` gave for the request.
@@ -129,6 +177,32 @@ class Task(ABC, Generic[Options]):
         Raises:
             PredictorError: the values can't be decoded (NaN).
         """
+
+    @abstractmethod
+    def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
+        """One instance's prediction, from what ``decode`` gave: a list per text, with an element per window."""
+
+    def beside(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> Sequence[Tensor]:
+        """Tensors that the answer has beside the predictions, from the encodings per instance, text and window."""
+        return ()
+
+
+def single(parts: Sequence[Sequence[Part]]) -> Part:
+    """The part of an instance that has one text in one window."""
+    return parts[0][0]
+
+
+def read_text(instance: Json, where: str) -> str:
+    """The instance itself, or its ``text``.
+
+    Raises:
+        InvalidInput: the instance has another form.
+    """
+    if isinstance(instance, dict) and instance.keys() == {"text"}:
+        instance = instance["text"]
+    if not isinstance(instance, str):
+        raise InvalidInput(f'{where}: expected a string or {{"text": string}}, got {describe(instance)}')
+    return instance
 
 
 def describe(value: Json) -> str:

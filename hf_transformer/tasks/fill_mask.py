@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.numerics import require_numbers, softmax, top_k
-from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Task, TaskSettings
+from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Task, TaskSettings, read_text, single
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Array, Encoding, Json
+from hf_transformer.types import Array, Encoding, Json, TextInput
 
 Form = Literal["token", "probabilities", "raw_logits", "pipeline"]
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets")
@@ -31,7 +31,7 @@ class FillMaskOptions:
     target_ids: Array | None = None
 
 
-class FillMask(Task[FillMaskOptions]):
+class FillMask(Task[str, FillMaskOptions, Json]):
     """Reads ``logits`` [tokens, vocabulary] at the mask tokens.
 
     Answers per instance, M masks and a vocabulary of V:
@@ -115,6 +115,12 @@ class FillMask(Task[FillMaskOptions]):
             ids[found] = None
         return np.sort(np.fromiter(ids, np.int64))
 
+    def item(self, instance: Json, where: str, options: FillMaskOptions) -> str:
+        return read_text(instance, where)
+
+    def texts(self, item: str, options: FillMaskOptions) -> Sequence[TextInput]:
+        return (item,)
+
     def check(self, encoding: Encoding, where: str) -> None:
         if self._mask_id not in encoding.ids:
             if encoding.truncated:
@@ -134,7 +140,7 @@ class FillMask(Task[FillMaskOptions]):
         choices = size if options.target_ids is None else len(options.target_ids)
         return masks * min(options.top_k, choices) * len(encoding)
 
-    def decode(self, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
+    def decode(self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
         positions = [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
         # Columns that the runtime added to round up its matrices are no tokens.
         logits = outputs["logits"][positions, : self._columns]
@@ -151,6 +157,9 @@ class FillMask(Task[FillMaskOptions]):
             for position, row in zip(positions, logits, strict=True)
         ]
         return lists[0] if len(lists) == 1 else lists
+
+    def answer(self, item: str, parts: Sequence[Sequence[Json]], options: FillMaskOptions) -> Json:
+        return single(parts)
 
     def _candidates(
         self, encoding: Encoding, position: int, logits: Array, options: FillMaskOptions, *, alone: bool

@@ -1,0 +1,145 @@
+"""What turns texts into encodings: the Rust tokenizers library, or a tokenizer written in Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tokenizers
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.types import Encoding, TextInput, Tokenization, Words
+
+
+def strings(text: TextInput) -> Sequence[str]:
+    """The strings that a text consists of: one, the two of a pair, or its words."""
+    if isinstance(text, str):
+        return (text,)
+    return text.words if isinstance(text, Words) else text
+
+
+def characters(text: TextInput) -> int:
+    """How many characters a text has, both of a pair, all of the words."""
+    return len(text) if isinstance(text, str) else sum(map(len, strings(text)))
+
+
+class Engine(Protocol):
+    """What encodes."""
+
+    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
+    def with_max_length(self, length: int) -> Engine: ...
+
+
+class RustEngine:
+    """A tokenizer of the Rust library, shared by threads.
+
+    Where to cut is a setting inside the library's object. The usual one is made once and never changes; for a request
+    that wants another there is a second object behind a lock, made when it is first needed.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, max_length: int, *, special_tokens: bool, truncation_side: str
+    ) -> None:
+        backend.no_padding()
+        backend.enable_truncation(max_length, stride=0, strategy="longest_first", direction=truncation_side)
+        self._backend = backend
+        self._max_length = max_length
+        self._special_tokens = special_tokens
+        self._truncation_side = truncation_side
+        self._lock = threading.Lock()
+        self._adjustable: tokenizers.Tokenizer | None = None
+
+    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text, one unless ``how`` asks for more.
+
+        Raises InvalidInput for text that is not Unicode, a pair that can't fit, or a stride that is too long.
+        """
+        limit = min(how.max_length or self._max_length, self._max_length)
+        if limit == self._max_length and not how.windows and not how.only_second:
+            encoded = self._run(self._backend, texts, how)
+        else:
+            with self._lock:
+                encoded = self._run(self._adjust(limit, how), texts, how)
+        return [self._windows(one, limit, how) for one in encoded]
+
+    def _adjust(self, limit: int, how: Tokenization) -> tokenizers.Tokenizer:
+        """The second object, cutting as asked. Call it with the lock held."""
+        room = limit - self._backend.num_special_tokens_to_add(how.only_second) * self._special_tokens
+        if how.stride >= room:
+            raise InvalidInput(f"parameters.stride: {how.stride} is too long for windows of {max(room, 0)} tokens")
+        if self._adjustable is None:
+            self._adjustable = self._copy()
+            self._adjustable.no_padding()
+        self._adjustable.enable_truncation(
+            limit,
+            stride=how.stride,
+            strategy="only_second" if how.only_second else "longest_first",
+            direction=self._truncation_side,
+        )
+        return self._adjustable
+
+    def _run(
+        self, backend: tokenizers.Tokenizer, texts: Sequence[TextInput], how: Tokenization
+    ) -> list[tokenizers.Encoding]:
+        """Encodes plain texts and texts in words, each kind in one call, and puts them into their order again."""
+        run: Any = backend.encode_batch if how.detail else backend.encode_batch_fast
+        in_words = [isinstance(text, Words) for text in texts]
+        found: dict[bool, Any] = {}
+        try:
+            for kind in set(in_words):
+                batch = [
+                    list(text.words) if isinstance(text, Words) else text
+                    for text, other in zip(texts, in_words, strict=True)
+                    if other == kind
+                ]
+                found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=self._special_tokens))
+        except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
+            raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
+        return [next(found[kind]) for kind in in_words]
+
+    def _windows(self, encoded: tokenizers.Encoding, limit: int, how: Tokenization) -> list[Encoding]:
+        ids = encoded.ids
+        if len(ids) > limit:
+            # The library doesn't truncate at all where the special tokens alone are too many.
+            raise InvalidInput(f"a pair of texts does not fit into {limit} tokens")
+        # Only a text that was cut is as long as the limit and has a rest; reading the rest costs time. A pair of which
+        # one text alone is cut can be shorter.
+        rest = encoded.overflowing if len(ids) == limit or how.only_second else []
+        if how.windows:
+            return [_convert(one, one.ids, False, how.detail) for one in (encoded, *rest)]
+        return [_convert(encoded, ids, bool(rest), how.detail)]
+
+    def with_max_length(self, length: int) -> RustEngine:
+        """A copy that cuts elsewhere."""
+        return RustEngine(
+            self._copy(), length, special_tokens=self._special_tokens, truncation_side=self._truncation_side
+        )
+
+    def _copy(self) -> tokenizers.Tokenizer:
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        copy.encode_special_tokens = self._backend.encode_special_tokens
+        return copy
+
+
+def _convert(encoded: tokenizers.Encoding, ids: list[int], truncated: bool, detail: bool) -> Encoding:
+    if not detail:
+        return Encoding(ids, encoded.type_ids, truncated)
+    return Encoding(
+        ids,
+        encoded.type_ids,
+        truncated,
+        encoded.offsets,
+        encoded.special_tokens_mask,
+        encoded.word_ids,
+        encoded.sequence_ids,
+    )
+
+
+def _reason(texts: Sequence[TextInput]) -> str | None:
+    for text in texts:
+        try:
+            "".join(strings(text)).encode()
+        except UnicodeEncodeError as exc:
+            return f"it has a lone surrogate, {exc.object[exc.start]!r}, which is not Unicode text"
+    return None
