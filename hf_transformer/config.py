@@ -25,25 +25,6 @@ SERVER = "HTTP server"
 LIMITS = "Limits"
 LOGGING = "Logging"
 
-TASKS = Choice(
-    (
-        "fill_mask",
-        "sequence_classification",
-        "token_classification",
-        "text_embedding",
-        "question_answering",
-        "text_generation",
-        "text2text_generation",
-    ),
-    others={
-        "text_classification": "sequence_classification",
-        "sentiment_analysis": "sequence_classification",
-        "ner": "token_classification",
-        "feature_extraction": "text_embedding",
-    },
-    separator="_",
-)
-"""KServe's names; ``others`` are the names of Hugging Face pipelines."""
 PROTOCOLS = Choice(("v2", "grpc-v2"), why="Triton has no v1")
 PATH = Text("FILE", "the path of a file")
 BOOLEAN = Boolean()
@@ -90,8 +71,9 @@ class Config:
         MODEL, "Allow a tokenizer that comes with Python code of its own.", BOOLEAN, False, switch=True,
         variables=["TRUST_REMOTE_CODE"])
     task: str | None = option(
-        MODEL, f"What the model does: {TASKS.expects}. Hyphens and names of Hugging Face pipelines will do.",
-        TASKS, variables=["TASK"], default_text="by the architecture in config.json")
+        MODEL, "What the model does, such as fill_mask; docs/tasks.md has them all. Hyphens and the names of Hugging "
+        "Face pipelines are understood.",
+        Text("NAME"), variables=["TASK"], default_text="by the architecture in config.json")
     max_model_len: int | None = option(
         MODEL, "Tokens that a text is cut to, special tokens included.", Integer(1), aliases=("max_length",),
         default_text="the smaller of the tokenizer's and the model's limit")

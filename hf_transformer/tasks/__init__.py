@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_transformer.errors import ConfigError, LoadError
@@ -11,10 +11,9 @@ from hf_transformer.tasks.fill_mask import FillMask
 
 AnyTask = Task[Any, Any, Any]
 
-TASKS: Mapping[str, type[AnyTask]] = {
-    "ForMaskedLM": FillMask,
-}
-"""Architecture suffix, as in config.json's architectures, and the task that it stands for."""
+TASKS: Sequence[tuple[type[AnyTask], str]] = ((FillMask, "ForMaskedLM"),)
+"""Each task, and the end of the architecture names in config.json that stand for it; empty for one that only --task
+chooses."""
 
 
 def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[AnyTask]:
@@ -28,19 +27,19 @@ def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[AnyTask
         ConfigError: --task names one that can't be served; the message names those that can.
         LoadError: config.json names none that can.
     """
-    known = ", ".join(task.name for task in TASKS.values())
+    known = ", ".join(task.name for task, _ in TASKS)
     if name is not None:
         wanted = name.strip().lower().replace("-", "_")
-        for task in TASKS.values():
+        for task, _ in TASKS:
             if wanted in (task.name, *task.other_names):
                 return task
         raise ConfigError(f"--task={name}: can't be served, expected one of {known}")
-    architectures = model_config.get("architectures") or []
+    architectures = [str(one) for one in model_config.get("architectures") or ()]
     for architecture in architectures:
-        for suffix, task in TASKS.items():
-            if str(architecture).endswith(suffix):
+        for task, suffix in TASKS:
+            if suffix and architecture.endswith(suffix):
                 return task
     if not architectures:
         raise LoadError(f"config.json names no architectures, so the task can't be told; set --task to one of {known}")
-    shown = ", ".join(map(str, architectures))
+    shown = ", ".join(architectures)
     raise LoadError(f"the architecture {shown} stands for no task that can be served; set --task to one of {known}")

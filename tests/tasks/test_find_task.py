@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.tasks import TASKS, find_task
+
+
+@pytest.mark.parametrize("name", ["fill_mask", "fill-mask", "Fill_Mask", " fill-mask "])
+def test_names_in_every_form(name: str) -> None:
+    assert find_task(name, {}).name == "fill_mask"
+
+
+def test_the_name_wins_over_the_architecture() -> None:
+    assert find_task("fill_mask", {"architectures": ["BertModel"]}).name == "fill_mask"
+
+
+@pytest.mark.parametrize(("task", "suffix"), [(task.name, suffix) for task, suffix in TASKS if suffix])
+def test_architectures(task: str, suffix: str) -> None:
+    assert find_task(None, {"architectures": [f"XLMRoberta{suffix}"]}).name == task
+
+
+def test_names_are_told_apart() -> None:
+    names = [name for task, _ in TASKS for name in (task.name, *task.other_names)]
+    assert len(names) == len(set(names))
+    assert all(name == name.lower() and "-" not in name for name in names)
+
+
+def test_an_unknown_task_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="poetry.*fill_mask"):
+        find_task("poetry", {})
+
+
+@pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": ["ViTForImageClassification"]}])
+def test_an_architecture_that_says_nothing(config: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match="--task.*fill_mask"):
+        find_task(None, config)
