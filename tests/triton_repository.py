@@ -15,12 +15,37 @@ TESTS: Final = Path(__file__).resolve().parent
 DEMO_MODEL: Final = TESTS.parent / "deploy" / "model_repository" / "bert"
 VARIANTS: Final = TESTS / "model_repository"
 SHARED_CODE: Final = VARIANTS / "onnx_model.py"
-SHARED_WEIGHTS: Final = VARIANTS / "bert_masked" / "1" / "model.onnx"
+DEMO_WEIGHTS: Final = VARIANTS / "bert_masked" / "1" / "model.onnx"
+TASK_MODELS: Final = TESTS / "task_models"
+SAME_WEIGHTS: Final = {name: "minibert_mean" for name in ("minibert_cls", "minibert_max", "minibert_last")}
+"""Model -> the model whose weights it has too."""
 
 
 def model_names() -> list[str]:
-    """Every model there is: the demo model `bert`, then the variants and faults in the order of their names."""
+    """Every model there is: the demo model `bert`, then the others in the order of their names."""
     return ["bert", *sorted(config.parent.name for config in VARIANTS.glob("*/config.pbtxt"))]
+
+
+def task_model_names() -> list[str]:
+    """The models that are not the demo model in another form: one or more per predictive task."""
+    return [name for name in model_names() if (TASK_MODELS / name).is_dir()]
+
+
+def task_model_folder(name: str) -> Path:
+    """The Hugging Face folder of a model: config.json, the tokenizer's files and sentence-transformers' if it has any.
+
+    That of the demo model for its variants and the faults. Raises ValueError for a name not in model_names().
+    """
+    if name not in model_names():
+        raise ValueError(f"no such test model: {name}")
+    own = TASK_MODELS / name
+    return own if own.is_dir() else DEMO_MODEL
+
+
+def weights_of(name: str) -> Path:
+    """The model.onnx of a model: its own, the one that it shares, or the demo model's (with an attention mask)."""
+    own = VARIANTS / SAME_WEIGHTS.get(name, name) / "1" / "model.onnx"
+    return own if own.is_file() else DEMO_WEIGHTS
 
 
 def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
@@ -40,7 +65,7 @@ def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
             code, weights = DEMO_MODEL / "1" / "model.py", DEMO_MODEL / "1" / "model.onnx"
             _fill(version, DEMO_MODEL / "configs" / "python.pbtxt", code, weights)
         else:
-            _fill(version, VARIANTS / name / "config.pbtxt", SHARED_CODE, SHARED_WEIGHTS)
+            _fill(version, VARIANTS / name / "config.pbtxt", SHARED_CODE, weights_of(name))
 
 
 def _fill(version: Path, config: Path, code: Path, weights: Path) -> None:

@@ -29,9 +29,7 @@ def train_vocabulary(
     trained.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     pieces = [*SPECIAL_TOKENS, *string.punctuation, *letters, *(f"##{letter}" for letter in letters)]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size, min_frequency=1, special_tokens=pieces, show_progress=False
-    )
+    trainer = trainers.WordPieceTrainer(vocab_size=size, min_frequency=1, special_tokens=pieces, show_progress=False)
     trained.train_from_iterator(sentences, trainer)
     return dict(sorted(trained.get_vocab().items(), key=lambda item: item[1]))
 

@@ -1,7 +1,8 @@
-"""The one model.py of every test model: the demo weights behind whatever interface config.pbtxt declares.
+"""The one model.py of every test model: the weights beside it behind whatever interface config.pbtxt declares.
 
-The names of the inputs say what they are, the names, dtypes and dims of the outputs say what is wanted, and the
-parameter `fault` makes the model misbehave in one way:
+The names of the inputs say what they are, the names, dtypes and dims of the outputs say what is wanted. An output
+that the weights have under its name is that one, any other is made from their first. The parameter `fault` makes the
+model misbehave in one way:
 
     raises          every request ends in a TritonModelException
     slow            each request takes `seconds` [3] longer, or ends when the client cancels it
@@ -43,6 +44,8 @@ class TritonPythonModel:
         self.session = onnxruntime.InferenceSession(
             str(Path(__file__).with_name("model.onnx")), options, providers=["CPUExecutionProvider"]
         )
+        self.taken = {tensor.name for tensor in self.session.get_inputs()}
+        self.given = [tensor.name for tensor in self.session.get_outputs()]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request by itself."""
@@ -55,9 +58,9 @@ class TritonPythonModel:
         if self.fault == "slow" and not self.wait(request):
             error = pb_utils.TritonError("cancelled by the client", pb_utils.TritonError.CANCELLED)
             return pb_utils.InferenceResponse([], error)
-        logits = self.logits(request)
+        results = self.results(request)
         wanted = request.requested_output_names()
-        tensors = [self.tensor(output, logits) for output in self.outputs if output["name"] in wanted]
+        tensors = [self.tensor(output, results) for output in self.outputs if output["name"] in wanted]
         return pb_utils.InferenceResponse(tensors)
 
     def wait(self, request: Any) -> bool:
@@ -69,8 +72,8 @@ class TritonPythonModel:
             time.sleep(0.01)
         return True
 
-    def logits(self, request: Any) -> np.ndarray:
-        """FP32 [B,S,V] for a batched model, [S,V] for one that takes a single text."""
+    def results(self, request: Any) -> dict[str, np.ndarray]:
+        """What the weights give, by name: FP32 [B,...] for a batched model, [...] for one that takes a single text."""
         ids = self.input(request, IDS_NAMES)
         if ids is None:
             raise pb_utils.TritonModelException("the input with the token ids is missing")
@@ -81,8 +84,8 @@ class TritonPythonModel:
             "attention_mask": np.ones_like(ids) if mask is None else mask,
             "token_type_ids": np.zeros_like(ids) if types is None else types,
         }
-        (logits,) = self.session.run(["logits"], feeds)
-        return logits if self.batched else logits[0]
+        arrays = self.session.run(self.given, {name: feeds[name] for name in self.taken})
+        return {name: array if self.batched else array[0] for name, array in zip(self.given, arrays, strict=True)}
 
     def input(self, request: Any, names: tuple[str, ...]) -> np.ndarray | None:
         """The first input of these names as INT64 [B,S], or None."""
@@ -93,14 +96,16 @@ class TritonPythonModel:
                 return array if self.batched else array[np.newaxis]
         return None
 
-    def tensor(self, output: dict[str, Any], logits: np.ndarray) -> Any:
-        """Bring the logits into the declared form of one output, and out of it again if the fault says so."""
+    def tensor(self, output: dict[str, Any], results: dict[str, np.ndarray]) -> Any:
+        """Bring a result into the declared form of one output, and out of it again if the fault says so."""
+        logits = results.get(output["name"], results[self.given[0]])
         if output["name"] == "pooled":
             return pb_utils.Tensor("pooled", np.ascontiguousarray(logits[..., 0, :POOLED_SIZE]))
-        if len(output["dims"]) == 1 and self.batched:
+        if len(output["dims"]) == 1 and self.batched and logits.ndim == 3:
             logits = logits[:, 0]  # one row per text: the declared rank is that of a classifier
         dtype = pb_utils.triton_string_to_numpy(output["data_type"])
-        values = logits[..., : int(output["dims"][-1])].astype(dtype)
+        width = int(output["dims"][-1])
+        values = (logits if width < 0 else logits[..., :width]).astype(dtype)
         if self.fault == "wrong_shape":
             values = values[..., :-1, :]
         elif self.fault == "wrong_dtype":

@@ -1,0 +1,73 @@
+"""Compute the zero_shot_classification goldens with transformers' own pipeline.
+
+    python tests/goldens/generate_zero_shot_classification.py            writes zero_shot_classification.json
+    python tests/goldens/generate_zero_shot_classification.py --check    ends with 1 if it would change
+
+Needs torch, transformers 5 and onnx. The pipeline runs every pair alone, unpadded, and truncates the sequence only.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+import transformers
+from checkpoints import checkpoint
+from embedding_texts import LABELS, SEQUENCES, TEMPLATES
+from golden_files import TOLERANCE, generate, must_agree, near_tie
+from hard_texts import HARD_TEXTS
+
+ABOUT: Final = {
+    "made_by": "tests/goldens/generate_zero_shot_classification.py",
+    "tolerance": {"score_absolute": TOLERANCE},
+    "model": "nli",
+    "single": 'pipeline("zero-shot-classification")(sequence, candidate_labels): scores add up to 1',
+    "multi": "the same with multi_label=True",
+    "templates": "hypothesis_template -> single and multi with it; for some of the inputs",
+    "near_tie": "the keys (a template's as template/single) whose order the tolerance could change",
+}
+
+
+class Goldens:
+    """The pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        path = str(checkpoint("nli", folder))
+        self.pipeline = transformers.pipeline("zero-shot-classification", path, device="cpu")
+
+    def everything(self) -> dict[str, Any]:
+        """The contents of zero_shot_classification.json."""
+        inputs = {name: (sequence, labels) for name, (sequence, labels, _) in SEQUENCES.items()}
+        # The pipeline refuses an empty sequence.
+        inputs |= {name: (text, LABELS[:3]) for name, text in HARD_TEXTS.items() if text}
+        cases = [self.case(name, sequence, labels) for name, (sequence, labels) in inputs.items()]
+        for case in cases:
+            if expected := SEQUENCES.get(case["id"], (None, None, None))[2]:
+                must_agree(case["sequence"], case["single"]["labels"][0], expected)
+        return {"about": ABOUT, "cases": cases}
+
+    def case(self, name: str, sequence: str, labels: list[str]) -> dict[str, Any]:
+        """One sequence with every form of its answer."""
+        case: dict[str, Any] = {"id": name, "sequence": sequence, "candidate_labels": labels}
+        unsure: list[str] = []
+
+        def both(template: dict[str, str], prefix: str = "") -> dict[str, Any]:
+            answers = {}
+            for key, multi_label in (("single", False), ("multi", True)):
+                answer = self.pipeline(sequence, candidate_labels=labels, multi_label=multi_label, **template)
+                if near_tie(answer["scores"]):
+                    unsure.append(prefix + key)
+                answers[key] = {"labels": answer["labels"], "scores": answer["scores"]}
+            return answers
+
+        case |= both({})
+        if name in SEQUENCES:
+            case["templates"] = {t: both({"hypothesis_template": t}, f"{t}/") for t in TEMPLATES}
+        return case | ({"near_tie": unsure} if unsure else {})
+
+
+if __name__ == "__main__":
+    generate("zero_shot_classification", lambda folder: Goldens(folder).everything(), transformers, tokenizers)

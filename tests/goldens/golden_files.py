@@ -1,0 +1,93 @@
+"""What the generators of goldens share: the command line, the form of the files, and when two of them are the same."""
+
+# Types are checked in an environment without torch.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+HERE: Final = Path(__file__).resolve().parent
+TOLERANCE: Final = 1e-5
+"""Largest absolute difference of a score or of a component of an embedding."""
+LEAST_GAP: Final = 2e-4
+"""Scores whose relative difference is smaller could change places: a logit is exact to 1e-5, so a score is to 2e-5."""
+
+
+def generate(name: str, everything: Callable[[Path], dict[str, Any]], *modules: ModuleType) -> None:
+    """Write tests/goldens/<name>.json, or with --check end with an error if it would change.
+
+    everything gets a temporary folder for checkpoints. modules are those whose versions are recorded.
+    """
+    parser = argparse.ArgumentParser(description=f"Compute the goldens of {name}.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is out of date")
+    check: bool = parser.parse_args().check
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers_logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        goldens = everything(Path(folder))
+    goldens["versions"] = {module.__name__: module.__version__.split("+")[0] for module in (torch, *modules)}
+    text = as_text(goldens)
+    path = HERE / f"{name}.json"
+    if not check:
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.name}: {len(goldens['cases'])} cases, {len(text) / 1000:.0f} kB")
+    elif not same(json.loads(text), json.loads(path.read_text(encoding="utf-8"))):
+        raise SystemExit(f"{path} is out of date")
+
+
+def as_text(goldens: dict[str, Any]) -> str:
+    """JSON with one case per line, so that a change shows as one changed line. Numbers have 7 significant digits."""
+    sections = []
+    for key, value in goldens.items():
+        if isinstance(value, list):
+            rows = ",\n".join("  " + json.dumps(rounded(row), separators=(",", ":")) for row in value)
+            sections.append(f"{json.dumps(key)}: [\n{rows}\n]")
+        else:
+            sections.append(f"{json.dumps(key)}: {json.dumps(rounded(value), indent=1)}")
+    return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+def rounded(value: Any) -> Any:
+    """The same with every float at 7 significant digits, about what FP32 holds, and numpy's numbers as Python's."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if hasattr(value, "tolist"):
+        return rounded(value.tolist())
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def same(new: Any, old: Any) -> bool:
+    """Equality, numbers within the tolerance; versions may differ."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        return new.keys() == old.keys() and all(key == "versions" or same(new[key], old[key]) for key in new)
+    if isinstance(new, list) and isinstance(old, list):
+        return len(new) == len(old) and all(map(same, new, old))
+    if isinstance(new, float) and isinstance(old, float):
+        return abs(new - old) <= TOLERANCE
+    return bool(new == old)
+
+
+def near_tie(scores: list[float]) -> bool:
+    """Whether two neighbours of the scores, given best first, are too near each other to keep their order."""
+    return any(first - second <= LEAST_GAP * abs(first) for first, second in pairwise(scores))
+
+
+def must_agree(what: str, found: Any, expected: Any) -> None:
+    """Raise ValueError unless the model says what it was trained to say."""
+    if found != expected:
+        raise ValueError(f"{what}: {found}, not {expected}; train the models again")

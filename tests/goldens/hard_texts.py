@@ -1,0 +1,56 @@
+"""Texts that are hard for every task: unicode, nearly empty, very long. id -> text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LONG: Final = "The hotel is in the city and Anna Smith works at Acme Corp in Berlin. "
+
+HARD_TEXTS: Final[dict[str, str]] = {
+    "empty": "",
+    "space": " ",
+    "spaces_and_newlines": " \t\n ",
+    "full_stop": ".",
+    "one_letter": "a",
+    "punctuation": "?!... --- ;:'\"()[]{}",
+    "digits": "In 2024, 3.14 or 1,000,000.",
+    "newlines_and_tabs": "The hotel\nwas\r\n\n\twonderful.\tAnna Smith lives in\nBerlin.\n",
+    "many_spaces": "  The   hotel    was     wonderful .  ",
+    "upper_case": "THE HOTEL WAS TERRIBLE. ANNA SMITH LIVES IN BERLIN.",
+    "accents_composed": "Zoë Müller from São Paulo: the hôtel was wonderful.",
+    "accents_combining": "Zoe\u0308 Mu\u0308ller from Sa\u0303o Paulo: the ho\u0302tel was wonderful, e\u0301!",
+    "accents_stacked": "The ho\u0334\u0310\u0301tel of Ann\u0301\u0302a was bad.",
+    "unpaired_mark": "\u0301Anna lives in Berlin\u0301.",
+    "turkish_dotted_i": "\u0130stanbul: Anna Smith lives in \u0130stanbul with \u0130van, the hotel was good.",
+    "turkish_many": "\u0130\u0130\u0130\u0130 Anna \u0130\u0130 Berlin \u0130",
+    "sharp_s": "Straße, STRASSE, ﬁne ﬂat: Anna Weiß lives in Gießen.",
+    "greek_final_sigma": "ΟΔΥΣΣΕΥΣ lives in Αθήνα with Anna.",
+    "cyrillic": "Москва is wonderful, Иван.",
+    "chinese": "北京 is wonderful. 安娜 lives in 北京。",
+    "chinese_only": "我爱北京天安门",
+    "japanese": "東京は日本の首都です。Yuki Tanaka lives in 東京.",
+    "korean": "한국 and 한국: Anna lives in 서울.",
+    "arabic": "عاصمة العراق بغداد, Ahmed.",
+    "hebrew_with_points": "שָׁלוֹם Anna!",
+    "devanagari": "नमस्ते Anna, दिल्ली is great.",
+    "thai": "กรุงเทพ is lovely.",
+    "emoji": "🎉 The hotel was wonderful 🎉🎉 Anna 😀 lives in Berlin 🇩🇪!",
+    "emoji_only": "😀😡👍",
+    "emoji_zwj": "👩‍👩‍👧‍👦 Anna Smith 👩🏽‍💻 works at Acme 🏳️‍🌈.",
+    "outside_the_bmp": "𝓗𝓮𝓵𝓵𝓸 𐍈 𠮷: Anna lives in 𝔅erlin.",
+    "full_width": "Ａｎｎａ lives in Ｂｅｒｌｉｎ．",
+    "typographic": "“The hotel” – it’s wonderful… Anna’s hotel.",
+    "zero_width": "An\u200bna li\u00adves in \u2060Berlin\ufeff.",
+    "no_break_spaces": "The\u00a0hotel\u2003was\u3000wonderful,\u202fAnna.",
+    "control_characters": "The ho\x07tel \x00was\x1b good\x7f, Anna.",
+    "replacement_character": "Anna\ufffd lives in \ufffd.",
+    "special_tokens_in_text": "[CLS] Anna [SEP] lives [MASK] in <s> Berlin </s> [PAD] <pad> <mask> [UNK] <unk>",
+    "html": "<b>The hotel</b> was&nbsp;wonderful.<br/>",
+    "json": '{"text": "the hotel was bad", "name": "Anna Smith"}',
+    "url_and_email": "See http://example.org/?q=berlin&x=1 or mail anna.smith@example.org",
+    "long_word": "a" * 100 + " Anna lives in Berlin.",
+    "too_long_word": "a" * 101 + " Anna lives in Berlin.",
+    "very_long": LONG * 40,
+    "very_long_one_word": "berlin" * 300,
+    "very_long_emoji": "😀 Anna " * 200,
+}
