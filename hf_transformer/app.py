@@ -7,7 +7,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,7 +31,7 @@ from hf_transformer.predictors.base import Predictor, PredictorSettings
 from hf_transformer.scheduler import Filling, Scheduler
 from hf_transformer.served_model import ServedModel
 from hf_transformer.tasks import find_task
-from hf_transformer.tasks.base import Task, TaskSettings
+from hf_transformer.tasks.base import SentenceTransformers, Task, TaskSettings
 from hf_transformer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
 
@@ -61,13 +62,16 @@ def load_parts(config: Config) -> Parts:
         token=config.hf_token,
         trust_remote_code=config.trust_remote_code,
     )
-    task = find_task(config.task, files.config)
+    sentences = _sentence_transformers(files.model_folder, config)
+    # config.json still names what such a model was before: all-mpnet-base-v2 says MPNetForMaskedLM.
+    task = find_task(config.task or ("text_embedding" if sentences else None), files.config)
     if config.on_overflow == "window" and not task.has_windows:
         raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
     tokenizer = load_tokenizer(
         files.tokenizer_folder,
         files.config,
         max_model_len=config.max_model_len,
+        at_most=sentences.max_seq_length if sentences and task.reads_sentence_transformers else None,
         lower_case=not config.disable_lower_case,
         special_tokens=not config.disable_special_tokens,
         trust_remote_code=config.trust_remote_code,
@@ -83,9 +87,14 @@ def load_parts(config: Config) -> Parts:
         on_overflow=config.on_overflow,
         stride=config.stride,
         max_length=tokenizer.max_length,
-        sentence_transformers=read_sentence_transformers(files.model_folder),
+        sentence_transformers=sentences,
     )
     return Parts(tokenizer, task(settings))
+
+
+def _sentence_transformers(folder: Path, config: Config) -> SentenceTransformers | None:
+    found = read_sentence_transformers(folder)
+    return replace(found, lower_case=False) if found and config.disable_lower_case else found
 
 
 def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:

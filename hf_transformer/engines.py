@@ -9,7 +9,10 @@ from typing import Any, Protocol
 import tokenizers
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.types import Encoding, TextInput, Tokenization, Words
+from hf_transformer.types import PLAIN, Encoding, TextInput, Tokenization, Words
+
+LONGEST_FIRST = "longest_first"
+"""Of a pair, the longer text is cut until they are equally long, then both."""
 
 
 def strings(text: TextInput) -> Sequence[str]:
@@ -42,7 +45,7 @@ class RustEngine:
         self, backend: tokenizers.Tokenizer, max_length: int, *, special_tokens: bool, truncation_side: str
     ) -> None:
         backend.no_padding()
-        backend.enable_truncation(max_length, stride=0, strategy="longest_first", direction=truncation_side)
+        backend.enable_truncation(max_length, stride=0, strategy=LONGEST_FIRST, direction=truncation_side)
         self._backend = backend
         self._max_length = max_length
         self._special_tokens = special_tokens
@@ -56,28 +59,66 @@ class RustEngine:
         Raises InvalidInput for text that is not Unicode, a pair that can't fit, or a stride that is too long.
         """
         limit = min(how.max_length or self._max_length, self._max_length)
-        if limit == self._max_length and not how.windows and not how.only_second:
+        if limit == self._max_length and not how.windows and _strategy(how) == LONGEST_FIRST:
             encoded = self._run(self._backend, texts, how)
         else:
+            stride = min(limit // 2, 128) if how.stride is None else how.stride
+            self._check_room(limit, stride, how)
+            narrow = self._narrow(texts, limit, stride, how)
             with self._lock:
-                encoded = self._run(self._adjust(limit, how), texts, how)
+                if any(narrow):
+                    encoded = [
+                        self._one_window(text, limit, stride, how)
+                        if is_narrow
+                        else self._run(self._adjust(limit, stride, how), [text], how)[0]
+                        for text, is_narrow in zip(texts, narrow, strict=True)
+                    ]
+                else:
+                    encoded = self._run(self._adjust(limit, stride, how), texts, how)
         return [self._windows(one, limit, how) for one in encoded]
 
-    def _adjust(self, limit: int, how: Tokenization) -> tokenizers.Tokenizer:
+    def _adjust(self, limit: int, stride: int, how: Tokenization) -> tokenizers.Tokenizer:
         """The second object, cutting as asked. Call it with the lock held."""
-        room = limit - self._backend.num_special_tokens_to_add(how.only_second) * self._special_tokens
-        if how.stride >= room:
-            raise InvalidInput(f"parameters.stride: {how.stride} is too long for windows of {max(room, 0)} tokens")
         if self._adjustable is None:
             self._adjustable = self._copy()
             self._adjustable.no_padding()
         self._adjustable.enable_truncation(
             limit,
-            stride=how.stride,
-            strategy="only_second" if how.only_second else "longest_first",
+            stride=stride,
+            strategy=_strategy(how),
             direction=self._truncation_side,
         )
         return self._adjustable
+
+    def _check_room(self, limit: int, stride: int, how: Tokenization) -> None:
+        # The library leaves room for special tokens even where they are not added (--disable_special_tokens).
+        room = limit - self._backend.num_special_tokens_to_add(how.one_side)
+        if room <= 0:
+            raise InvalidInput(f"parameters: {limit} tokens leave no room for text beside the special tokens")
+        if stride >= room:
+            raise InvalidInput(f"parameters.stride: {stride} is too long for windows of {room} tokens")
+
+    def _narrow(self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization) -> list[bool]:
+        """Of which pairs the text that is never cut leaves windows of no more than ``stride`` tokens.
+
+        There the library would panic, which no ``except Exception`` catches.
+        """
+        if not stride or not how.one_side:
+            return [False] * len(texts)
+        whole = [text[0 if how.only_second else 1] if isinstance(text, tuple) else "" for text in texts]
+        count = self._backend.num_special_tokens_to_add
+        room = limit - (count(True) - count(False)) * self._special_tokens
+        return [room - len(one.ids) <= stride for one in self._run(self._backend, whole, PLAIN)]
+
+    def _one_window(self, text: TextInput, limit: int, stride: int, how: Tokenization) -> tokenizers.Encoding:
+        """A pair that can't become windows, and need not if it fits. Call it with the lock held."""
+        encoded = self._run(self._adjust(limit, 0, how), [text], how)[0]
+        if encoded.overflowing:
+            raise InvalidInput(
+                f"parameters.stride: {stride} is too long for windows of {limit} tokens, most of which the other text "
+                "of the pair takes; shorten that text"
+            )
+        return encoded
 
     def _run(
         self, backend: tokenizers.Tokenizer, texts: Sequence[TextInput], how: Tokenization
@@ -95,6 +136,16 @@ class RustEngine:
                 ]
                 found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=self._special_tokens))
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
+            if how.only_first and "too short" in str(exc):
+                raise InvalidInput(
+                    "a pair of texts does not fit: its second text (the hypothesis with the label) leaves no room for "
+                    "the first, which alone may be cut"
+                ) from exc
+            if how.only_second and "too short" in str(exc):
+                raise InvalidInput(
+                    "a pair of texts does not fit: its first text (the question) leaves no room for the second, which "
+                    "alone may be cut"
+                ) from exc
             raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
         return [next(found[kind]) for kind in in_words]
 
@@ -105,7 +156,7 @@ class RustEngine:
             raise InvalidInput(f"a pair of texts does not fit into {limit} tokens")
         # Only a text that was cut is as long as the limit and has a rest; reading the rest costs time. A pair of which
         # one text alone is cut can be shorter.
-        rest = encoded.overflowing if len(ids) == limit or how.only_second else []
+        rest = encoded.overflowing if len(ids) == limit or how.one_side else []
         if how.windows:
             return [_convert(one, one.ids, False, how.detail) for one in (encoded, *rest)]
         return [_convert(encoded, ids, bool(rest), how.detail)]
@@ -120,6 +171,11 @@ class RustEngine:
         copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         copy.encode_special_tokens = self._backend.encode_special_tokens
         return copy
+
+
+def _strategy(how: Tokenization) -> str:
+    """Which text of a pair is cut, as the library calls it."""
+    return "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
 
 
 def _convert(encoded: tokenizers.Encoding, ids: list[int], truncated: bool, detail: bool) -> Encoding:

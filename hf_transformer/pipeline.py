@@ -110,7 +110,7 @@ class Pipeline:
             request.items.append(item)
             request.texts += texts
             request.counts.append(len(texts))
-        _check_sequences(len(request.texts), limits.max_sequences)
+            _check_sequences(len(request.texts), limits.max_sequences)
         if self._log_texts is not None:
             self._log_texts(request.texts, context)
         return request

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import decoders
+
 from hf_transformer.engines import Engine, RustEngine, characters
 from hf_transformer.errors import LoadError
 from hf_transformer.loading.tokenizer_fallback import PythonEngine, load_with_transformers, named_tokens
 from hf_transformer.loading.tokenizer_files import LoadedTokenizer, NotMirrored, load_fast
 from hf_transformer.loading.tokenizer_limits import choose_max_length
+from hf_transformer.loading.word_pieces import WordPieces
 from hf_transformer.types import PLAIN, Encoding, Json, TextInput, Tokenization
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,9 @@ about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 m
 CHUNK = 64
 """Texts that are encoded at a time: the library keeps what it cuts off of a text until all of them are done, which for
 a thousand long ones would be gigabytes."""
+
+USUAL = (PLAIN, Tokenization(detail=True))
+"""What is encoded without waiting for anybody."""
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 """Taken as the mask token where the settings name none and the vocabulary has one of them."""
@@ -50,6 +56,8 @@ class Lexicon:
     to_token: Callable[[int], str | None]
     decode: Callable[[Sequence[int], bool], str]
     encode_plain: Callable[[str], list[int]]
+    join: Callable[[list[str]], str]
+    marks_subwords: bool
 
 
 class Tokenizer:
@@ -57,7 +65,9 @@ class Tokenizer:
 
     Attributes: ``max_length``, the limit in tokens, special ones included; ``padding_side``, ``left`` or ``right``;
     ``pad_token_id``, None if there is no padding token; ``pad_id``, an id that always exists, for positions that are
-    masked out; ``mask_token`` and ``mask_id``, None if there is no mask token.
+    masked out; ``mask_token`` and ``mask_id``, None if there is no mask token; ``cls_id`` and ``unk_id``, None if
+    there is no token that stands for the text, or for unknown words; ``marks_subwords``, whether a token that continues
+    a word has a prefix (## of WordPiece).
     """
 
     def __init__(
@@ -70,6 +80,9 @@ class Tokenizer:
         self.padding_side = padding_side
         self.mask_token = tokens.get("mask_token") or next((text for text in MASK_TOKENS if words.to_id(text)), None)
         self.mask_id = words.to_id(self.mask_token) if self.mask_token else None
+        self.cls_id = words.to_id(tokens["cls_token"]) if "cls_token" in tokens else None
+        self.unk_id = words.to_id(tokens["unk_token"]) if "unk_token" in tokens else None
+        self.marks_subwords = words.marks_subwords
         ids = [words.to_id(tokens[name]) for name in ("pad_token", "eos_token", "unk_token") if name in tokens]
         self.pad_token_id = words.to_id(tokens["pad_token"]) if "pad_token" in tokens else None
         self.pad_id = next((number for number in ids if number is not None), 0)
@@ -100,8 +113,11 @@ class Tokenizer:
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN
     ) -> list[list[Encoding]]:
-        """``encode_windows`` that doesn't block the event loop: long texts go to the executor."""
-        if sum(map(characters, texts)) <= INLINE_CHARACTERS:
+        """``encode_windows`` that doesn't block the event loop: long texts go to the executor.
+
+        So does all that isn't cut in the usual way, since it may have to wait for others (see RustEngine).
+        """
+        if how in USUAL and sum(map(characters, texts)) <= INLINE_CHARACTERS:
             return self.encode_windows(texts, how)
         return await asyncio.get_running_loop().run_in_executor(executor, self.encode_windows, texts, how)
 
@@ -116,6 +132,10 @@ class Tokenizer:
     def id_to_token(self, number: int) -> str | None:
         """The token with an id, None if there is no such id."""
         return self._words.to_token(number)
+
+    def join_tokens(self, tokens: list[str]) -> str:
+        """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
+        return self._words.join(tokens)
 
     def first_token_id(self, text: str) -> int | None:
         """The id of a text's first token, special tokens left out; None for a text without tokens."""
@@ -135,6 +155,7 @@ def load_tokenizer(
     model_config: Mapping[str, Json],
     *,
     max_model_len: int | None = None,
+    at_most: int | None = None,
     lower_case: bool = True,
     special_tokens: bool = True,
     trust_remote_code: bool = False,
@@ -145,6 +166,7 @@ def load_tokenizer(
         folder: where tokenizer.json or the vocabulary files are.
         model_config: config.json, for the tokenizer's class and the longest sequence.
         max_model_len: the limit in tokens; None for the smaller of the tokenizer's and the model's, or 512.
+        at_most: lowers that smaller one; nothing if ``max_model_len`` is given.
         lower_case: False switches lower-casing off; True leaves it as the model has it.
         special_tokens: whether [CLS], [SEP] and the like are added.
         trust_remote_code: whether the folder's own Python code may run.
@@ -156,6 +178,8 @@ def load_tokenizer(
     loaded, slow = _load(folder, model_config, lower_case, trust_remote_code)
     own_limit = loaded.model_max_length if loaded else slow.model_max_length
     max_length = choose_max_length(max_model_len, own_limit, model_config)
+    if at_most is not None and max_model_len is None:
+        max_length = min(max_length, at_most)
     added = (loaded.backend if loaded else slow).num_special_tokens_to_add(False) if special_tokens else 0
     if max_length <= added:
         raise LoadError(f"a limit of {max_length} tokens leaves no room for text: {added} special tokens are added")
@@ -183,12 +207,16 @@ def _load(
 
 
 def _rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
-    backend = loaded.backend
+    backend, decoder = loaded.backend, loaded.backend.decoder
+    pieces = WordPieces(backend, decoder) if slow is None and isinstance(decoder, decoders.WordPiece) else None
+    join = " ".join if decoder is None else decoder.decode
+    if slow is not None:
+        join = slow.convert_tokens_to_string
 
     def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
         if slow is not None:
             return str(slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
-        text = backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        text: str = (pieces or backend).decode(ids, skip_special_tokens)
         for old, new in CLEAN_UP if loaded.clean_up else ():
             text = text.replace(old, new)
         return text
@@ -199,6 +227,8 @@ def _rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
         to_token=backend.id_to_token,
         decode=decode,
         encode_plain=lambda text: backend.encode(text, add_special_tokens=False).ids,
+        join=join if pieces is None else pieces.join,
+        marks_subwords=bool(getattr(backend.model, "continuing_subword_prefix", None)),
     )
 
 
@@ -211,4 +241,6 @@ def _python_words(slow: Any) -> Lexicon:
         to_token=names.get,
         decode=lambda ids, skip: str(slow.decode(list(ids), skip_special_tokens=skip)),
         encode_plain=lambda text: list(slow(text, add_special_tokens=False)["input_ids"]),
+        join=slow.convert_tokens_to_string,
+        marks_subwords=False,
     )

@@ -112,15 +112,22 @@ class Tokenization:
     """How one request's texts are tokenized; the default is one encoding per text, cut to the model's length.
 
     ``max_length`` (tokens, special ones included) may lower the model's own. With ``windows`` a text that is too long
-    becomes several encodings, of which neighbours share ``stride`` tokens. ``only_second`` cuts the second text of a
-    pair alone (a question's context), otherwise the longer one is cut first. ``detail`` fills in all of Encoding.
+    becomes several encodings, of which neighbours share ``stride`` tokens; None stands for half of the length, 128 at
+    most. ``only_second`` cuts the second text of a pair alone (a question's context), ``only_first`` the first alone,
+    otherwise the longer one is cut first. ``detail`` fills in all of Encoding.
     """
 
     detail: bool = False
     windows: bool = False
-    stride: int = 0
+    stride: int | None = 0
     max_length: int | None = None
     only_second: bool = False
+    only_first: bool = False
+
+    @property
+    def one_side(self) -> bool:
+        """Whether one certain text of a pair is cut and the other one never."""
+        return self.only_first or self.only_second
 
 
 PLAIN = Tokenization()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,9 +14,10 @@ from typing import Any, Self
 
 import httpx
 
-from hf_transformer.local_triton import HOST, free_ports
+from hf_transformer.local_triton import HOST
 from hf_transformer.local_triton.child_process import ChildProcess, poll
 
+LISTENING = re.compile(r"Uvicorn running on https?://[\d.]+:(\d+)")
 START_SECONDS = 30.0
 """How long a start may take before a test gives up; a start takes about one."""
 
@@ -24,18 +27,35 @@ class Service:
 
     def __init__(self, *flags: str, environ: dict[str, str] | None = None) -> None:
         self.flags = flags
-        self.port = free_ports(1)[0]
-        self.url = f"http://{HOST}:{self.port}"
+        self._port = 0
         self._folder = tempfile.TemporaryDirectory(prefix="hf-transformer-test-")
         variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
-        command = [sys.executable, "-W", "error", "-m", "hf_transformer", f"--host={HOST}", f"--http_port={self.port}"]
+        command = [sys.executable, "-W", "error", "-m", "hf_transformer", f"--host={HOST}", "--http_port=0"]
         self.process = ChildProcess([*command, *flags], variables, Path(self._folder.name) / "log")
         # No pooling: a test that breaks a connection must not hand it to the next one.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self.client = httpx.Client(base_url=self.url, timeout=60.0, limits=limits, trust_env=False)
+        self.client = httpx.Client(timeout=60.0, limits=limits, trust_env=False)
+
+    @property
+    def port(self) -> int:
+        """The port that the system chose, once the service says it."""
+        if not self._port:
+            assert poll(
+                lambda: LISTENING.search(self.log) is not None or self.process.exit_code is not None, START_SECONDS
+            )
+            found = LISTENING.search(self.log)
+            assert found is not None, f"the service ended with {self.process.exit_code}:\n{self.log}"
+            self._port = int(found[1])
+            self.client.base_url = httpx.URL(self.url)
+        return self._port
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
 
     def wait_until(self, path: str, status: int = 200) -> Self:
         """Waits until a GET of ``path`` is answered with ``status``."""
+        assert self.port
         assert poll(lambda: self._status(path) == status, START_SECONDS), f"{path} is {self._status(path)}:\n{self.log}"
         return self
 
@@ -73,6 +93,11 @@ class Service:
             if line.startswith(f"{name} "):
                 return float(line.rpartition(" ")[2])
         raise AssertionError(f"/metrics has no {name}")
+
+    def begin_stop(self) -> None:
+        """SIGTERM; ``stop`` or the context's end waits for what comes of it."""
+        if self.process.exit_code is None:
+            os.kill(self.process.pid, signal.SIGTERM)
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""

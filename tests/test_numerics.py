@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.numerics import require_numbers, softmax, top_k
+from hf_transformer.numerics import require_numbers, softmax, softmax_at, top_k
+from hf_transformer.types import Array
 
 
 def test_softmax_is_the_formula() -> None:
@@ -31,6 +32,29 @@ def test_softmax_leaves_its_argument_alone() -> None:
 @pytest.mark.parametrize(("k", "expected"), [(1, [2]), (3, [2, 0, 3]), (4, [2, 0, 3, 1]), (99, [2, 0, 3, 1])])
 def test_top_k_is_sorted_best_first(k: int, expected: list[int]) -> None:
     assert top_k(np.array([5.0, -1.0, 9.0, 2.0]), k).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "mostly banned", "sorted"])
+@pytest.mark.parametrize("k", [1, 5, 32, 33, 4999, 5000])
+@pytest.mark.parametrize("size", [63, 4095, 4096, 5000])
+def test_top_k_of_many(kind: str, k: int, size: int) -> None:
+    scores = np.random.default_rng(k).normal(size=size).astype(np.float32)
+    if kind == "ties":
+        scores = scores.round()
+    elif kind == "mostly banned":
+        scores[3:] = -np.inf
+    elif kind == "sorted":
+        scores.sort()
+    assert top_k(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_softmax_at_a_few_indices(dtype: type) -> None:
+    logits: Array = np.random.default_rng(0).normal(0, 5, 1000).astype(dtype)
+    indices = np.array([7, 0, 999])
+    found = softmax_at(logits, indices)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, softmax(logits)[indices], rtol=1e-5)
 
 
 def test_what_is_no_number_is_refused_in_any_row() -> None:

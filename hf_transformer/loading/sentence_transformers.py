@@ -2,16 +2,21 @@
 
     modules.json                            the modules and their folders, in order
     <folder of Pooling>/config.json         the pooling modes
-    sentence_bert_config.json               max_seq_length
-    config_sentence_transformers.json       prompts, default_prompt_name
+    sentence_bert_config.json               max_seq_length, do_lower_case
+    config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
 
-Source: sentence_transformers/SentenceTransformer.py and models/Pooling.py of sentence-transformers.
+Modules are told by the last part of their type: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
+sentence_transformers.sentence_transformer.modules.pooling.Pooling.
+
+Source: sentence_transformers/base/model.py, base/modules/transformer.py and sentence_transformer/modules/pooling.py of
+sentence-transformers 6.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import orjson
 
@@ -27,55 +32,125 @@ POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Switches of Pooling's config.json, in the order in which their results are joined."""
+"""Switches of Pooling's config.json before version 6, in the order in which their results are joined."""
 
-KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
+TRANSFORMER_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Where the first module's settings are; the first of these that has any."""
+
+NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
+"""Modules that need nothing of the model besides its token vectors; Dropout does nothing outside training."""
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Reads the files; None where the folder has no modules.json.
+    """Reads the files; None where the folder has no modules.json, or one for reranking or sparse vectors.
 
     Raises:
-        LoadError: a file is broken, or names a module that changes embeddings and is not known here (Dense, CNN, ...).
+        LoadError: a file is broken, or names a pooling mode or a default prompt that there is not.
     """
     path = folder / "modules.json"
     if not path.is_file():
         return None
-    modules = _read(path)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise LoadError(f"{path}: expected a list of modules")
-    kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
-    unknown = [kind for kind in kinds if kind not in KNOWN_MODULES]
-    if unknown:
-        raise LoadError(
-            f"{path}: the module {unknown[0]} is not known here ({', '.join(KNOWN_MODULES)} are); export it as a part "
-            "of the model, with an output sentence_embedding, and take it out of modules.json"
-        )
-    settings = _read_if_there(folder / "config_sentence_transformers.json")
-    transformer = _read_if_there(folder / kinds.get("Transformer", "") / "sentence_bert_config.json")
-    pooling = _read_if_there(folder / kinds["Pooling"] / "config.json") if "Pooling" in kinds else {}
-    length = transformer.get("max_seq_length")
+    settings = _read_object(folder / "config_sentence_transformers.json")
+    if settings.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+        return None
+    modules = _modules(path)
+    folders = dict(reversed(modules))
+    pooling = _read_object(folder / folders["Pooling"] / "config.json") if "Pooling" in folders else {}
+    prompts = _prompts(folder / "config_sentence_transformers.json", settings)
+    transformer = _transformer(folder / folders.get("Transformer", ""))
+    size = settings.get("truncate_dim")
     return SentenceTransformers(
-        pooling=_modes(pooling),
-        normalize="Normalize" in kinds,
-        prompts={str(name): str(text) for name, text in (settings.get("prompts") or {}).items()},
+        pooling=_modes(folder / folders.get("Pooling", "") / "config.json", pooling),
+        normalize=_normalizes(folder, modules),
+        prompts=prompts,
         default_prompt_name=settings.get("default_prompt_name"),
         include_prompt=pooling.get("include_prompt", True) is not False,
-        max_seq_length=length if isinstance(length, int) and length > 0 else None,
+        max_seq_length=_max_seq_length(transformer),
+        truncate_dim=size if isinstance(size, int) and size > 0 else None,
+        lower_case=transformer.get("do_lower_case") is True,
+        inside=_inside(modules),
     )
 
 
-def _modes(pooling: Mapping[str, Json]) -> tuple[str, ...]:
-    """The modes that are on; newer files name one in pooling_mode, and mean is the default."""
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """Each module's kind and folder."""
+    modules = _read(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise LoadError(f"{path}: expected a list of modules")
+    found = [(str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))) for module in modules]
+    for kind, place in found:
+        if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
+            raise LoadError(f"{path}: the path of {kind}, {place!r}, leads out of the model folder")
+    return found
+
+
+def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
+    """The last module that only the model itself can have done: one with weights, or pooling that no module does."""
+    kinds = [kind for kind, _ in modules]
+    weights = [kind for kind in kinds if kind not in NO_CHANGE]
+    if weights:
+        return weights[-1]
+    return None if "Pooling" in kinds else "pooling"
+
+
+def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
+    """Whether a Normalize module follows that is for the vector of the text, and not for those of its tokens."""
+    return any(
+        _read_object(folder / place / "config.json").get("module_input_name", "sentence_embedding")
+        == "sentence_embedding"
+        for kind, place in modules
+        if kind == "Normalize"
+    )
+
+
+def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
+    """The modes that are on: pooling_mode names one or more of them since version 6; mean is the default."""
     named = pooling.get("pooling_mode")
     if isinstance(named, str):
-        return (named,)
-    if isinstance(named, list) and named:
-        return tuple(map(str, named))
-    return tuple(mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)) or ("mean",)
+        modes: tuple[str, ...] = (named,)
+    elif isinstance(named, list) and named:
+        modes = tuple(map(str, named))
+    else:
+        modes = tuple(mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)) or ("mean",)
+    unknown = [mode for mode in modes if mode not in POOLING_FLAGS.values()]
+    if unknown:
+        known = ", ".join(POOLING_FLAGS.values())
+        raise LoadError(f"{path}: the pooling mode {unknown[0]!r} is unknown, expected one of {known}")
+    return modes
 
 
-def _read_if_there(path: Path) -> Mapping[str, Json]:
+def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
+    """The prompts by name, checked to have the default one."""
+    given = settings.get("prompts") or {}
+    if not isinstance(given, dict) or not all(text is None or isinstance(text, str) for text in given.values()):
+        raise LoadError(f"{path}: expected prompts to be texts by name")
+    prompts = {str(name): text or "" for name, text in given.items()}
+    default = settings.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise LoadError(f"{path}: default_prompt_name is {default!r}, prompts has {', '.join(prompts) or 'none'}")
+    return prompts
+
+
+def _transformer(folder: Path) -> Mapping[str, Json]:
+    settings = (_read_object(folder / name) for name in TRANSFORMER_FILES)
+    return next((one for one in settings if one), {})
+
+
+def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:
+    """The limit in tokens. Since version 6 it is in tokenizer_config.json, where all tokenizers have theirs."""
+    for name in ("processor_kwargs", "tokenizer_args"):
+        arguments = transformer.get(name)
+        if isinstance(arguments, dict) and isinstance(arguments.get("model_max_length"), int):
+            return int(arguments["model_max_length"])
+    length = transformer.get("max_seq_length")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _read_object(path: Path) -> Mapping[str, Json]:
+    """A file that holds an object; an empty one if there is no such file."""
     content = _read(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise LoadError(f"{path}: expected a JSON object")

@@ -14,6 +14,8 @@ from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.loading.tokenizer_files import NAMED, LoadedTokenizer, without_lower_case
 from hf_transformer.types import PLAIN, Encoding, TextInput, Tokenization, Words
 
+FIRST_ALONE = Tokenization(only_first=True)
+
 
 def load_with_transformers(
     folder: Path, *, lower_case: bool, trust_remote_code: bool
@@ -98,20 +100,24 @@ class PythonEngine:
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """One encoding per text. Raises InvalidInput for what such tokenizers don't have: offsets, windows, words."""
-        if how != PLAIN or any(isinstance(text, Words) for text in texts):
+        if how not in (PLAIN, FIRST_ALONE) or any(isinstance(text, Words) for text in texts):
             raise InvalidInput(
                 "this model's tokenizer is written in Python and has no offsets, windows or texts in words; "
                 "a tokenizer.json would give it them"
             )
         pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
-        return [[self._encode(str(text), pair)] for text, pair in pairs]
+        strategy = "only_first" if how.only_first else "longest_first"
+        return [[self._encode(str(text), pair, strategy)] for text, pair in pairs]
 
-    def _encode(self, text: str, pair: str | None) -> Encoding:
+    def _encode(self, text: str, pair: str | None, strategy: str) -> Encoding:
         whole = self._call(text, pair)
         truncated = len(whole["input_ids"]) > self.max_length
         if truncated:
-            whole = self._call(text, pair, truncation=True, max_length=self.max_length)
+            whole = self._call(text, pair, truncation=strategy, max_length=self.max_length)
         ids = list(whole["input_ids"])
+        if len(ids) > self.max_length:
+            # transformers logs an error then, and leaves the pair as long as it was.
+            raise InvalidInput(f"a pair of texts does not fit into {self.max_length} tokens")
         return Encoding(ids, list(whole.get("token_type_ids") or [0] * len(ids)), truncated)
 
     def _call(self, text: str, pair: str | None, **options: Any) -> Mapping[str, Any]:

@@ -7,11 +7,28 @@ from typing import Any
 
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks.base import Task
+from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.tasks.question_answering import QuestionAnswering
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 
 AnyTask = Task[Any, Any, Any]
 
-TASKS: Sequence[tuple[type[AnyTask], str]] = ((FillMask, "ForMaskedLM"),)
+TASKS: Sequence[tuple[type[AnyTask], str]] = (
+    (FillMask, "ForMaskedLM"),
+    (QuestionAnswering, "ForQuestionAnswering"),
+    (TokenClassification, "ForTokenClassification"),
+    (SequenceClassification, "ForSequenceClassification"),
+    (ZeroShotClassification, ""),
+    (Rerank, ""),
+    (FeatureExtraction, ""),
+    # Last: every bare encoder is called so, and some models with a head are too.
+    (TextEmbedding, "Model"),
+)
 """Each task, and the end of the architecture names in config.json that stand for it; empty for one that only --task
 chooses."""
 

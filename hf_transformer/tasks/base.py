@@ -27,8 +27,19 @@ class Vocabulary(Protocol):
     def mask_token(self) -> str | None: ...
     @property
     def pad_token_id(self) -> int | None: ...
+    @property
+    def cls_id(self) -> int | None: ...
+    @property
+    def unk_id(self) -> int | None: ...
+    @property
+    def padding_side(self) -> str: ...
+    @property
+    def marks_subwords(self) -> bool: ...
     def token_to_id(self, token: str) -> int | None: ...
+    def id_to_token(self, number: int) -> str | None: ...
+    def join_tokens(self, tokens: list[str]) -> str: ...
     def first_token_id(self, text: str) -> int | None: ...
+    def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
 
@@ -42,7 +53,9 @@ class SentenceTransformers:
 
     ``pooling`` are the modes that 1_Pooling/config.json switches on (mean, cls, max, lasttoken, mean_sqrt_len_tokens,
     weightedmean), joined one behind the other if there are several; ``normalize`` whether a Normalize module follows;
-    ``prompts`` texts put in front, by name.
+    ``prompts`` texts put in front, by name; ``include_prompt`` whether their tokens are pooled too; ``truncate_dim``
+    how many components of a vector are left; ``lower_case`` whether texts are lower-cased. ``inside`` names a module
+    that only the model itself can have done (Dense, ...), so that its output has to be the finished vector.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -51,6 +64,9 @@ class SentenceTransformers:
     default_prompt_name: str | None = None
     include_prompt: bool = True
     max_seq_length: int | None = None
+    truncate_dim: int | None = None
+    lower_case: bool = False
+    inside: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,8 @@ class Task(ABC, Generic[Item, Options, Part]):
     """Further names, underscored: those of Hugging Face pipelines."""
     has_windows: ClassVar[bool] = False
     """Whether --on_overflow=window means anything here."""
+    reads_sentence_transformers: ClassVar[bool] = False
+    """Whether the sentence-transformers files of a model folder are about this task."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.numerics import require_numbers, softmax, top_k
+from hf_transformer.numerics import require_numbers, softmax, softmax_at, top_k
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Task, TaskSettings, read_text, single
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Array, Encoding, Json, TextInput
@@ -169,19 +169,18 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         As there, the sequence shows special tokens only if other masks are left in it.
         """
         vocabulary = self.settings.vocabulary
-        scores = softmax(logits)
         if options.target_ids is not None:
-            best = options.target_ids[top_k(scores[options.target_ids], options.top_k)]
+            best = options.target_ids[top_k(logits[options.target_ids], options.top_k)]
         else:
-            best = top_k(scores, options.top_k)
+            best = top_k(logits, options.top_k)
         answers = []
-        for token in best.tolist():
+        for token, score in zip(best.tolist(), softmax_at(logits, best).tolist(), strict=True):
             ids = list(encoding.ids)
             ids[position] = token
             shown = [one for one in ids if one != vocabulary.pad_token_id]
             answers.append(
                 {
-                    "score": float(scores[token]),
+                    "score": score,
                     "token": token,
                     "token_str": vocabulary.decode([token]),
                     "sequence": vocabulary.decode(shown, skip_special_tokens=alone),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.base import describe
+from hf_transformer.errors import ConfigError, InvalidInput
+from hf_transformer.tasks.base import OutputFormat, Overflow, TaskSettings, describe
 from hf_transformer.types import Json
+
+Form = Literal["plain", "probabilities", "raw_logits", "pipeline"]
+"""What a prediction looks like: the three forms of the kserve format, and the pipeline format."""
 
 
 class Parameters:
@@ -53,13 +57,73 @@ class Parameters:
             raise InvalidInput(f"parameters.{name}: {shown} is not one of {', '.join(choices)}")
         return str(value)
 
-    def strings(self, name: str) -> list[str] | None:
-        """A string or a list of strings; None if it was not given."""
+    def string(self, name: str) -> str | None:
+        """A string, which may be empty; None if it was not given."""
+        value = self._given.get(name)
+        if value is not None and not isinstance(value, str):
+            raise InvalidInput(f"parameters.{name}: expected a string, got {describe(value)}")
+        return value
+
+    def strings(self, name: str, *, empty: bool = False) -> list[str] | None:
+        """A string or a list of strings, which may be empty if ``empty`` is true; None if it was not given."""
         value = self._given.get(name)
         if value is None:
             return None
         if isinstance(value, str):
             return [value]
-        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        if isinstance(value, list) and (value or empty) and all(isinstance(item, str) for item in value):
             return value
         raise InvalidInput(f"parameters.{name}: expected a string or a list of strings, got {describe(value)}")
+
+
+def read_output_format(given: Parameters, settings: TaskSettings) -> OutputFormat:
+    """``output_format`` of a request, or the service's own."""
+    found = given.choice("output_format", settings.output_format, ("kserve", "pipeline"))
+    return "pipeline" if found == "pipeline" else "kserve"
+
+
+def read_form(given: Parameters, settings: TaskSettings, pipeline_only: Sequence[str] = ()) -> Form:
+    """``output_format``, ``return_probabilities`` and ``return_raw_logits`` of a request, or the service's own.
+
+    Args:
+        pipeline_only: parameters that mean something in the pipeline format alone.
+
+    Raises:
+        InvalidInput: they contradict each other, or one of ``pipeline_only`` is given with the kserve format.
+    """
+    probabilities = given.flag("return_probabilities", settings.return_probabilities)
+    raw_logits = given.flag("return_raw_logits", settings.return_raw_logits)
+    # What a request asks for replaces what a flag of the service asks for.
+    if "return_raw_logits" in given and raw_logits and "return_probabilities" not in given:
+        probabilities = False
+    if "return_probabilities" in given and probabilities and "return_raw_logits" not in given:
+        raw_logits = False
+    if probabilities and raw_logits:
+        raise InvalidInput("parameters.return_raw_logits: can't be combined with return_probabilities")
+    if read_output_format(given, settings) == "pipeline":
+        for name in ("return_probabilities", "return_raw_logits"):
+            if name in given:
+                raise InvalidInput(f'parameters.{name}: belongs to "output_format": "kserve"')
+        return "pipeline"
+    for name in pipeline_only:
+        if name in given:
+            raise InvalidInput(
+                f'parameters.{name}: only the pipeline format has it; add "output_format": "pipeline" to the parameters'
+            )
+    return "probabilities" if probabilities else "raw_logits" if raw_logits else "plain"
+
+
+def read_truncation(given: Parameters, settings: TaskSettings) -> Overflow:
+    """``truncation`` of a request, for a task without windows: whether a text that is too long is cut or refused."""
+    return "truncate" if given.flag("truncation", settings.on_overflow != "error") else "error"
+
+
+def refuse_logit_flags(settings: TaskSettings, task: str) -> None:
+    """For a task whose answers are no probabilities or logits of labels or tokens.
+
+    Raises:
+        ConfigError: --return_probabilities or --return_raw_logits is on.
+    """
+    for flag in ("return_probabilities", "return_raw_logits"):
+        if getattr(settings, flag):
+            raise ConfigError(f"--{flag}: {task} has no such answers; leave it out")

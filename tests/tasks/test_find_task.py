@@ -29,11 +29,11 @@ def test_names_are_told_apart() -> None:
 
 
 def test_an_unknown_task_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="poetry.*fill_mask"):
+    with pytest.raises(ConfigError, match=r"poetry.*fill_mask"):
         find_task("poetry", {})
 
 
 @pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": ["ViTForImageClassification"]}])
 def test_an_architecture_that_says_nothing(config: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match="--task.*fill_mask"):
+    with pytest.raises(LoadError, match=r"--task.*fill_mask"):
         find_task(None, config)

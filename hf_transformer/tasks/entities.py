@@ -1,0 +1,269 @@
+"""Tokens' logits to entities, as transformers' pipelines/token_classification.py (5.23) finds them.
+
+Everything is done for all tokens at once. Python runs over the entities that are given, and over the tokens only where
+words are wanted (first, average, max). Scores are kept as [labels, tokens]: numpy is several times as fast along the
+long axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hf_transformer.numerics import require_finite
+from hf_transformer.tasks.base import Vocabulary
+from hf_transformer.types import Array, Encoding, Json, Words
+
+Strategy = Literal["none", "simple", "first", "average", "max"]
+STRATEGIES: tuple[Strategy, ...] = ("none", "simple", "first", "average", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """The text that offsets point into. ``starts`` are the words' places in it, if it came in ``words``."""
+
+    text: str
+    words: Words | None = None
+    starts: Sequence[int] = ()
+
+
+class Labels:
+    """The classes of a token. ``names`` are "B-PER", ``groups`` the names of the entities made of such tokens, "PER".
+
+    ``begins`` [labels] is true for B-; ``tags`` [labels] are numbers, equal where labels may belong to one entity.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.groups = tuple(name.split("-", 1)[-1] for name in names)
+        # Unlike the entity's name the tag keeps a prefix that is neither B- nor I-.
+        tags = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
+        self.tags = np.array([tags.index(tag) for tag in tags])
+        self.begins = np.array([name.startswith("B-") for name in names])
+
+    def ignored(self, ignore_labels: Collection[str], strategy: Strategy) -> Array:
+        """Which labels [labels] are left out: by their own names, or by those of their entities."""
+        names = self.names if strategy == "none" else self.groups
+        return np.array([name in ignore_labels for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """What entities are made of: tokens or words. ``first`` and ``last`` [units] are indices of tokens in the encoding;
+    ``words`` are the words' texts, None for tokens."""
+
+    labels: Array
+    scores: Array
+    first: Array
+    last: Array
+    words: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What the logits [tokens, labels] say of each token: the best label and its probability, both [tokens]."""
+
+    best: Array
+    top: Array
+    exponentials: Array
+    sums: Array
+
+    @classmethod
+    def of(cls, logits: Array) -> _Scores:
+        columns = np.ascontiguousarray(logits.T, np.float32)
+        maxima = columns.max(axis=0)
+        require_finite(maxima)
+        best = columns.argmax(axis=0)
+        # The softmax of the best label is exp(0) over the sum.
+        exponentials = np.exp(columns - maxima)
+        sums = exponentials.sum(axis=0)
+        return cls(best, 1 / sums, exponentials, sums)
+
+
+class _Text:
+    """An encoding beside the sentence that it was made of."""
+
+    __slots__ = ("_offsets", "_sentence", "_word_ids", "ids")
+
+    def __init__(self, sentence: Sentence, encoding: Encoding) -> None:
+        self.ids = encoding.ids
+        self._offsets = encoding.offsets or []
+        self._word_ids = (encoding.word_ids or []) if sentence.words is not None else None
+        self._sentence = sentence
+
+    @property
+    def characters(self) -> str:
+        return self._sentence.text
+
+    def span(self, index: int) -> tuple[int, int]:
+        """A token's start and end in the sentence, in characters."""
+        start, end = self._offsets[index]
+        if self._word_ids is not None:
+            word = self._word_ids[index]
+            if word is not None:
+                place = self._sentence.starts[word]
+                return place + start, place + end
+        return start, end
+
+    def pieces(self, indices: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+        """The tokens as the vocabulary writes them; one that it does not know as the text has it."""
+        ids, unknown, to_token = self.ids, vocabulary.unk_id, vocabulary.id_to_token
+        pieces = []
+        for index in indices:
+            number = ids[index]
+            if number == unknown:
+                start, end = self.span(index)
+                pieces.append(self._sentence.text[start:end])
+            else:
+                pieces.append(to_token(number) or "")
+        return pieces
+
+
+class EntityFinder:
+    """Finds the entities of a text, or of one window of it."""
+
+    def __init__(self, vocabulary: Vocabulary, labels: Labels) -> None:
+        self._vocabulary = vocabulary
+        self._labels = labels
+
+    def find(
+        self, sentence: Sentence, encoding: Encoding, logits: Array, strategy: Strategy, ignored: Array
+    ) -> list[Json]:
+        """The entities in the order of the text.
+
+        Args:
+            encoding: with all details.
+            logits: [tokens, labels].
+            ignored: which labels are left out, [labels].
+
+        Raises:
+            PredictorError: the logits are not numbers.
+        """
+        scores = _Scores.of(logits)
+        text = _Text(sentence, encoding)
+        special = np.frombuffer(bytes(encoding.special_mask or ()), np.bool_)
+        if strategy == "none":
+            return self._tokens(text, scores, (~(ignored[scores.best] | special)).nonzero()[0])
+        kept = (~special).nonzero()[0]
+        if not len(kept):
+            return []
+        if strategy == "simple":
+            units = _Units(scores.best[kept], scores.top[kept], kept, kept)
+        else:
+            units = self._words(text, scores, kept, strategy)
+        return self._groups(text, units, ignored)
+
+    def _tokens(self, text: _Text, scores: _Scores, chosen: Array) -> list[Json]:
+        names = self._labels.names
+        indices = chosen.tolist()
+        pieces = text.pieces(indices, self._vocabulary)
+        best, top = scores.best[chosen].tolist(), scores.top[chosen].tolist()
+        entities = []
+        for index, label, score, piece in zip(indices, best, top, pieces, strict=True):
+            start, end = text.span(index)
+            entities.append(
+                {"entity": names[label], "score": score, "index": index, "word": piece, "start": start, "end": end}
+            )
+        return entities
+
+    def _words(self, text: _Text, scores: _Scores, kept: Array, strategy: Strategy) -> _Units:
+        """Makes words of the tokens that are not special, at the places ``kept``."""
+        indices = kept.tolist()
+        pieces = text.pieces(indices, self._vocabulary)
+        starts = self._word_starts(text, indices, pieces)
+        ends = _ends(starts, len(kept))
+        if strategy == "average":
+            shares = (scores.exponentials / scores.sums)[:, kept]
+            means = np.add.reduceat(shares, starts, axis=1) / (ends - starts)
+            labels, top = means.argmax(axis=0), means.max(axis=0)
+        else:
+            deciding = kept[starts]
+            if strategy == "max":
+                own = scores.top[kept]
+                highest = np.repeat(np.maximum.reduceat(own, starts), ends - starts)
+                # The first of a word's tokens that have its highest score.
+                deciding = np.minimum.reduceat(np.where(own == highest, kept, len(scores.best)), starts)
+            labels, top = scores.best[deciding], scores.top[deciding]
+        join = self._vocabulary.join_tokens
+        words = [join(pieces[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return _Units(labels, top, kept[starts], kept[ends - 1], words)
+
+    def _word_starts(self, text: _Text, indices: list[int], pieces: Sequence[str]) -> Array:
+        """Which of the tokens begin a word, the first of them always, as the pipeline guesses it.
+
+        Where the vocabulary marks the pieces of words (##), a token that is not as long as its text is one; otherwise
+        a token that no space stands before or at the start of. An unknown token always begins a word.
+        """
+        unknown, marked = self._vocabulary.unk_id, self._vocabulary.marks_subwords
+        starts = [0]
+        for number in range(1, len(indices)):
+            index = indices[number]
+            start, end = text.span(index)
+            if marked:
+                inside = len(pieces[number]) != end - start
+            else:
+                inside = start > 0 and " " not in text.characters[start - 1 : start + 1]
+            if not inside or text.ids[index] == unknown:
+                starts.append(number)
+        return np.array(starts)
+
+    def _groups(self, text: _Text, units: _Units, ignored: Array) -> list[Json]:
+        """Neighbours of one tag are an entity; B- begins another one."""
+        labels = units.labels
+        tags = self._labels.tags[labels]
+        begins = self._labels.begins[labels]
+        begins[0] = True
+        begins[1:] |= tags[1:] != tags[:-1]
+        starts = begins.nonzero()[0]
+        ends = _ends(starts, len(labels))
+        means = np.add.reduceat(units.scores, starts) / (ends - starts)
+        wanted = (~ignored[labels[starts]]).nonzero()[0]
+        firsts, lasts = starts[wanted], ends[wanted] - 1
+        rows = zip(
+            labels[firsts].tolist(),
+            means[wanted].tolist(),
+            firsts.tolist(),
+            lasts.tolist(),
+            units.first[firsts].tolist(),
+            units.last[lasts].tolist(),
+            strict=True,
+        )
+        groups, join = self._labels.groups, self._vocabulary.join_tokens
+        entities = []
+        for label, score, first, last, first_token, last_token in rows:
+            if units.words is None:
+                indices = units.first[first : last + 1].tolist() if last > first else (first_token,)
+                word = join(text.pieces(indices, self._vocabulary))
+            else:
+                word = join(list(units.words[first : last + 1]))
+            start, end = text.span(first_token)[0], text.span(last_token)[1]
+            entities.append({"entity_group": groups[label], "score": score, "word": word, "start": start, "end": end})
+        return entities
+
+
+def _ends(starts: Array, length: int) -> Array:
+    """Where runs end that begin at ``starts`` and cover ``length`` units; np.append is slow."""
+    ends = np.empty_like(starts)
+    ends[:-1] = starts[1:]
+    ends[-1] = length
+    return ends
+
+
+def merge_entities(entities: Sequence[Json]) -> list[Json]:
+    """The entities of all windows of a text, each once: of two that overlap the longer, then the likelier.
+
+    The rule of the pipeline's aggregate_overlapping_entities, which compares an entity with the last one that stayed.
+    """
+    merged: list[Json] = []
+    for entity in sorted(entities, key=lambda one: one["start"]):
+        if merged and merged[-1]["start"] <= entity["start"] < merged[-1]["end"]:
+            last = merged[-1]
+            lengths = entity["end"] - entity["start"], last["end"] - last["start"]
+            if lengths[0] > lengths[1] or (lengths[0] == lengths[1] and entity["score"] > last["score"]):
+                merged[-1] = entity
+        else:
+            merged.append(entity)
+    return merged

@@ -1,0 +1,73 @@
+"""feature_extraction: a vector per token, as the model's last layer gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, read_text, single
+from hf_transformer.tasks.parameters import Parameters, read_truncation
+from hf_transformer.tasks.pooling import hidden_axis, hidden_size, require_finite_vectors
+from hf_transformer.types import Array, Encoding, Json, TextInput
+
+PARAMETERS = ("output_format", "truncation")
+OUTPUT = "last_hidden_state"
+USUAL_SIZE = 1024
+"""Components of a token's vector where config.json does not say; an estimate that only limits use."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureExtractionOptions:
+    """One request's choices."""
+
+    overflow: Overflow
+
+
+class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
+    """Reads ``last_hidden_state`` [tokens, hidden] and gives it as it is, special tokens included.
+
+    Answers per instance, in both formats, as transformers' feature-extraction pipeline does for one text: a list with
+    one element, a list per token of floats (a float32 array [1, tokens, hidden], of which the writer of JSON gives the
+    shortest digits).
+    """
+
+    name = "feature_extraction"
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        axes = (TOKENS, hidden_axis(settings.model_config))
+        self._outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
+        self._size = hidden_size(settings.model_config) or USUAL_SIZE
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        return self._outputs
+
+    def options(self, parameters: Mapping[str, Json]) -> FeatureExtractionOptions:
+        given = Parameters(parameters, PARAMETERS)
+        given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
+        return FeatureExtractionOptions(read_truncation(given, self.settings))
+
+    def item(self, instance: Json, where: str, options: FeatureExtractionOptions) -> str:
+        return read_text(instance, where)
+
+    def texts(self, item: str, options: FeatureExtractionOptions) -> Sequence[TextInput]:
+        return (item,)
+
+    def overflow(self, options: FeatureExtractionOptions) -> Overflow:
+        return options.overflow
+
+    def answer_size(self, encoding: Encoding, options: FeatureExtractionOptions) -> int:
+        return len(encoding) * self._size
+
+    def decode(
+        self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FeatureExtractionOptions
+    ) -> Array:
+        vectors = np.array(outputs[OUTPUT], np.float32, order="C")
+        require_finite_vectors(vectors)
+        return vectors[np.newaxis]
+
+    def answer(self, item: str, parts: Sequence[Sequence[Array]], options: FeatureExtractionOptions) -> Json:
+        return single(parts)

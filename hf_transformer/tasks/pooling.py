@@ -1,0 +1,88 @@
+"""A vector per token, and how these become one vector of a text. All arithmetic is in float32.
+
+Source of the formulas: sentence-transformers, sentence_transformer/modules/pooling.py and base/modules/normalize.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.tasks.base import Axis
+from hf_transformer.types import Array
+
+WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
+"""What config.json calls the size of a token's vector: BERT and most others, DistilBERT, T5 and BART, GPT-2."""
+
+
+def hidden_size(model_config: Mapping[str, Any]) -> int | None:
+    """The size of a token's vector by config.json, None if it does not say."""
+    found = (model_config.get(name) for name in WIDTHS)
+    return next((size for size in found if isinstance(size, int) and size > 0), None)
+
+
+def hidden_axis(model_config: Mapping[str, Any]) -> Axis:
+    """The axis of a token's vector. Its size tells hidden states from logits, which are exported as easily."""
+    size = hidden_size(model_config)
+    if size is None:
+        return Axis(name="hidden")
+    why = f"config.json says that a token's vector has {size}: is this output its logits, or another model's?"
+    return Axis(name="hidden", minimum=size, maximum=size, why=why)
+
+
+def pool(rows: Array, modes: Sequence[str], skip: int = 0) -> Array:
+    """One vector out of a text's token vectors.
+
+    Args:
+        rows: [tokens, hidden], floats of any precision, special tokens included and padding left out.
+        modes: names in POOLING, at least one; the results of several are joined in this order.
+        skip: so many tokens at the beginning (a prompt's) are left out; smaller than the number of tokens.
+
+    Returns:
+        float32 [modes * hidden], an array of its own.
+    """
+    rows = rows.astype(np.float32, copy=False)
+    return np.concatenate([POOLING[mode](rows, skip) for mode in modes])
+
+
+def unit(vector: Array) -> Array:
+    """The vector with an L2 norm of 1: x / max(||x||, 1e-12)."""
+    normalized: Array = vector / np.maximum(np.sqrt(vector @ vector), np.float32(1e-12))
+    return normalized
+
+
+def require_finite_vectors(vectors: Array) -> None:
+    """Raises PredictorError where a component is NaN or infinite."""
+    if not np.isfinite(vectors).all():
+        raise PredictorError("the model answered with a vector that has NaN or infinite components")
+
+
+def _mean(rows: Array, skip: int) -> Array:
+    mean: Array = rows[skip:].sum(axis=0) / np.float32(len(rows) - skip)
+    return mean
+
+
+def _mean_sqrt_len(rows: Array, skip: int) -> Array:
+    mean: Array = rows[skip:].sum(axis=0) / np.sqrt(np.float32(len(rows) - skip))
+    return mean
+
+
+def _weighted_mean(rows: Array, skip: int) -> Array:
+    # Tokens after a prompt keep their own positions as weights.
+    weights = np.arange(skip + 1, len(rows) + 1, dtype=np.float32)
+    mean: Array = (rows[skip:] * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
+    return mean
+
+
+POOLING: Mapping[str, Callable[[Array, int], Array]] = {
+    "cls": lambda rows, skip: rows[skip],
+    "max": lambda rows, skip: rows[skip:].max(axis=0),
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "weightedmean": _weighted_mean,
+    "lasttoken": lambda rows, skip: rows[-1],
+}
+"""sentence-transformers' pooling modes: token vectors [tokens, hidden] and tokens to skip -> [hidden]."""

@@ -1,0 +1,245 @@
+"""question_answering: which words of a context answer a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.tasks.parameters import Parameters, read_output_format, refuse_logit_flags
+from hf_transformer.tasks.spans import Characters, best_spans, probabilities
+from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
+
+PARAMETERS = (
+    "output_format",
+    "top_k",
+    "max_answer_len",
+    "handle_impossible_answer",
+    "align_to_words",
+    "max_seq_len",
+    "doc_stride",
+    "stride",
+    "max_question_len",
+    "truncation",
+)
+MAX_SEQ_LEN, MAX_ANSWER_LEN, MAX_QUESTION_LEN = 384, 15, 64
+"""Tokens; the defaults of transformers' pipeline."""
+FIELDS = ("question", "context")
+NO_SPAN_KEY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One instance."""
+
+    question: str
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnsweringOptions:
+    """One request's choices; lengths are in tokens. ``doc_stride`` None: half of the window, 128 at most."""
+
+    top_k: int
+    max_answer_len: int
+    handle_impossible_answer: bool
+    align_to_words: bool
+    max_seq_len: int
+    doc_stride: int | None
+    overflow: Overflow
+
+    @property
+    def candidates(self) -> int:
+        """Spans that are taken from a window: some of them become one when they are aligned to words."""
+        return self.top_k * 2 + 10 if self.align_to_words else self.top_k
+
+
+@dataclass(slots=True)
+class Span:
+    """An answer: its score, the higher the better, and its characters in the context."""
+
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one window says: spans by their text in lower case, the best first, and the score of "no answer"."""
+
+    spans: dict[str, Span] = field(default_factory=dict)
+    null_score: float = 0.0
+
+
+class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
+    """Reads ``start_logits`` and ``end_logits`` [tokens] at the tokens of the context.
+
+    The answer of an instance, in both output formats (KServe has no such task), is that of the question-answering
+    pipeline of transformers 4.57: {score, start, end, answer}, with characters of the client's context; a list of
+    these, the best first, where ``top_k`` asks for more than one and there is more than one. Scores of the same text
+    add up, so one may be above 1.
+
+    As in that pipeline the question comes first, or second if the tokenizer pads on the left. There the pipeline lets
+    tokens of the question be answers (its mask is all zero by a slip of operator precedence), which this does not do.
+    """
+
+    name = "question_answering"
+    has_windows = True
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        refuse_logit_flags(settings, self.name)
+        self._question_first = settings.vocabulary.padding_side != "left"
+        self._cls_id = settings.vocabulary.cls_id
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        # The last two are what exporters and Triton's PyTorch backend call outputs without names, in this order.
+        return (
+            OutputRole("start_logits", (TOKENS,), ("start", "output_0", "OUTPUT__0")),
+            OutputRole("end_logits", (TOKENS,), ("end", "output_1", "OUTPUT__1")),
+        )
+
+    def options(self, parameters: Mapping[str, Json]) -> QuestionAnsweringOptions:
+        given = Parameters(parameters, PARAMETERS)
+        read_output_format(given, self.settings)
+        # The pipeline has this parameter too, and with a fast tokenizer never looks at it.
+        given.integer("max_question_len", MAX_QUESTION_LEN, 1)
+        overflow = self._overflow(given)
+        longest = self.settings.max_length
+        usual = min(longest, MAX_SEQ_LEN) if overflow == "window" else longest
+        max_seq_len = given.integer("max_seq_len", usual, 1)
+        if max_seq_len > longest:
+            raise InvalidInput(f"parameters.max_seq_len: {max_seq_len} is too large, the model takes {longest} tokens")
+        return QuestionAnsweringOptions(
+            top_k=given.integer("top_k", 1, 1),
+            max_answer_len=given.integer("max_answer_len", MAX_ANSWER_LEN, 1),
+            handle_impossible_answer=given.flag("handle_impossible_answer", False),
+            align_to_words=given.flag("align_to_words", True),
+            max_seq_len=max_seq_len,
+            doc_stride=self._stride(given, max_seq_len, overflow),
+            overflow=overflow,
+        )
+
+    def _overflow(self, given: Parameters) -> Overflow:
+        """Windows, as in the pipeline, unless too long contexts are to be refused or the request says what to do."""
+        if "truncation" in given:
+            return "truncate" if given.flag("truncation", True) else "error"
+        return "error" if self.settings.on_overflow == "error" else "window"
+
+    def _stride(self, given: Parameters, max_seq_len: int, overflow: Overflow) -> int | None:
+        if "doc_stride" in given and "stride" in given:
+            raise InvalidInput("parameters.stride: another name of doc_stride, give one of them")
+        name = "stride" if "stride" in given else "doc_stride"
+        if name not in given:
+            stride = self.settings.stride
+        elif overflow == "window":
+            stride = given.integer(name, 0, 0)
+        else:
+            raise InvalidInput(
+                f"parameters.{name}: only windows have one, and with truncation or --on_overflow=error there are none"
+            )
+        if overflow == "window" and stride is not None and stride > max_seq_len:
+            raise InvalidInput(f"parameters.{name}: {stride} is larger than max_seq_len, {max_seq_len}")
+        return stride
+
+    def item(self, instance: Json, where: str, options: QuestionAnsweringOptions) -> Question:
+        if not isinstance(instance, dict) or instance.keys() != set(FIELDS):
+            raise InvalidInput(f'{where}: expected {{"question": string, "context": string}}, got {describe(instance)}')
+        for name in FIELDS:
+            if not isinstance(instance[name], str):
+                raise InvalidInput(f"{where}.{name}: expected a string, got {describe(instance[name])}")
+            if not instance[name]:
+                raise InvalidInput(f"{where}.{name}: is empty")
+        return Question(instance["question"], instance["context"])
+
+    def texts(self, item: Question, options: QuestionAnsweringOptions) -> Sequence[TextInput]:
+        return ((item.question, item.context) if self._question_first else (item.context, item.question),)
+
+    def tokenization(self, options: QuestionAnsweringOptions) -> Tokenization:
+        windows = options.overflow == "window"
+        return Tokenization(
+            detail=True,
+            windows=windows,
+            stride=options.doc_stride if windows else 0,
+            max_length=options.max_seq_len,
+            only_second=self._question_first,
+            only_first=not self._question_first,
+        )
+
+    def overflow(self, options: QuestionAnsweringOptions) -> Overflow:
+        return options.overflow
+
+    def answer_size(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
+        # Three numbers and as many words as the span has tokens.
+        longest = min(options.max_answer_len, len(encoding))
+        return min(options.candidates, len(encoding) * longest) * (3 + longest)
+
+    def decode(
+        self, item: Question, encoding: Encoding, outputs: Mapping[str, Array], options: QuestionAnsweringOptions
+    ) -> Window:
+        context = self._context(encoding)
+        cls, allowed = self._allowed(encoding, context)
+        starts, ends = probabilities(outputs["start_logits"], outputs["end_logits"], allowed)
+        null_score = 0.0
+        if cls is not None:
+            null_score = float(starts[cls] * ends[cls])
+            starts[cls] = ends[cls] = 0
+        found = best_spans(starts, ends, options.candidates, options.max_answer_len)
+        characters = Characters(encoding, context, whole_words=options.align_to_words)
+        spans: dict[str, Span] = {}
+        for first, last, score in zip(*(each.tolist() for each in found), strict=True):
+            place = characters.span(first, last)
+            if place is not None:
+                _add(spans, item.context[place[0] : place[1]].lower(), Span(score, *place))
+        if len(found[0]) < options.candidates or not spans:
+            # The pipeline fills up with spans of score 0, such as that from [CLS] to [CLS], which are all empty.
+            _add(spans, NO_SPAN_KEY, Span(0.0, 0, 0))
+        return Window(spans, null_score)
+
+    def _context(self, encoding: Encoding) -> slice:
+        """The tokens of the context, which are neighbours."""
+        sides = encoding.sequence_ids or []
+        side = 1 if self._question_first else 0
+        start = sides.index(side) if side in sides else 0
+        return slice(start, start + sides.count(side))
+
+    def _allowed(self, encoding: Encoding, context: slice) -> tuple[int | None, list[slice]]:
+        """The tokenizer's own [CLS], which stands for "no answer", and all tokens that count.
+
+        As in the pipeline these are the context's and every [CLS], also one that the client wrote into the question.
+        """
+        own, allowed, start = None, [context], 0
+        for _ in range(encoding.ids.count(self._cls_id) if self._cls_id is not None else 0):
+            index = encoding.ids.index(self._cls_id, start)  # type: ignore[arg-type]
+            start = index + 1
+            allowed.append(slice(index, start))
+            if own is None and encoding.sequence_ids and encoding.sequence_ids[index] is None:
+                own = index
+        return own, allowed
+
+    def answer(self, item: Question, parts: Sequence[Sequence[Window]], options: QuestionAnsweringOptions) -> Json:
+        windows = parts[0]
+        merged: dict[str, Span] = {}
+        for window in windows:
+            for text, span in window.spans.items():
+                _add(merged, text, span)
+        spans = list(merged.values())
+        if options.handle_impossible_answer:
+            spans.append(Span(min(window.null_score for window in windows), 0, 0))
+        spans.sort(key=lambda span: -span.score)
+        answers = [
+            {"score": span.score, "start": span.start, "end": span.end, "answer": item.context[span.start : span.end]}
+            for span in spans[: options.top_k]
+        ]
+        return answers[0] if len(answers) == 1 else answers
+
+
+def _add(spans: dict[str, Span], text: str, span: Span) -> None:
+    """Adds a span's score to that of the same text, which stays where it was found first."""
+    known = spans.get(text)
+    if known is None:
+        spans[text] = Span(span.score, span.start, span.end)
+    else:
+        known.score += span.score

@@ -1,0 +1,145 @@
+"""rerank: which texts answer a query best, scored pair by pair by a cross-encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_transformer.errors import InvalidInput, LoadError
+from hf_transformer.numerics import require_numbers, sigmoid
+from hf_transformer.tasks.base import OutputFormat, OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.tasks.labels import read_labels, text_logits
+from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
+from hf_transformer.types import Array, Encoding, Json, TextInput
+
+PARAMETERS = ("output_format", "top_n", "return_documents", "raw_scores", "truncation")
+
+
+@dataclass(frozen=True, slots=True)
+class RerankOptions:
+    """One request's choices. ``top_n`` None gives all texts; ``raw_scores`` logits instead of scores."""
+
+    output_format: OutputFormat
+    top_n: int | None
+    return_documents: bool
+    raw_scores: bool
+    overflow: Overflow
+
+
+@dataclass(frozen=True, slots=True)
+class RerankItem:
+    """A query and its texts, at least one."""
+
+    query: str
+    texts: tuple[str, ...]
+
+
+class Rerank(Task[RerankItem, RerankOptions, float]):
+    """Reads ``logits`` [1] of each pair (query, text).
+
+    The answer is a list with an object per text, the best first, equal scores in the order of the texts:
+        kserve          {"index", "score"} and, if documents are wanted, "text"; KServe has no such task, and this is
+                        the answer of text-embeddings-inference
+        pipeline        {"corpus_id", "score"} and "text", the answer of CrossEncoder.rank in sentence-transformers
+
+    The score is the sigmoid of the logit, or the logit itself where config.json names torch's Identity as activation
+    function, as CrossEncoder does it.
+    """
+
+    name = "rerank"
+    other_names = ("text_ranking",)
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        refuse_logit_flags(settings, f"{self.name} (its requests have the parameter raw_scores)")
+        count = len(read_labels(settings.model_config))
+        if count != 1:
+            raise LoadError(
+                f"rerank needs a model that gives one score per pair, and config.json names {count} labels; "
+                "serve it with --task=sequence_classification"
+            )
+        self._sigmoid = has_sigmoid(settings.model_config)
+        self._outputs = (text_logits(count),)
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        return self._outputs
+
+    def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
+        given = Parameters(parameters, PARAMETERS)
+        return RerankOptions(
+            output_format=read_output_format(given, self.settings),
+            top_n=given.integer("top_n", 1, 1) if "top_n" in given else None,
+            return_documents=given.flag("return_documents", False),
+            raw_scores=given.flag("raw_scores", False),
+            overflow=read_truncation(given, self.settings),
+        )
+
+    def item(self, instance: Json, where: str, options: RerankOptions) -> RerankItem:
+        if not isinstance(instance, dict) or instance.keys() not in ({"query", "texts"}, {"query", "documents"}):
+            raise InvalidInput(
+                f'{where}: expected {{"query": string, "texts": list of strings}} ("documents" is another name '
+                f"for texts), got {describe(instance)}"
+            )
+        query = instance["query"]
+        if not isinstance(query, str):
+            raise InvalidInput(f"{where}.query: expected a string, got {describe(query)}")
+        name = "texts" if "texts" in instance else "documents"
+        texts = instance[name]
+        if not isinstance(texts, list) or not texts:
+            found = describe(texts) if texts != [] else "an empty one"
+            raise InvalidInput(f"{where}.{name}: expected a list of strings, got {found}")
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise InvalidInput(f"{where}.{name}[{index}]: expected a string, got {describe(text)}")
+        return RerankItem(query, tuple(texts))
+
+    def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
+        return [(item.query, text) for text in item.texts]
+
+    def overflow(self, options: RerankOptions) -> Overflow:
+        return options.overflow
+
+    def answer_size(self, encoding: Encoding, options: RerankOptions) -> int:
+        return 2 + len(encoding) * options.return_documents
+
+    def decode(
+        self, item: RerankItem, encoding: Encoding, outputs: Mapping[str, Array], options: RerankOptions
+    ) -> float:
+        require_numbers(outputs["logits"])
+        return float(outputs["logits"][0])
+
+    def answer(self, item: RerankItem, parts: Sequence[Sequence[float]], options: RerankOptions) -> Json:
+        logits = np.array([windows[0] for windows in parts], np.float32)
+        scores = sigmoid(logits) if self._sigmoid and not options.raw_scores else logits
+        best = np.argsort(-scores, kind="stable")[: options.top_n].tolist()
+        index_name = "index" if options.output_format == "kserve" else "corpus_id"
+        answers: list[Json] = [{index_name: index, "score": float(scores[index])} for index in best]
+        if options.return_documents:
+            for answer, index in zip(answers, best, strict=True):
+                answer["text"] = item.texts[index]
+        return answers
+
+
+def has_sigmoid(model_config: Mapping[str, Json]) -> bool:
+    """Whether scores are sigmoids of logits, by the activation function that CrossEncoder writes into config.json.
+
+    Raises:
+        LoadError: it is neither torch's Sigmoid nor its Identity.
+    """
+    ours = model_config.get("sentence_transformers")
+    if isinstance(ours, dict) and "activation_fn" in ours:
+        name = ours["activation_fn"]
+    else:
+        name = model_config.get("sbert_ce_default_activation_function")
+    if name is None:
+        return True
+    package, _, function = str(name).rpartition(".")
+    if package.partition(".")[0] == "torch" and function in ("Sigmoid", "Identity"):
+        return function == "Sigmoid"
+    raise LoadError(
+        f"config.json names the activation function {str(name)[:100]!r}; "
+        "rerank knows torch.nn.Sigmoid and torch.nn.Identity"
+    )

@@ -1,0 +1,166 @@
+"""sequence_classification: which labels a text, or a pair of texts, has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hf_transformer.errors import ConfigError, InvalidInput
+from hf_transformer.numerics import require_numbers, sigmoid, softmax
+from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe, single
+from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
+from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
+from hf_transformer.types import Array, Encoding, Json, TextInput
+
+Function = Literal["none", "softmax", "sigmoid"]
+PIPELINE_PARAMETERS = ("top_k", "function_to_apply")
+PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", *PIPELINE_PARAMETERS, "truncation")
+DECIMALS = 4
+"""Of the probabilities in the kserve format."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceClassificationOptions:
+    """One request's choices. ``top_k`` None gives all labels; ``function`` turns logits into scores."""
+
+    form: Form
+    function: Function
+    top_k: int | None = 1
+    overflow: Overflow = "truncate"
+
+
+class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json]):
+    """Reads ``logits`` [labels].
+
+    Answers per instance, N labels:
+        plain           the index of the highest logit, as KServe gives it; also for models with independent labels
+                        and with one label, where it says little: ask for one of the other forms there
+        probabilities   {"<id>": probability, 4 decimals}, N of them: softmax, but sigmoid where the labels are
+                        independent (multi_label_classification) or there is one, for which KServe's softmax is wrong
+        raw_logits      {"<id>": logit}, N of them
+        pipeline        a list of ``top_k`` objects {"label", "score"}, the best first
+
+    The function from logits to scores is that of transformers' pipelines/text_classification.py: none for regression,
+    sigmoid for independent labels or a single one, else softmax.
+    """
+
+    name = "sequence_classification"
+    other_names = ("text_classification", "sentiment_analysis")
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self._labels = read_labels(settings.model_config)
+        self._function = default_function(read_problem_type(settings.model_config), len(self._labels))
+        if self._function == "none" and settings.return_probabilities:
+            raise ConfigError("--return_probabilities: config.json says regression; use --return_raw_logits")
+        self._outputs = (text_logits(len(self._labels)),)
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        return self._outputs
+
+    def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
+        given = Parameters(parameters, PARAMETERS)
+        form = read_form(given, self.settings, PIPELINE_PARAMETERS)
+        if form == "probabilities" and self._function == "none":
+            raise InvalidInput(
+                "parameters.return_probabilities: a regression model has none; use return_raw_logits for its values"
+            )
+        named = given.choice("function_to_apply", "default", ("default", "none", "softmax", "sigmoid"))
+        functions: Mapping[str, Function] = {"none": "none", "softmax": "softmax", "sigmoid": "sigmoid"}
+        return SequenceClassificationOptions(
+            form,
+            functions.get(named, self._function),
+            _read_top_k(parameters, given, form),
+            read_truncation(given, self.settings),
+        )
+
+    def item(self, instance: Json, where: str, options: SequenceClassificationOptions) -> TextInput:
+        return read_text_or_pair(instance, where)
+
+    def texts(self, item: TextInput, options: SequenceClassificationOptions) -> Sequence[TextInput]:
+        return (item,)
+
+    def overflow(self, options: SequenceClassificationOptions) -> Overflow:
+        return options.overflow
+
+    def answer_size(self, encoding: Encoding, options: SequenceClassificationOptions) -> int:
+        if options.form == "plain":
+            return 1
+        count = len(self._labels)
+        return count if options.form != "pipeline" or options.top_k is None else min(options.top_k, count)
+
+    def decode(
+        self,
+        item: TextInput,
+        encoding: Encoding,
+        outputs: Mapping[str, Array],
+        options: SequenceClassificationOptions,
+    ) -> Json:
+        logits = outputs["logits"]
+        # Every logit is a row of its own here: no label of a classifier is banned, so none may be -inf.
+        require_numbers(logits[:, np.newaxis])
+        if options.form == "plain":
+            return int(logits.argmax())
+        if options.form == "raw_logits":
+            return _by_label(logits.tolist())
+        scores = apply(options.function, logits)
+        if options.form == "probabilities":
+            return _by_label([round(score, DECIMALS) for score in scores.tolist()])
+        # A stable sort, so that labels of equal scores come in the order that transformers gives them.
+        best = np.argsort(-scores, kind="stable")[: options.top_k].tolist()
+        return [{"label": self._labels[label], "score": float(scores[label])} for label in best]
+
+    def answer(self, item: TextInput, parts: Sequence[Sequence[Json]], options: SequenceClassificationOptions) -> Json:
+        return single(parts)
+
+
+def _read_top_k(parameters: Mapping[str, Json], given: Parameters, form: Form) -> int | None:
+    if "top_k" in parameters and parameters["top_k"] is None:
+        # Here null is a value: all labels, as in transformers.
+        if form != "pipeline":
+            raise InvalidInput("parameters.top_k: only the pipeline format has it")
+        return None
+    return given.integer("top_k", 1, 1)
+
+
+def default_function(problem_type: str | None, labels: int) -> Function:
+    """What transformers' text-classification pipeline applies where nothing is asked for."""
+    if problem_type == "regression":
+        return "none"
+    return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"
+
+
+def apply(function: Function, logits: Array) -> Array:
+    """Scores, float32 [labels], of logits [labels]."""
+    if function == "softmax":
+        return softmax(logits)
+    return sigmoid(logits) if function == "sigmoid" else logits.astype(np.float32)
+
+
+def read_text_or_pair(instance: Json, where: str) -> TextInput:
+    """A string, {"text"} or {"text", "text_pair"}; an empty or null ``text_pair`` is none, as in transformers.
+
+    Raises:
+        InvalidInput: the instance has another form.
+    """
+    if isinstance(instance, str):
+        return instance
+    if isinstance(instance, dict) and "text" in instance and instance.keys() <= {"text", "text_pair"}:
+        text, pair = instance["text"], instance.get("text_pair")
+        for name, value in (("text", text), ("text_pair", pair or "")):
+            if not isinstance(value, str):
+                raise InvalidInput(f"{where}.{name}: expected a string, got {describe(value)}")
+        return (text, pair) if pair else text
+    pair_hint = "; a pair of texts is an object, not a list" if isinstance(instance, list) else ""
+    raise InvalidInput(
+        f'{where}: expected a string, {{"text": string}} or {{"text": string, "text_pair": string}}, '
+        f"got {describe(instance)}{pair_hint}"
+    )
+
+
+def _by_label(values: list[Json]) -> Json:
+    return {str(label): value for label, value in enumerate(values)}

@@ -1,0 +1,205 @@
+"""text_embedding: one vector per text, as sentence-transformers makes it of the same model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.tasks.base import (
+    TOKENS,
+    Axis,
+    OutputRole,
+    Overflow,
+    SentenceTransformers,
+    Task,
+    TaskSettings,
+    read_text,
+)
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.pooling import hidden_axis, hidden_size, pool, require_finite_vectors, unit
+from hf_transformer.types import PLAIN, Array, Encoding, Json, TextInput, Tokenization
+
+PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
+OUTPUT = "sentence_embedding"
+USUAL_SIZE = 1024
+"""Components of a vector where config.json does not say; an estimate that only limits use."""
+MAX_PROMPT_LENGTH = 2000
+"""Characters: a prompt may have to be tokenized by itself, which happens on the event loop."""
+KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
+"""What KServe's runtime does, for a folder that has no files of sentence-transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextEmbeddingOptions:
+    """One request's choices.
+
+    ``skips`` are the tokens at the beginning that pooling leaves out: of a text's first window, and where it differs of
+    the others. ``normalize`` is done before or after cutting to ``dimensions``, or not at all. ``exact`` refuses
+    vectors with fewer dimensions.
+    """
+
+    prompt: str
+    skips: tuple[int, ...]
+    normalize: Literal["before", "after", "no"]
+    dimensions: int | None
+    exact: bool
+    overflow: Overflow
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """One window: its vectors, float32 [D] each, one per element of ``skips``, and how many tokens it has."""
+
+    vectors: tuple[Array, ...]
+    tokens: int
+
+
+class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
+    """Reads token vectors [tokens, hidden] and pools them, or takes a pooled vector [D] as it is.
+
+    Answers per instance, in both formats, with the vector's D components: a list of D floats (a float32 array, of
+    which the writer of JSON gives the shortest digits).
+    """
+
+    name = "text_embedding"
+    other_names = ("sentence_similarity", "sentence_embedding", "embedding")
+    has_windows = True
+    reads_sentence_transformers = True
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self._files = settings.sentence_transformers or KSERVE
+        inside = self._files.inside
+        # pooler_output is missing here: it is BERT's classification head, which nobody trained for similarity.
+        names = ("sentence_embeddings", "text_embeds", "last_hidden_state", "token_embeddings")
+        pooled = (Axis(name=f"embedding after {inside}" if inside else "embedding"),)
+        by_token = (TOKENS, hidden_axis(settings.model_config))
+        role = OutputRole(OUTPUT, pooled, names) if inside else OutputRole(OUTPUT, by_token, names, (pooled,))
+        self._outputs = (role,)
+        width = hidden_size(settings.model_config)
+        self._size = width * max(len(self._files.pooling), 1) if width else USUAL_SIZE
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        return self._outputs
+
+    def options(self, parameters: Mapping[str, Json]) -> TextEmbeddingOptions:
+        given = Parameters(parameters, PARAMETERS)
+        given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
+        files = self._files
+        exact = "dimensions" in given
+        dimensions = given.integer("dimensions", 1, 1) if exact else files.truncate_dim
+        overflow = self._read_overflow(given)
+        prompt = self._read_prompt(given)
+        skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
+        return TextEmbeddingOptions(
+            prompt,
+            (skip, 0) if skip and overflow == "window" else (skip,),
+            self._read_normalize(given),
+            dimensions,
+            exact,
+            overflow,
+            given.integer("stride", self._default_stride, 0),
+        )
+
+    def _read_normalize(self, given: Parameters) -> Literal["before", "after", "no"]:
+        """If the model folder alone decides, in the order of sentence-transformers: the module, then truncate_dim."""
+        if "normalize" in given:
+            return "after" if given.flag("normalize", True) else "no"
+        if self.settings.sentence_transformers is None:
+            return "after"
+        return "before" if self._files.normalize else "no"
+
+    def _read_overflow(self, given: Parameters) -> Overflow:
+        overflow = self.settings.on_overflow
+        if "truncation" in given:
+            overflow = "truncate" if given.flag("truncation", True) else "error"
+        if "stride" in given and overflow != "window":
+            raise InvalidInput(
+                "parameters.stride: only windows have it; start the service with --on_overflow=window "
+                "and leave truncation out"
+            )
+        return overflow
+
+    @property
+    def _default_stride(self) -> int:
+        settings = self.settings
+        return settings.max_length // 4 if settings.stride is None else settings.stride
+
+    def _read_prompt(self, given: Parameters) -> str:
+        """The text that goes in front: the parameter's, the named one, or the model's default."""
+        files = self._files
+        prompt, name = given.string("prompt"), given.string("prompt_name")
+        if prompt is not None and name is not None:
+            raise InvalidInput("parameters.prompt_name: can't be combined with prompt, which says the text itself")
+        if prompt is not None:
+            if len(prompt) > MAX_PROMPT_LENGTH:
+                raise TooLarge(
+                    f"parameters.prompt: {len(prompt)} characters, at most {MAX_PROMPT_LENGTH} are taken; "
+                    "put a longer one in front of the texts"
+                )
+            return prompt
+        if name is not None and name not in files.prompts:
+            known = ", ".join(files.prompts) or "the model has none"
+            raise InvalidInput(f"parameters.prompt_name: {name[:40]!r} is unknown, expected one of {known}")
+        return files.prompts.get(name or files.default_prompt_name or "", "")
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """The tokens that a prompt has by itself, but for a special one at its end, as sentence-transformers counts."""
+        ids, empty = (one.ids for one in self.settings.vocabulary.encode((self._cased(prompt), "")))
+        count = len(ids) - (bool(ids) and ids[-1:] == empty[-1:])
+        limit = self.settings.max_length
+        if count >= limit - 1:
+            raise InvalidInput(f"parameters.prompt: leaves no room for text in the {limit} tokens that the model takes")
+        return count
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._files.lower_case else text
+
+    def item(self, instance: Json, where: str, options: TextEmbeddingOptions) -> str:
+        return read_text(instance, where)
+
+    def texts(self, item: str, options: TextEmbeddingOptions) -> Sequence[TextInput]:
+        return (self._cased(options.prompt + item),)
+
+    def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
+        return Tokenization(windows=True, stride=options.stride) if options.overflow == "window" else PLAIN
+
+    def overflow(self, options: TextEmbeddingOptions) -> Overflow:
+        return options.overflow
+
+    def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
+        return min(options.dimensions or self._size, self._size)
+
+    def decode(
+        self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions
+    ) -> Pooled:
+        rows = outputs[OUTPUT]
+        if rows.ndim == 1:
+            return Pooled((rows.astype(np.float32),) * len(options.skips), len(encoding))
+        # One token is always left: a text can melt with the prompt's end into fewer tokens than the prompt's own.
+        vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in options.skips)
+        return Pooled(tuple(vectors), len(encoding))
+
+    def answer(self, item: str, parts: Sequence[Sequence[Pooled]], options: TextEmbeddingOptions) -> Json:
+        first, *others = parts[0]
+        vector = first.vectors[0]
+        if others:
+            vectors = np.stack([vector, *(part.vectors[-1] for part in others)])
+            # Each window is as heavy as it has tokens: a short rest counts for little.
+            weights = np.array([part.tokens for part in parts[0]], np.float32)
+            vector = (vectors * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
+        require_finite_vectors(vector)
+        if options.exact and options.dimensions is not None and options.dimensions > len(vector):
+            raise InvalidInput(
+                f"parameters.dimensions: {options.dimensions}, but the model's vectors have {len(vector)}"
+            )
+        if options.normalize == "before":
+            vector = unit(vector)
+        vector = vector[: options.dimensions]
+        return unit(vector) if options.normalize == "after" else vector

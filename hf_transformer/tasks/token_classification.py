@@ -1,0 +1,247 @@
+"""token_classification: what each token is, or which entities the text names (NER)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import cast
+
+import numpy as np
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.numerics import require_finite, softmax
+from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe, read_text
+from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
+from hf_transformer.tasks.labels import labels_axis, read_labels
+from hf_transformer.tasks.parameters import Form, Parameters, read_form
+from hf_transformer.tasks.token_windows import Piece, WindowShape, pieces_of
+from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TextInput, Tokenization, Words
+
+PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
+PARAMETERS = (
+    "output_format",
+    "return_probabilities",
+    "return_raw_logits",
+    "return_offsets_mapping",
+    *PIPELINE_PARAMETERS,
+    "truncation",
+    "stride",
+)
+IGNORED_LABELS = ("O",)
+"""What transformers' pipeline leaves out by default."""
+MAX_DELIMITER_LENGTH = 20
+"""In characters; it is repeated for every word."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassificationOptions:
+    """One request's choices. ``ignored`` [labels] are left out of the pipeline format; ``stride`` is the number of
+    tokens that neighbouring windows share."""
+
+    form: Form
+    overflow: Overflow
+    stride: int
+    offsets: bool
+    strategy: Strategy
+    ignored: Array
+    delimiter: str | None
+
+    @property
+    def windows(self) -> bool:
+        return self.overflow == "window"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAnswer:
+    """What one window says: a value per token, or entities. ``shape`` is None where a text is one window anyway."""
+
+    values: list[Json]
+    shape: WindowShape | None
+
+
+class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswer]):
+    """Reads ``logits`` [tokens, labels].
+
+    Answers per instance of S tokens, special ones included, and L labels:
+        plain           [[3, 0, ...]], the best label's index for each token, in one more list, as KServe does
+        probabilities   S objects of L {"<index>": probability, 4 decimals}
+        raw_logits      S objects of L {"<index>": logit}
+        pipeline        {entity, score, index, word, start, end} per token, or with an aggregation strategy
+                        {entity_group, score, word, start, end} per entity
+    """
+
+    name = "token_classification"
+    other_names = ("ner",)
+    has_windows = True
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        names = read_labels(settings.model_config)
+        self._labels = Labels(names)
+        self._finder = EntityFinder(settings.vocabulary, self._labels)
+        self._columns = tuple(str(number) for number in range(len(names)))
+        self._ignored = {strategy: self._labels.ignored(IGNORED_LABELS, strategy) for strategy in STRATEGIES}
+        self._outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        return self._outputs
+
+    def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
+        given, settings = Parameters(parameters, PARAMETERS), self.settings
+        form = read_form(given, settings, PIPELINE_PARAMETERS)
+        overflow, stride = self._overflow(given)
+        chosen = given.choice("aggregation_strategy", settings.aggregation_strategy, STRATEGIES)
+        strategy = cast(Strategy, chosen)
+        ignore = given.strings("ignore_labels", empty=True)
+        return TokenClassificationOptions(
+            form=form,
+            overflow=overflow,
+            stride=stride,
+            offsets=given.flag("return_offsets_mapping", settings.return_offsets_mapping),
+            strategy=strategy,
+            ignored=self._ignored[strategy] if ignore is None else self._labels.ignored(set(ignore), strategy),
+            delimiter=_read_delimiter(given),
+        )
+
+    def _overflow(self, given: Parameters) -> tuple[Overflow, int]:
+        """What becomes of a long text, and the stride of its windows."""
+        settings = self.settings
+        default = settings.max_length // 4 if settings.stride is None else settings.stride
+        if "truncation" not in given:
+            overflow = "window" if "stride" in given else settings.on_overflow
+            return overflow, given.integer("stride", default, 0)
+        if "stride" in given:
+            raise InvalidInput(
+                "parameters.stride: a text that is read in windows is not truncated, leave out truncation"
+            )
+        return "truncate" if given.flag("truncation", True) else "error", default
+
+    def item(self, instance: Json, where: str, options: TokenClassificationOptions) -> Sentence:
+        words = _read_words(instance, where)
+        if words is None:
+            if options.delimiter is not None:
+                raise InvalidInput(f"parameters.delimiter: joins the words of an instance, and {where} is not in words")
+            return Sentence(read_text(instance, where))
+        delimiter = " " if options.delimiter is None else options.delimiter
+        starts = [0, *accumulate(len(word) + len(delimiter) for word in words)]
+        return Sentence(delimiter.join(words), Words(tuple(words)), starts)
+
+    def texts(self, item: Sentence, options: TokenClassificationOptions) -> Sequence[TextInput]:
+        return (item.text if item.words is None else item.words,)
+
+    def tokenization(self, options: TokenClassificationOptions) -> Tokenization:
+        if options.windows:
+            return Tokenization(detail=True, windows=True, stride=options.stride)
+        return Tokenization(detail=True) if options.form == "pipeline" or options.offsets else PLAIN
+
+    def overflow(self, options: TokenClassificationOptions) -> Overflow:
+        return options.overflow
+
+    def answer_size(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
+        per_token = len(self._columns) if options.form in ("probabilities", "raw_logits") else 1
+        return len(encoding) * (per_token + 2 * options.offsets)
+
+    def decode(
+        self, item: Sentence, encoding: Encoding, outputs: Mapping[str, Array], options: TokenClassificationOptions
+    ) -> WindowAnswer:
+        logits = outputs["logits"]
+        shape = WindowShape.of(encoding) if options.windows else None
+        if options.form == "pipeline":
+            found = self._finder.find(item, encoding, logits, options.strategy, options.ignored)
+            return WindowAnswer(found, shape)
+        # Maxima along the longer axis are several times as fast.
+        require_finite(np.ascontiguousarray(logits.T).max(axis=0))
+        if options.form == "plain":
+            return WindowAnswer(logits.argmax(axis=-1).tolist(), shape)
+        if options.form == "probabilities":
+            logits = softmax(logits).astype(np.float64).round(4)
+        columns = self._columns
+        return WindowAnswer([dict(zip(columns, row, strict=True)) for row in logits.tolist()], shape)
+
+    def answer(
+        self, item: Sentence, parts: Sequence[Sequence[WindowAnswer]], options: TokenClassificationOptions
+    ) -> Json:
+        windows = parts[0]
+        if len(windows) == 1:
+            values = windows[0].values
+        elif options.form == "pipeline" and options.strategy != "none":
+            values = merge_entities([entity for window in windows for entity in window.values])
+        else:
+            values = _merge_tokens(windows, options)
+        return [values] if options.form == "plain" else values
+
+    def beside(
+        self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: TokenClassificationOptions
+    ) -> Sequence[Tensor]:
+        """``offset_mapping`` INT64 [B, S, 2]: start and end of each token, (0, 0) for special tokens and padding."""
+        if not options.offsets:
+            return ()
+        rows = [_offsets(texts[0], options.stride) for texts in encodings]
+        data = np.zeros((len(rows), max(map(len, rows)), 2), np.int64)
+        for place, row in zip(data, rows, strict=True):
+            place[: len(row)] = row
+        return (Tensor("offset_mapping", "INT64", data),)
+
+
+def _read_delimiter(given: Parameters) -> str | None:
+    found = given.strings("delimiter")
+    if found is None:
+        return None
+    if len(found) > 1 or len(found[0]) > MAX_DELIMITER_LENGTH:
+        raise InvalidInput(f"parameters.delimiter: expected a string of at most {MAX_DELIMITER_LENGTH} characters")
+    return found[0]
+
+
+def _read_words(instance: Json, where: str) -> list[str] | None:
+    """The words of an instance, None for one that is a text.
+
+    Raises:
+        InvalidInput: it has something else in the place of words, or none.
+    """
+    if isinstance(instance, dict) and len(instance) == 1:
+        name = next(iter(instance))
+        if name not in ("tokens", "words"):
+            return None
+        words, where = instance[name], f"{where}.{name}"
+    elif isinstance(instance, list):
+        words = instance
+    elif isinstance(instance, str | dict):
+        return None
+    else:
+        raise InvalidInput(
+            f'{where}: expected a string, {{"text": string}} or a list of words, got {describe(instance)}'
+        )
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        shown = "other things in it" if isinstance(words, list) else describe(words)
+        raise InvalidInput(f"{where}: expected a list of words (strings), got {shown}")
+    if not words:
+        raise InvalidInput(f"{where}: expected at least one word, got an empty list")
+    return words
+
+
+def _merge_tokens(windows: Sequence[WindowAnswer], options: TokenClassificationOptions) -> list[Json]:
+    """A value for each token of the whole text; entities per token get its index there."""
+    pieces = pieces_of([window.shape for window in windows if window.shape is not None], options.stride)
+    values: list[Json] = []
+    for piece in pieces:
+        mine = windows[piece.window].values
+        values += _entities_of(piece, mine) if options.form == "pipeline" else mine[piece.begin : piece.end]
+    return values
+
+
+def _entities_of(piece: Piece, entities: Sequence[Json]) -> list[Json]:
+    return [
+        entity | {"index": entity["index"] - piece.begin + piece.place}
+        for entity in entities
+        if piece.begin <= entity["index"] < piece.end
+    ]
+
+
+def _offsets(windows: Sequence[Encoding], stride: int) -> list[tuple[int, int]]:
+    """The offsets of each token of a text."""
+    if len(windows) == 1:
+        return windows[0].offsets or []
+    pieces = pieces_of([WindowShape.of(window) for window in windows], stride)
+    return [pair for piece in pieces for pair in (windows[piece.window].offsets or [])[piece.begin : piece.end]]

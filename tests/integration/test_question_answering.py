@@ -1,0 +1,188 @@
+"""question_answering against the pipeline of transformers 4 (tests/goldens/generate_question_answering.py)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import ROOT, Serve
+from tests.service import Service
+from tests.triton_repository import task_model_folder
+
+GOLDENS = json.loads((ROOT / "tests" / "goldens" / "question_answering.json").read_text(encoding="utf-8"))
+SCORE = GOLDENS["about"]["tolerance"]["score_absolute"]
+VARIANTS: dict[str, dict[str, Any]] = {"default": {}, **GOLDENS["variants"]}
+CASES: list[dict[str, Any]] = GOLDENS["cases"]
+PARIS = {"question": "What is the capital of France?", "context": "The capital of France is Paris."}
+LONG = {"question": "Where is it?", "context": "There are many cities, some large and some small. " * 30}
+
+
+@pytest.fixture
+def squad(serve: Serve, protocol: str) -> Service:
+    return start(serve, protocol)
+
+
+def start(serve: Serve, protocol: str, *flags: str) -> Service:
+    return serve("squad", protocol, f"--model_dir={task_model_folder('squad')}", "--task=question_answering", *flags)
+
+
+def instance(case: dict[str, Any]) -> dict[str, str]:
+    return {"question": case["question"], "context": case["context"]}
+
+
+def answered(variant: str) -> list[dict[str, Any]]:
+    """The cases that have an answer of this kind."""
+    return [case for case in CASES if variant in case and "error" not in case[variant]]
+
+
+def error(service: Service, instances: Any, parameters: Any = None, status: int = 400) -> str:
+    response = service.post({"instances": instances, "parameters": parameters or {}})
+    assert response.status_code == status, response.text
+    message: str = response.json()["error"]
+    return message
+
+
+def assert_equal(found: Any, golden: Any, what: str, *, near_tie: bool = False) -> None:
+    """The same but for the last digits of the scores; near ties may also be in another order."""
+    if isinstance(golden, dict):
+        found, golden = [found], [golden]
+    assert len(found) == len(golden), what
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in golden], abs=SCORE), what
+    if not near_tie:
+        assert [one | {"score": 0} for one in found] == [one | {"score": 0} for one in golden], what
+
+
+def test_the_goldens_are_enough() -> None:
+    assert len(answered("default")) >= 40
+    assert all(answered(variant) for variant in VARIANTS)
+    assert [case["id"] for case in CASES if "error" in case] == ["long_question"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_alone(squad: Service, variant: str) -> None:
+    for case in answered(variant):
+        found = squad.predict([instance(case)], VARIANTS[variant])
+        assert_equal(found[0], case[variant], case["id"], near_tie=variant in case.get("near_tie", ()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("output_format", ["kserve", "pipeline"])
+def test_in_one_mixed_request(squad: Service, variant: str, output_format: str) -> None:
+    cases = answered(variant)
+    parameters = {**VARIANTS[variant], "output_format": output_format}
+    for found, case in zip(squad.predict([instance(case) for case in cases], parameters), cases, strict=True):
+        assert_equal(found, case[variant], case["id"], near_tie=variant in case.get("near_tie", ()))
+
+
+def test_what_the_pipeline_refuses(squad: Service) -> None:
+    for case in CASES:
+        if "error" in case:
+            assert "parameters.stride: 64 is too long for windows of 128 tokens" in error(squad, [instance(case)])
+            assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]
+
+
+def test_a_long_question_and_a_context_that_fits(squad: Service) -> None:
+    question = "what is it " * 25
+    assert "answer" in squad.predict([PARIS | {"question": question}])[0]
+    assert "leaves no room for the second" in error(squad, [LONG | {"question": question * 3}])
+    mixed = squad.predict([PARIS | {"question": question}, LONG])
+    assert mixed[1] == squad.predict([LONG])[0]
+
+
+def test_places_are_those_of_the_context(squad: Service) -> None:
+    cases = answered("top_5")
+    for answers, case in zip(squad.predict([instance(case) for case in cases], {"top_k": 5}), cases, strict=True):
+        for answer in answers if isinstance(answers, list) else [answers]:
+            assert case["context"][answer["start"] : answer["end"]] == answer["answer"], case["id"]
+
+
+def test_the_architecture_chooses_the_task_too(serve: Serve, protocol: str) -> None:
+    service = serve("squad", protocol, f"--model_dir={task_model_folder('squad')}")
+    assert service.predict([PARIS])[0]["answer"] == "Paris"
+
+
+def test_the_hyphenated_name_and_the_pipeline_format_as_flags(serve: Serve, protocol: str) -> None:
+    service = start(serve, protocol, "--task=question-answering", "--output_format=pipeline")
+    assert_equal(service.predict([PARIS])[0], answered("default")[0]["default"], "trained_0")
+
+
+def test_the_stride_as_a_flag(serve: Serve, protocol: str, squad: Service) -> None:
+    strided = start(serve, protocol, "--stride=16")
+    parameters = {"max_seq_len": 48, "handle_impossible_answer": True}
+    assert strided.predict([LONG], parameters) == squad.predict([LONG], parameters | {"doc_stride": 16})
+    assert strided.predict([LONG], parameters | {"stride": 3}) == squad.predict([LONG], parameters | {"doc_stride": 3})
+    assert "parameters.doc_stride: 16 is larger than max_seq_len, 10" in error(strided, [LONG], {"max_seq_len": 10})
+
+
+def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, protocol: str, squad: Service) -> None:
+    windows = start(serve, protocol, "--on_overflow=window")
+    late = {"question": "When was it?", "context": LONG["context"] + "It was in 1984."}
+    assert windows.predict([late]) == squad.predict([late])
+    assert squad.predict([late])[0]["answer"] == "1984"
+    counter = 'hf_transformer_truncated_instances_total{model_name="squad"}'
+    before = squad.metric(counter)
+    assert squad.predict([late], {"truncation": True})[0]["answer"] != "1984"
+    assert squad.metric(counter) == before + 1
+
+
+def test_long_contexts_are_refused(serve: Serve, protocol: str, squad: Service) -> None:
+    strict = start(serve, protocol, "--on_overflow=error")
+    assert strict.predict([PARIS])[0]["answer"] == "Paris"
+    assert "instances[1]: the text is longer" in error(strict, [PARIS, LONG], status=413)
+    assert "instances[0]: the text is longer" in error(squad, [LONG], {"truncation": False}, status=413)
+    assert "answer" in strict.predict([LONG], {"truncation": True})[0]
+    assert "parameters.stride: only windows have one" in error(strict, [LONG], {"stride": 1})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("Where?", 'instances[1]: expected {"question": string, "context": string}, got a string'),
+        ({"question": "Where?"}, "instances[1]: expected"),
+        (PARIS | {"top_k": 2}, "got an object with the keys context, question, top_k"),
+        (PARIS | {"question": ""}, "instances[1].question: is empty"),
+        (PARIS | {"context": ""}, "instances[1].context: is empty"),
+        (PARIS | {"context": None}, "instances[1].context: expected a string, got null"),
+        (PARIS | {"question": ["Where?"]}, "instances[1].question: expected a string, got a list"),
+    ],
+)
+def test_wrong_instances(squad: Service, wrong: Any, message: str) -> None:
+    assert message in error(squad, [PARIS, wrong])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"top_k": 0}, "parameters.top_k: 0 is too small, expected 1 or more"),
+        ({"top_k": True}, "parameters.top_k: expected a whole number, got a boolean"),
+        ({"max_answer_len": 0}, "parameters.max_answer_len: 0 is too small"),
+        ({"max_answer_len": 1.5}, "parameters.max_answer_len: expected a whole number"),
+        ({"handle_impossible_answer": 1}, "parameters.handle_impossible_answer: expected true or false, got a number"),
+        ({"align_to_words": "no"}, "parameters.align_to_words: expected true or false, got a string"),
+        ({"max_seq_len": 129}, "parameters.max_seq_len: 129 is too large, the model takes 128 tokens"),
+        ({"max_seq_len": 0}, "parameters.max_seq_len: 0 is too small"),
+        ({"max_seq_len": 3}, "3 tokens leave no room for text"),
+        ({"max_question_len": 0}, "parameters.max_question_len: 0 is too small"),
+        ({"doc_stride": -1}, "parameters.doc_stride: -1 is too small"),
+        ({"doc_stride": 129}, "parameters.doc_stride: 129 is larger than max_seq_len, 128"),
+        ({"doc_stride": 126}, "parameters.stride: 126 is too long for windows of 125 tokens"),
+        ({"stride": "4"}, "parameters.stride: expected a whole number, got a string"),
+        ({"stride": 4, "doc_stride": 4}, "parameters.stride: another name of doc_stride"),
+        ({"truncation": 1}, "parameters.truncation: expected true or false"),
+        ({"truncation": True, "doc_stride": 4}, "parameters.doc_stride: only windows have one"),
+        ({"output_format": "squad"}, "parameters.output_format: 'squad' is not one of kserve, pipeline"),
+        ({"return_probabilities": True}, "parameters.return_probabilities: unknown, expected one of output_format"),
+    ],
+)
+def test_wrong_parameters(squad: Service, parameters: dict[str, Any], message: str) -> None:
+    assert message in error(squad, [PARIS], parameters)
+
+
+def test_answers_that_nobody_could_send(squad: Service) -> None:
+    everything = {"top_k": 10**9, "max_answer_len": 10**9}
+    assert "--max_answer_values" in error(squad, [LONG] * 20, everything, status=413)
+    alone = squad.predict([PARIS], everything)[0]
+    assert len(alone) > 20
+    assert alone[-1] == {"score": 0.0, "start": 0, "end": 0, "answer": ""}

@@ -1,0 +1,30 @@
+"""What a task is built from, without a model or a tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from hf_transformer.tasks.base import TaskSettings, Vocabulary
+from hf_transformer.types import Array, Encoding, Json
+
+ENCODING = Encoding([1, 2, 3], [0, 0, 0])
+
+NO_VOCABULARY = cast(Vocabulary, None)
+"""For tasks that never look into it."""
+
+
+def settings(config: dict[str, Json] | None = None, **options: Any) -> TaskSettings:
+    """Those of a model with this config.json."""
+    return TaskSettings(config or {}, NO_VOCABULARY, **options)
+
+
+def named(*labels: str, **more: Json) -> dict[str, Json]:
+    """A config.json that names these labels."""
+    return {"id2label": {str(number): label for number, label in enumerate(labels)}, **more}
+
+
+def logits(*values: float, dtype: str = "<f4") -> dict[str, Array]:
+    """The outputs for one text."""
+    return {"logits": np.array(values, dtype)}

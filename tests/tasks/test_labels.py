@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_transformer.errors import LoadError
+from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
+
+
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        pytest.param({}, ("LABEL_0", "LABEL_1"), id="transformers leaves two labels out"),
+        pytest.param({"num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2"), id="a number alone"),
+        pytest.param({"id2label": {"1": "b", "0": "a"}}, ("a", "b"), id="keys that are strings, in another order"),
+        pytest.param({"id2label": {0: "a"}}, ("a",), id="keys that are numbers"),
+        pytest.param({"id2label": {str(n): f"l{n}" for n in range(11)}}, tuple(f"l{n}" for n in range(11)), id="ten"),
+        pytest.param({"id2label": {"0": "a"}, "num_labels": 7}, ("a",), id="the names win over the number"),
+    ],
+)
+def test_labels(config: dict[str, Any], labels: tuple[str, ...]) -> None:
+    assert read_labels(config) == labels
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"id2label": {}},
+        {"id2label": {"1": "a"}},
+        {"id2label": {"0": "a", "2": "b"}},
+        {"id2label": {"zero": "a"}},
+        {"id2label": ["a"]},
+        {"num_labels": 0},
+        {"num_labels": "2"},
+        {"num_labels": True},
+    ],
+)
+def test_labels_that_are_none(config: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match=next(iter(config))):
+        read_labels(config)
+
+
+def test_the_model_has_to_have_as_many() -> None:
+    (axis,) = text_logits(3).axes
+    assert (axis.minimum, axis.maximum) == (3, 3)
+    assert axis.why == "config.json names 3 labels (id2label)"
+    assert "1 label (" in text_logits(1).axes[0].why
+
+
+def test_problem_type() -> None:
+    assert read_problem_type({}) is None
+    assert read_problem_type({"problem_type": "regression"}) == "regression"
+    with pytest.raises(LoadError, match="'ranking'"):
+        read_problem_type({"problem_type": "ranking"})

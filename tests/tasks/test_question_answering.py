@@ -1,0 +1,231 @@
+"""question_answering with made-up logits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_transformer.contract import ContractError, bind
+from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
+from hf_transformer.tasks.base import TaskSettings
+from hf_transformer.tasks.question_answering import QuestionAnswering
+from hf_transformer.tasks.spans import Characters, best_spans, probabilities
+from hf_transformer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import Array, Encoding, ModelSpec, TensorSpec
+from tests.triton_repository import task_model_folder
+
+FOLDER = task_model_folder("squad")
+CONFIG = json.loads((FOLDER / "config.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(FOLDER, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The same, padding on the left."""
+    folder = tmp_path_factory.mktemp("left")
+    shutil.copy(FOLDER / "tokenizer.json", folder)
+    settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"padding_side": "left"}))
+    return load_tokenizer(folder, CONFIG)
+
+
+def task_of(tokenizer: Tokenizer, **settings: Any) -> QuestionAnswering:
+    return QuestionAnswering(TaskSettings(CONFIG, tokenizer, max_length=tokenizer.max_length, **settings))
+
+
+def ask(
+    tokenizer: Tokenizer, question: str, context: str, likely: list[tuple[str, str, float]], **parameters: Any
+) -> Any:
+    """The answer where the logits are 0 but for some tokens.
+
+    ``likely`` has the texts of a first and a last token, which get that logit wherever they are in a window.
+    """
+    task = task_of(tokenizer)
+    options = task.options(parameters)
+    item = task.item({"question": question, "context": context}, "instances[0]", options)
+    [windows] = tokenizer.encode_windows(task.texts(item, options), task.tokenization(options))
+    parts = []
+    for window in windows:
+        start, end = np.zeros((2, len(window)), np.float32)
+        for first, last, logit in likely:
+            start[np.array(window.ids) == tokenizer.token_to_id(first)] = logit
+            end[np.array(window.ids) == tokenizer.token_to_id(last)] = logit
+        parts.append(task.decode(item, window, {"start_logits": start, "end_logits": end}, options))
+    return task.answer(item, [parts], options)
+
+
+def every_span(starts: Array, ends: Array, count: int, longest: int) -> list[tuple[float, int, int]]:
+    """The best spans, out of all pairs of tokens."""
+    spans = [
+        (float(starts[first] * ends[last]), first, last)
+        for first in range(len(starts))
+        for last in range(first, min(first + longest, len(starts)))
+    ]
+    return sorted((span for span in spans if span[0] > 0), reverse=True)[:count]
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 60), st.integers(0, 2**32 - 1))
+def test_the_best_spans_are_those_among_all(tokens: int, count: int, longest: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    starts, ends = random.random((2, tokens), np.float32) * (random.random((2, tokens)) > 0.3)
+    starts, ends = starts.astype(np.float32), ends.astype(np.float32)
+    first, last, scores = best_spans(starts, ends, count, longest)
+    expected = every_span(starts, ends, count, longest)
+    assert scores.tolist() == [span[0] for span in expected]
+    assert all(0 <= b - a < longest for a, b in zip(first, last, strict=True))
+    assert (starts[first] * ends[last]).tolist() == scores.tolist()
+    assert len({*zip(first.tolist(), last.tolist(), strict=True)}) == len(expected)
+
+
+def test_other_tokens_do_not_count() -> None:
+    logits = np.array([np.nan, 0, np.log(3), np.inf, 0], np.float32)
+    found = probabilities(logits, logits.astype(np.float64), [slice(1, 3), slice(4, 5)])
+    assert found.tolist() == [pytest.approx([0, 0.2, 0.6, 0, 0.2])] * 2
+    assert probabilities(logits, logits, [slice(0, 0)]).tolist() == [[0.0] * 5] * 2
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_logits_that_are_no_numbers(wrong: float, which: int) -> None:
+    logits = np.zeros((2, 4), np.float32)
+    logits[which, 2] = wrong
+    with pytest.raises(PredictorError):
+        probabilities(logits[0], logits[1], [slice(1, 4)])
+
+
+def window(word_ids: list[int | None] | None) -> Encoding:
+    """[CLS] who [SEP] new york city [SEP], where "york" has two tokens."""
+    offsets = [(0, 0), (0, 3), (0, 0), (0, 3), (4, 6), (6, 8), (9, 13), (0, 0)]
+    return Encoding([0] * 8, [0] * 8, offsets=offsets, word_ids=word_ids)
+
+
+def test_spans_are_aligned_to_words() -> None:
+    words = [None, 0, None, 0, 1, 1, 2, None]
+    aligned = Characters(window(words), slice(3, 7), whole_words=True)
+    assert (aligned.span(3, 4), aligned.span(5, 6), aligned.span(5, 5)) == ((0, 8), (4, 13), (4, 8))
+    exact = Characters(window(words), slice(3, 7), whole_words=False)
+    assert (exact.span(3, 4), exact.span(5, 6), exact.span(5, 5)) == ((0, 6), (6, 13), (6, 8))
+    assert Characters(window(None), slice(3, 7), whole_words=True).span(3, 4) == (0, 6)
+
+
+def test_words_that_are_cut_by_the_window() -> None:
+    cut = Characters(window([None, 0, None, 0, 1, 1, 2, None]), slice(5, 7), whole_words=True)
+    assert cut.span(5, 6) == (6, 13)
+
+
+def test_tokens_outside_the_context() -> None:
+    words = [None, 1, None, 0, 1, 1, 2, None]
+    context = slice(3, 7)
+    assert Characters(window(words), context, whole_words=True).span(1, 6) == (4, 13)
+    assert Characters(window(words), context, whole_words=False).span(1, 6) is None
+    assert Characters(window([None, 9, *words[2:]]), context, whole_words=True).span(1, 6) is None
+    assert Characters(window([None, 2, *words[2:]]), context, whole_words=True).span(1, 3) is None
+    assert Characters(window(words), context, whole_words=True).span(0, 6) is None
+
+
+@pytest.mark.parametrize("side", ["tokenizer", "left"])
+def test_the_question_is_no_answer(side: str, request: pytest.FixtureRequest) -> None:
+    likely = [("where", "where", 20.0), ("berlin", "berlin", 10.0)]
+    answer = ask(request.getfixturevalue(side), "Where is it?", "It is in BERLIN.", likely)
+    assert (answer["answer"], answer["start"], answer["end"]) == ("BERLIN", 9, 15)
+    assert answer["score"] == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("side", ["tokenizer", "left"])
+def test_scores_of_the_same_text_add_up_over_windows(side: str, request: pytest.FixtureRequest) -> None:
+    context = "In Berlin. " + "many cities " * 20 + "near BERLIN. " + "many cities " * 20 + "in berlin."
+    parameters = {"max_seq_len": 40, "doc_stride": 0, "top_k": 3}
+    answers = ask(request.getfixturevalue(side), "Where?", context, [("berlin", "berlin", 12.0)], **parameters)
+    assert len(answers) == 3
+    assert (answers[0]["answer"], answers[0]["start"]) == ("Berlin", 3)
+    assert answers[0]["score"] == pytest.approx(3, abs=2e-2)
+
+
+@pytest.mark.parametrize("side", ["tokenizer", "left"])
+def test_no_answer_is_the_least_sure_window(side: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(side)
+    likely = [("[CLS]", "[CLS]", 9.0), ("berlin", "berlin", 9.0)]
+    parameters = {"max_seq_len": 24, "doc_stride": 0, "handle_impossible_answer": True, "top_k": 2}
+    none = {"start": 0, "end": 0, "answer": ""}
+    answers = ask(tokenizer, "Where?", "many cities " * 20, likely, **parameters)
+    assert answers[0] == none | {"score": pytest.approx(1, abs=1e-2)}
+    answers = ask(tokenizer, "Where?", "many cities " * 20 + "in berlin", likely, **parameters)
+    assert [answer["answer"] for answer in answers] == ["berlin", ""]
+    assert answers[1]["score"] == pytest.approx(0.25, abs=1e-2)
+
+
+def test_a_context_without_tokens(tokenizer: Tokenizer) -> None:
+    none = {"score": 0.0, "start": 0, "end": 0, "answer": ""}
+    assert ask(tokenizer, "Where?", " \n", []) == none
+    assert ask(tokenizer, "Where?", " \n", [], align_to_words=False, top_k=3) == none
+    assert ask(tokenizer, "Where?", " \n", [], handle_impossible_answer=True)["score"] == 1.0
+
+
+def test_the_usual_stride_fits_a_model_of_fixed_length(tokenizer: Tokenizer) -> None:
+    task = task_of(tokenizer)
+    options = task.options({})
+    item = task.item({"question": "Where?", "context": "many cities " * 40}, "instances[0]", options)
+    how = task.tokenization(options)
+    shorter = tokenizer.with_max_length(32)
+    [windows] = shorter.encode_windows(task.texts(item, options), how)
+    assert {len(each) for each in windows[:-1]} == {32}
+    assert windows[0].ids[-17:-1] == windows[1].ids[4:20]
+
+
+@pytest.mark.parametrize("side", ["tokenizer", "left"])
+def test_a_question_that_leaves_no_room_for_the_stride(side: str, request: pytest.FixtureRequest) -> None:
+    """The tokenizers library panics there."""
+    tokenizer = request.getfixturevalue(side)
+    question = "what is it " * 10
+    assert ask(tokenizer, question, "It is in Berlin.", [], max_seq_len=48, doc_stride=16)["answer"]
+    with pytest.raises(InvalidInput, match=r"parameters.stride: 16 is too long for windows of 48 tokens"):
+        ask(tokenizer, question, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
+    with pytest.raises(InvalidInput, match="leaves no room"):
+        ask(tokenizer, question * 2, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
+
+
+def test_huge_requests_are_counted(tokenizer: Tokenizer) -> None:
+    task = task_of(tokenizer)
+    [encoding] = tokenizer.encode(["many cities " * 70])
+    usual, everything = task.options({}), task.options({"top_k": 10**9, "max_answer_len": 10**9})
+    assert task.answer_size(encoding, usual) == 12 * 18
+    assert task.answer_size(encoding, everything) == 128**2 * 131
+
+
+def fit(tokenizer: Tokenizer, *outputs: str, flags: tuple[str, ...] = ()) -> dict[str, str]:
+    """Role -> output."""
+    inputs = (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("attention_mask", "INT64", (-1,)))
+    tensors = tuple(TensorSpec(name, "FP32", (-1,)) for name in outputs)
+    spec = ModelSpec("squad", "1", inputs, tensors, 8)
+    roles = task_of(tokenizer).outputs
+    return {one.role: one.name for one in bind(spec, roles, output_names=flags, task="question_answering").outputs}
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [("start_logits", "end_logits"), ("start", "end"), ("output_0", "output_1"), ("a", "b")]
+)
+def test_outputs_are_found_by_name(tokenizer: Tokenizer, start: str, end: str) -> None:
+    flags = ("a", "b") if start == "a" else ()
+    assert fit(tokenizer, end, start, flags=flags) == {"start_logits": start, "end_logits": end}
+
+
+def test_a_model_with_one_output_does_not_fit(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ContractError, match="reads start_logits and end_logits, each an output of its own"):
+        fit(tokenizer, "logits")
+    with pytest.raises(ContractError, match="each an output of its own"):
+        fit(tokenizer, "a", "b", flags=("a", "a"))
+
+
+def test_flags_that_mean_nothing_here(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="return_probabilities"):
+        task_of(tokenizer, return_probabilities=True)

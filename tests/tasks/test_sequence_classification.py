@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.errors import ConfigError, PredictorError
+from hf_transformer.numerics import sigmoid
+from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function
+from tests.tasks.task_settings import ENCODING, logits, named, settings
+
+PIPELINE = {"output_format": "pipeline", "top_k": None}
+MULTI = {"problem_type": "multi_label_classification"}
+
+
+def predict(config: dict[str, Any], values: dict[str, Any], parameters: dict[str, Any], **flags: Any) -> Any:
+    task = SequenceClassification(settings(config, **flags))
+    options = task.options(parameters)
+    return task.answer("", [[task.decode("", ENCODING, values, options)]], options)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "labels", "function"),
+    [
+        (None, 1, "sigmoid"),
+        (None, 2, "softmax"),
+        ("single_label_classification", 1, "sigmoid"),
+        ("single_label_classification", 3, "softmax"),
+        ("multi_label_classification", 1, "sigmoid"),
+        ("multi_label_classification", 3, "sigmoid"),
+        ("regression", 1, "none"),
+        ("regression", 3, "none"),
+    ],
+)
+def test_the_default_function(problem_type: str | None, labels: int, function: str) -> None:
+    assert default_function(problem_type, labels) == function
+
+
+def test_forms_of_an_answer() -> None:
+    config = named("a", "b")
+    values = logits(0.0, math.log(3))
+    assert predict(config, values, {}) == 1
+    assert predict(config, values, {"return_probabilities": True}) == {"0": 0.25, "1": 0.75}
+    assert predict(config, values, {"return_raw_logits": True}) == {"0": 0.0, "1": float(np.float32(math.log(3)))}
+    assert predict(config, values, PIPELINE) == [
+        {"label": "b", "score": pytest.approx(0.75)},
+        {"label": "a", "score": pytest.approx(0.25)},
+    ]
+
+
+def test_probabilities_of_independent_labels_are_not_shared_out() -> None:
+    values = logits(math.log(3), math.log(3))
+    assert predict(named("a", "b", **MULTI), values, {"return_probabilities": True}) == {"0": 0.75, "1": 0.75}
+    assert predict(named("a"), logits(math.log(3)), {"return_probabilities": True}) == {"0": 0.75}
+
+
+def test_probabilities_have_4_decimals() -> None:
+    found = predict(named("a", "b"), logits(0.0, 7.0), {}, return_probabilities=True)
+    assert found == {"0": 0.0009, "1": 0.9991}
+
+
+def test_labels_of_equal_scores_come_in_their_order() -> None:
+    found = predict(named("a", "b", "c", "d"), logits(1.0, 2.0, 2.0, 1.0), PIPELINE | {"top_k": 3})
+    assert [one["label"] for one in found] == ["b", "c", "a"]
+
+
+def test_a_regression_keeps_its_values() -> None:
+    config = named("stars", problem_type="regression")
+    assert predict(config, logits(4.5), PIPELINE) == [{"label": "stars", "score": 4.5}]
+    with pytest.raises(ConfigError, match="--return_raw_logits"):
+        SequenceClassification(settings(config, return_probabilities=True))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
+def test_datatypes(dtype: str) -> None:
+    values = logits(-1.5, 0.5, dtype=dtype)
+    assert predict(named("a", "b"), values, {"return_raw_logits": True}) == {"0": -1.5, "1": 0.5}
+    assert predict(named("a", "b"), values, PIPELINE)[0]["score"] == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("form", [{}, {"return_raw_logits": True}, PIPELINE])
+def test_logits_that_are_no_numbers(bad: float, form: dict[str, Any]) -> None:
+    for values in (logits(bad, 0.0), logits(0.0, bad)):
+        with pytest.raises(PredictorError):
+            predict(named("a", "b"), values, form)
+
+
+def test_sigmoid_of_extreme_logits() -> None:
+    found = sigmoid(np.array([-1e4, -100, -20, 0, 20, 1e4], np.float32))
+    assert found.dtype == np.float32
+    assert found.tolist() == pytest.approx([0, 0, 1 / (1 + math.exp(20)), 0.5, 1, 1], rel=1e-6)
+
+
+def test_the_size_of_an_answer() -> None:
+    task = SequenceClassification(settings(named("a", "b", "c")))
+    sizes: dict[int, list[dict[str, Any]]] = {
+        1: [{}, {"output_format": "pipeline"}],
+        2: [{"output_format": "pipeline", "top_k": 2}],
+        3: [{"return_raw_logits": True}, PIPELINE, {"output_format": "pipeline", "top_k": 9}],
+    }
+    for size, requests in sizes.items():
+        assert [task.answer_size(ENCODING, task.options(parameters)) for parameters in requests] == [size] * len(
+            requests
+        )
+
+
+def test_what_becomes_of_long_texts() -> None:
+    for flag, expected in (("truncate", "truncate"), ("error", "error")):
+        task = SequenceClassification(settings(on_overflow=flag))
+        assert task.overflow(task.options({})) == expected
+        assert task.overflow(task.options({"truncation": True})) == "truncate"
+        assert task.overflow(task.options({"truncation": False})) == "error"

@@ -1,0 +1,185 @@
+"""Entities from made-up logits: scores, groups and words by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.tasks.base import TaskSettings
+from hf_transformer.tasks.entities import STRATEGIES, merge_entities
+from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.types import Encoding
+
+NAMES = ("O", "B-PER", "I-PER", "E-PER", "LOC")
+O, B, I, E, LOC = range(5)  # noqa: E741
+TEXT = "Anna Smithson saw Xy in Oslo"
+TOKENS = ("[CLS]", "anna", "smith", "##son", "saw", "[UNK]", "in", "oslo", "[SEP]")
+OFFSETS = [(0, 0), (0, 4), (5, 10), (10, 13), (14, 17), (18, 20), (21, 23), (24, 28), (0, 0)]
+SPECIAL = [1, *[0] * 7, 1]
+
+
+class Lexicon:
+    """The part of a WordPiece tokenizer that is asked for here."""
+
+    unk_id = TOKENS.index("[UNK]")
+
+    def __init__(self, marks_subwords: bool = True) -> None:
+        self.marks_subwords = marks_subwords
+
+    def id_to_token(self, number: int) -> str | None:
+        return TOKENS[number]
+
+    def join_tokens(self, tokens: list[str]) -> str:
+        return " ".join(tokens).replace(" ##", "")
+
+
+def task(**options: Any) -> TokenClassification:
+    config = {"id2label": {str(number): name for number, name in enumerate(NAMES)}}
+    lexicon: Any = Lexicon(options.pop("marks_subwords", True))
+    return TokenClassification(TaskSettings(model_config=config, vocabulary=lexicon, **options))
+
+
+def logits(labels: Sequence[int], shares: Sequence[float]) -> Any:
+    """Logits of which the softmax is a share for a token's label, and the same for each other label."""
+    rows = np.log(np.repeat((1 - np.array(shares))[:, None] / (len(NAMES) - 1), len(NAMES), axis=1))
+    rows[np.arange(len(labels)), labels] = np.log(shares)
+    return rows.astype(np.float32)
+
+
+def decode(one: TokenClassification, rows: Any, **parameters: Any) -> Any:
+    options = one.options(parameters)
+    encoding = Encoding(list(range(len(TOKENS))), [0] * len(TOKENS), False, OFFSETS, SPECIAL, None, None)
+    item = one.item(TEXT, "instances[0]", options)
+    return one.answer(item, [[one.decode(item, encoding, {"logits": rows}, options)]], options)
+
+
+LABELS = (O, B, I, O, O, B, O, LOC, B)
+SHARES = (0.9, 0.9, 0.6, 0.8, 0.9, 0.5, 0.9, 0.7, 0.9)
+
+
+def entity(word: str, score: float, start: int, end: int, group: str = "PER") -> dict[str, Any]:
+    return {"entity_group": group, "score": pytest.approx(score), "word": word, "start": start, "end": end}
+
+
+OTHERS = [entity("Xy", 0.5, 18, 20), entity("oslo", 0.7, 24, 28, "LOC")]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("simple", [entity("anna smith", 0.75, 0, 10), *OTHERS]),
+        ("first", [entity("anna smithson", 0.75, 0, 13), *OTHERS]),
+        # O: (0.1 + 0.8) / 2 is more than I-PER's (0.6 + 0.05) / 2.
+        ("average", [entity("anna", 0.9, 0, 4), *OTHERS]),
+        ("max", [entity("anna", 0.9, 0, 4), *OTHERS]),
+    ],
+)
+def test_groups(strategy: str, expected: Any) -> None:
+    one = task(output_format="pipeline", aggregation_strategy=strategy)
+    assert decode(one, logits(LABELS, SHARES)) == expected
+
+
+def test_tokens() -> None:
+    found = decode(task(output_format="pipeline"), logits(LABELS, SHARES))
+    assert [(one["entity"], one["index"], one["word"], one["start"], one["end"]) for one in found] == [
+        ("B-PER", 1, "anna", 0, 4),
+        ("I-PER", 2, "smith", 5, 10),
+        ("B-PER", 5, "Xy", 18, 20),
+        ("LOC", 7, "oslo", 24, 28),
+    ]
+    assert [one["score"] for one in found] == pytest.approx([0.9, 0.6, 0.5, 0.7])
+
+
+def test_average_of_the_scores_of_a_word() -> None:
+    rows = logits((O, O, B, B, O, O, O, O, O), (0.9,) * 2 + (0.9, 0.5) + (0.9,) * 5)
+    one = task(output_format="pipeline", aggregation_strategy="average")
+    assert decode(one, rows) == [entity("smithson", 0.7, 5, 13)]
+
+
+def test_the_first_of_equal_scores_decides() -> None:
+    rows = logits((O, O, LOC, B, O, O, O, O, O), (0.9,) * 9)
+    one = task(output_format="pipeline", aggregation_strategy="max")
+    assert decode(one, rows) == [entity("smithson", 0.9, 5, 13, "LOC")]
+
+
+def test_words_without_marks_end_at_spaces() -> None:
+    one = task(output_format="pipeline", aggregation_strategy="first", marks_subwords=False)
+    assert decode(one, logits(LABELS, SHARES))[0] == entity("anna smithson", 0.75, 0, 13)
+
+
+def test_which_neighbours_are_one_entity() -> None:
+    """B- begins anew; a prefix that is neither B- nor I- is part of the tag, but not of the name."""
+    rows = logits((O, B, I, I, E, B, B, I, O), (0.9,) * 9)
+    one = task(output_format="pipeline", aggregation_strategy="simple")
+    assert [(found["entity_group"], found["word"]) for found in decode(one, rows)] == [
+        ("PER", "anna smithson"),
+        ("PER", "saw"),
+        ("PER", "Xy"),
+        ("PER", "in oslo"),
+    ]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_special_tokens_are_no_entities(strategy: str) -> None:
+    one = task(output_format="pipeline", aggregation_strategy=strategy)
+    options = one.options({"ignore_labels": []})
+    encoding = Encoding([0, 8], [0, 0], False, [(0, 0)] * 2, [1, 1], None, None)
+    item = one.item("", "instances[0]", options)
+    assert one.decode(item, encoding, {"logits": logits((B, B), (0.9, 0.9))}, options).values == []
+
+
+def test_the_kserve_forms() -> None:
+    rows = logits(LABELS, SHARES)
+    assert decode(task(), rows) == [list(LABELS)]
+    expected = {"0": 0.9, "1": 0.025, "2": 0.025, "3": 0.025, "4": 0.025}
+    assert decode(task(return_probabilities=True), rows)[0] == expected
+    raw = decode(task(), rows, return_raw_logits=True)
+    assert [list(token.values()) for token in raw] == rows.tolist()
+
+
+@pytest.mark.parametrize("output_format", ["kserve", "pipeline"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers(output_format: Any, bad: float) -> None:
+    rows = logits(LABELS, SHARES)
+    rows[4, 2] = bad
+    with pytest.raises(PredictorError, match="not finite"):
+        decode(task(output_format=output_format), rows)
+
+
+def test_a_banned_label_has_probability_0() -> None:
+    rows = logits(LABELS, SHARES)
+    rows[1, B] = -np.inf
+    assert decode(task(return_probabilities=True), rows)[1] == {"0": 0.25, "1": 0.0, "2": 0.25, "3": 0.25, "4": 0.25}
+
+
+def test_how_windows_are_chosen() -> None:
+    assert task(max_length=128).tokenization(task().options({})).windows is False
+    windows = task(on_overflow="window", max_length=128)
+    assert windows.tokenization(windows.options({})).stride == 32
+    assert windows.options({"truncation": True}).overflow == "truncate"
+    assert task(stride=7, on_overflow="window").options({}).stride == 7
+    assert task(stride=7).options({"stride": 3}).windows
+    with pytest.raises(InvalidInput, match="stride"):
+        task().options({"stride": 3, "truncation": False})
+
+
+def test_answer_sizes() -> None:
+    encoding = Encoding([1, 2, 3], [0, 0, 0])
+    one = task()
+    assert one.answer_size(encoding, one.options({})) == 3
+    assert one.answer_size(encoding, one.options({"return_offsets_mapping": True})) == 9
+    assert one.answer_size(encoding, one.options({"return_probabilities": True})) == 15
+
+
+def test_of_overlapping_entities_the_longer_then_the_likelier_stays() -> None:
+    def one(start: int, end: int, score: float) -> dict[str, Any]:
+        return {"start": start, "end": end, "score": score}
+
+    given = [one(0, 4, 0.5), one(8, 10, 0.9), one(2, 9, 0.1), one(20, 24, 0.5), one(20, 24, 0.6), one(24, 25, 0.1)]
+    assert merge_entities(given) == [one(2, 9, 0.1), one(20, 24, 0.6), one(24, 25, 0.1)]
+    assert merge_entities([]) == []
+    assert merge_entities([one(3, 3, 0.5)]) == [one(3, 3, 0.5)]

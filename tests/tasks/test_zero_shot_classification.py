@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_transformer.errors import ConfigError, InvalidInput, LoadError, PredictorError
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification, entailment_id, split_template
+from tests.tasks.task_settings import ENCODING, logits, named, settings
+
+NLI = named("contradiction", "neutral", "entailment")
+
+
+def classify(config: dict[str, Any], values: list[tuple[float, ...]], **parameters: Any) -> Any:
+    task = ZeroShotClassification(settings(config))
+    labels = [chr(ord("a") + number) for number in range(len(values))]
+    options = task.options({"candidate_labels": labels, **parameters})
+    item = task.item("text", "instances[0]", options)
+    parts = [[task.decode(item, ENCODING, logits(*row), options)] for row in values]
+    return task.answer(item, parts, options)
+
+
+def test_scores_are_shared_out_among_the_labels() -> None:
+    found = classify(NLI, [(9.0, 9.0, 0.0), (-9.0, 0.0, math.log(3))])
+    assert found == {"sequence": "text", "labels": ["b", "a"], "scores": pytest.approx([0.75, 0.25])}
+
+
+def test_several_labels_may_be_right() -> None:
+    found = classify(NLI, [(0.0, 9.0, math.log(3)), (0.0, 9.0, math.log(4))], multi_label=True)
+    assert found == {"sequence": "text", "labels": ["b", "a"], "scores": pytest.approx([0.8, 0.75])}
+
+
+def test_one_label_is_judged_by_itself() -> None:
+    assert classify(NLI, [(0.0, 9.0, math.log(3))])["scores"] == pytest.approx([0.75])
+
+
+def test_contradiction_is_the_first_label_or_the_last() -> None:
+    config = named("Entailment", "neutral", "contradiction")
+    assert classify(config, [(math.log(3), 9.0, 0.0)])["scores"] == pytest.approx([0.75])
+    assert classify(named("not_entailment", "entailment"), [(0.0, math.log(3))])["scores"] == pytest.approx([0.75])
+
+
+def test_of_equal_scores_the_later_label_comes_first_as_in_transformers() -> None:
+    assert classify(NLI, [(0.0, 0.0, 1.0)] * 3)["labels"] == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers(bad: float) -> None:
+    for row in ((bad, 0.0, 0.0), (0.0, 0.0, bad)):
+        with pytest.raises(PredictorError):
+            classify(NLI, [(0.0, 0.0, 0.0), row])
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (NLI, 2),
+        (NLI | {"label2id": {"ENTAILMENT": 0, "neutral": 1, "contradiction": 2}}, 0),
+        (named("a", "entail"), 1),
+    ],
+)
+def test_entailment(config: dict[str, Any], expected: int) -> None:
+    assert entailment_id(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        pytest.param({}, "label2id.*'entail': LABEL_0, LABEL_1", id="no names"),
+        pytest.param(named("NEGATIVE", "POSITIVE"), "'entail': NEGATIVE, POSITIVE", id="other names"),
+        pytest.param(named("entailment"), "another label", id="nothing else"),
+        pytest.param(NLI | {"label2id": {"entailment": 3}}, "entailment as number 3", id="out of range"),
+    ],
+)
+def test_models_without_entailment(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(LoadError, match=says):
+        ZeroShotClassification(settings(config))
+
+
+@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
+def test_flags_without_a_meaning(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{flag}: zero_shot_classification"):
+        ZeroShotClassification(settings(NLI, **{flag: True}))
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="{}")), min_size=2, max_size=3),
+    st.text(st.sampled_from("ab{}")),
+)
+def test_a_template_does_what_format_does(pieces: list[str], label: str) -> None:
+    template = "{0}".join(pieces) if len(pieces) > 2 else "{}".join(pieces)
+    assert label.join(split_template(template)) == template.format(label)
+
+
+def test_doubled_braces_are_braces() -> None:
+    assert split_template("{{}} is {} {{0}}") == ("{} is ", " {0}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["", "none", "{{}}", "{} {}", "{} {0}", "{1}", "{label}", "{", "}", "{0!r}", "{:>9}", "{:{}}", "{0.a}", "{0[0]}"],
+)
+def test_templates_that_are_refused(template: str) -> None:
+    with pytest.raises(InvalidInput, match=r"parameters\.hypothesis_template"):
+        split_template(template)
