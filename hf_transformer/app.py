@@ -23,7 +23,7 @@ from hf_transformer.contract import bind
 from hf_transformer.engines import strings
 from hf_transformer.errors import ConfigError, RequestError
 from hf_transformer.loading.model_files import find_model_files
-from hf_transformer.loading.sentence_transformers import read_sentence_transformers
+from hf_transformer.loading.sentence_transformers import read_activation, read_sentence_transformers
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Limits, Pipeline
 from hf_transformer.predictors import open_predictor
@@ -88,6 +88,7 @@ def load_parts(config: Config) -> Parts:
         stride=config.stride,
         max_length=tokenizer.max_length,
         sentence_transformers=sentences,
+        activation_fn=read_activation(files.model_folder),
     )
     return Parts(tokenizer, task(settings))
 

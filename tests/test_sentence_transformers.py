@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import LoadError
-from hf_transformer.loading.sentence_transformers import read_sentence_transformers
+from hf_transformer.loading.sentence_transformers import read_activation, read_sentence_transformers
 from hf_transformer.tasks.base import SentenceTransformers
 from tests.triton_repository import task_model_folder
 
@@ -185,3 +185,10 @@ def test_no_json(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(LoadError, match=r"modules\.json can't be read"):
         read_sentence_transformers(tmp_path)
+
+
+def test_the_activation_of_a_cross_encoder(tmp_path: Path) -> None:
+    assert read_activation(tmp_path) is None
+    path = tmp_path / "config_sentence_transformers.json"
+    path.write_text('{"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}')
+    assert read_activation(tmp_path) == "torch.nn.modules.linear.Identity"

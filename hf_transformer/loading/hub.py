@@ -39,7 +39,7 @@ DOWNLOADS = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
     "modules.json",
-    "sentence_bert_config.json",
+    "sentence_*_config.json",
     "config_sentence_transformers.json",
     "?_*/config.json",
 )

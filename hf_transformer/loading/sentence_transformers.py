@@ -75,6 +75,12 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     )
 
 
+def read_activation(folder: Path) -> str | None:
+    """The activation function of a CrossEncoder, where version 6 writes it; older ones write it into config.json."""
+    name = _read_object(folder / "config_sentence_transformers.json").get("activation_fn")
+    return str(name) if name else None
+
+
 def _modules(path: Path) -> list[tuple[str, str]]:
     """Each module's kind and folder."""
     modules = _read(path)

@@ -84,6 +84,7 @@ class TaskSettings:
     stride: int | None = None
     max_length: int = 512
     sentence_transformers: SentenceTransformers | None = None
+    activation_fn: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

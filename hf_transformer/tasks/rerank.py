@@ -60,7 +60,7 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
                 f"rerank needs a model that gives one score per pair, and config.json names {count} labels; "
                 "serve it with --task=sequence_classification"
             )
-        self._sigmoid = has_sigmoid(settings.model_config)
+        self._sigmoid = has_sigmoid(settings.activation_fn, settings.model_config)
         self._outputs = (text_logits(count),)
 
     @property
@@ -123,23 +123,25 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         return answers
 
 
-def has_sigmoid(model_config: Mapping[str, Json]) -> bool:
-    """Whether scores are sigmoids of logits, by the activation function that CrossEncoder writes into config.json.
+def has_sigmoid(activation_fn: str | None, model_config: Mapping[str, Json]) -> bool:
+    """Whether scores are sigmoids of logits, by the activation function that CrossEncoder writes.
+
+    Args:
+        activation_fn: from config_sentence_transformers.json, which wins; None if it names none.
+        model_config: config.json, where versions before 6 have it.
 
     Raises:
         LoadError: it is neither torch's Sigmoid nor its Identity.
     """
     ours = model_config.get("sentence_transformers")
-    if isinstance(ours, dict) and "activation_fn" in ours:
-        name = ours["activation_fn"]
-    else:
-        name = model_config.get("sbert_ce_default_activation_function")
+    older = ours.get("activation_fn") if isinstance(ours, dict) else None
+    name = activation_fn or older or model_config.get("sbert_ce_default_activation_function")
     if name is None:
         return True
     package, _, function = str(name).rpartition(".")
     if package.partition(".")[0] == "torch" and function in ("Sigmoid", "Identity"):
         return function == "Sigmoid"
     raise LoadError(
-        f"config.json names the activation function {str(name)[:100]!r}; "
+        f"the model names the activation function {str(name)[:100]!r}; "
         "rerank knows torch.nn.Sigmoid and torch.nn.Identity"
     )

@@ -45,13 +45,21 @@ def rank(config: dict[str, Any], values: list[float], parameters: dict[str, Any]
     ],
 )
 def test_the_activation_function(config: dict[str, Any], expected: bool) -> None:
-    assert has_sigmoid(config) is expected
+    assert has_sigmoid(None, config) is expected
+
+
+def test_the_file_of_version_6_wins_over_config_json() -> None:
+    older = {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}
+    assert not has_sigmoid("torch.nn.modules.linear.Identity", older)
+    assert has_sigmoid(
+        "torch.nn.modules.activation.Sigmoid", {"sbert_ce_default_activation_function": "torch.nn.Identity"}
+    )
 
 
 @pytest.mark.parametrize("name", ["torch.nn.Tanh", "my.package.Sigmoid", "Sigmoid", "torchy.Identity"])
 def test_unknown_activation_functions(name: str) -> None:
     with pytest.raises(LoadError, match=f"{name}.*torch.nn.Identity"):
-        has_sigmoid({"sentence_transformers": {"activation_fn": name}})
+        has_sigmoid(None, {"sentence_transformers": {"activation_fn": name}})
 
 
 def test_forms_of_an_answer() -> None:
