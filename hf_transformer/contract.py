@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-
+from hf_transformer.binding import Binding, InputBinding, OutputBinding, axis_error
 from hf_transformer.errors import NotReady
 from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, TensorSpec
@@ -33,48 +31,6 @@ class ContractError(NotReady):
     def __init__(self, model: str, problems: Sequence[str]) -> None:
         super().__init__(f"model {model!r} does not fit: " + " ".join(problems))
         self.problems = tuple(problems)
-
-
-@dataclass(frozen=True, slots=True)
-class InputBinding:
-    """A model input: its name there, which of INPUT_ROLES goes into it, and the datatype to send."""
-
-    name: str
-    role: str
-    datatype: str
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """The same datatype, as numpy has it."""
-        return NUMPY_DTYPES[self.datatype]
-
-
-@dataclass(frozen=True, slots=True)
-class OutputBinding:
-    """A model output: its name there, the role that reads it, its datatype, and its axes per instance."""
-
-    name: str
-    role: str
-    datatype: str
-    axes: tuple[Axis, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """How batches are built for one model, and what its outputs must look like.
-
-    ``max_rows`` instances go into one batch. With ``exact_rows`` a batch always has that many (the rest is filling).
-    Without ``batch_axis`` tensors have no batch dimension at all. ``length`` is the sequence length that the model
-    insists on, None if it is free. ``masked`` says that an attention mask goes along, so padding can't change answers.
-    """
-
-    inputs: tuple[InputBinding, ...]
-    outputs: tuple[OutputBinding, ...]
-    max_rows: int
-    exact_rows: int | None
-    batch_axis: bool
-    length: int | None
-    masked: bool
 
 
 def bind(
@@ -306,13 +262,6 @@ def _check_token_axes(
                     f"Its output {output.name!r} always has {size} tokens, its inputs {length or 'any number'}; "
                     "export both with the same sequence axis."
                 )
-
-
-def axis_error(axis: Axis, size: int) -> str:
-    """Why ``size`` can't be the size of ``axis``; empty if it can."""
-    if axis.minimum <= size and (axis.maximum is None or size <= axis.maximum):
-        return ""
-    return f"{size} along {axis.name}, but {axis.why or f'expected at least {axis.minimum}'}"
 
 
 def _names(tensors: Sequence[TensorSpec]) -> str:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from hf_transformer.contract import Binding, OutputBinding, axis_error
+from hf_transformer.binding import Binding, OutputBinding, axis_error
 from hf_transformer.errors import PredictorError, PredictorTimeout
 from hf_transformer.predictors.base import Predictor
 from hf_transformer.types import Array, Context, Encoding, Tensor

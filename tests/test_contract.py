@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.contract import DEFAULT_BATCH, Binding, ContractError, InputBinding, bind
+from hf_transformer.binding import Binding, InputBinding
+from hf_transformer.contract import DEFAULT_BATCH, ContractError, bind
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole
 from hf_transformer.types import ModelSpec, TensorSpec
 

@@ -20,7 +20,7 @@ LAYERS = {
     "model": ("served_model",),
     "apis": ("apis",),
     "pipeline": ("pipeline",),
-    "parts": ("scheduler", "contract", "tokenizer", "engines", "loading", "tasks", "numerics"),
+    "parts": ("scheduler", "contract", "binding", "tokenizer", "engines", "loading", "tasks", "numerics"),
     "predictors": ("predictors",),
     "wire": ("wire",),
     "base": ("types", "errors", "metrics", "access_format", "__init__"),

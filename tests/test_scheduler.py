@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.contract import Binding, InputBinding, OutputBinding
+from hf_transformer.binding import Binding, InputBinding, OutputBinding
 from hf_transformer.errors import PredictorError
 from hf_transformer.scheduler import Filling, pack, plan, verify
 from hf_transformer.tasks.base import TOKENS, Axis

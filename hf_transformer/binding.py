@@ -1,0 +1,59 @@
+"""How one model is asked: what ``contract.bind`` found out, and the scheduler goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_transformer.tasks.base import Axis
+from hf_transformer.types import NUMPY_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class InputBinding:
+    """A model input: its name there, which of INPUT_ROLES goes into it, and the datatype to send."""
+
+    name: str
+    role: str
+    datatype: str
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The same datatype, as numpy has it."""
+        return NUMPY_DTYPES[self.datatype]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBinding:
+    """A model output: its name there, the role that reads it, its datatype, and its axes per instance."""
+
+    name: str
+    role: str
+    datatype: str
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How batches are built for one model, and what its outputs must look like.
+
+    ``max_rows`` instances go into one batch. With ``exact_rows`` a batch always has that many (the rest is filling).
+    Without ``batch_axis`` tensors have no batch dimension at all. ``length`` is the sequence length that the model
+    insists on, None if it is free. ``masked`` says that an attention mask goes along, so padding can't change answers.
+    """
+
+    inputs: tuple[InputBinding, ...]
+    outputs: tuple[OutputBinding, ...]
+    max_rows: int
+    exact_rows: int | None
+    batch_axis: bool
+    length: int | None
+    masked: bool
+
+
+def axis_error(axis: Axis, size: int) -> str:
+    """Why ``size`` can't be the size of ``axis``; empty if it can."""
+    if axis.minimum <= size and (axis.maximum is None or size <= axis.maximum):
+        return ""
+    return f"{size} along {axis.name}, but {axis.why or f'expected at least {axis.minimum}'}"
