@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.numerics import require_numbers, softmax, softmax_at, top_k
-from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Task, TaskSettings, read_text, single
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Overflow, Task, TaskSettings, read_text, single
+from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.types import Array, Encoding, Json, TextInput
 
-Form = Literal["token", "probabilities", "raw_logits", "pipeline"]
-PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets")
+PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets", "truncation")
 DEFAULT_TOP_K = 5
 """As many as transformers' fill-mask pipeline gives."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
@@ -29,13 +27,14 @@ class FillMaskOptions:
     form: Form
     top_k: int = DEFAULT_TOP_K
     target_ids: Array | None = None
+    overflow: Overflow = "truncate"
 
 
 class FillMask(Task[str, FillMaskOptions, Json]):
     """Reads ``logits`` [tokens, vocabulary] at the mask tokens.
 
     Answers per instance, M masks and a vocabulary of V:
-        token           "paris"; the M best tokens decoded together, as KServe does
+        plain           "paris"; the M best tokens decoded together, as KServe does
         probabilities   M lists of V objects {"<id>": "<probability, 4 decimals>"}, as KServe does
         raw_logits      M lists of V objects {"<id>": logit}
         pipeline        top_k objects {score, token, token_str, sequence}, in a list of M lists if M > 1
@@ -67,33 +66,12 @@ class FillMask(Task[str, FillMaskOptions, Json]):
 
     def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
         given = Parameters(parameters, PARAMETERS)
-        form = self._form(given)
-        for name in ("top_k", "targets"):
-            if name in given and form != "pipeline":
-                raise InvalidInput(
-                    f"parameters.{name}: only the pipeline format has it; "
-                    'add "output_format": "pipeline" to the parameters'
-                )
-        return FillMaskOptions(form, given.integer("top_k", DEFAULT_TOP_K, 1), self._targets(given))
+        form = read_form(given, self.settings, pipeline_only=("top_k", "targets"))
+        overflow = read_truncation(given, self.settings)
+        return FillMaskOptions(form, given.integer("top_k", DEFAULT_TOP_K, 1), self._targets(given), overflow)
 
-    def _form(self, given: Parameters) -> Form:
-        settings = self.settings
-        probabilities = given.flag("return_probabilities", settings.return_probabilities)
-        raw_logits = given.flag("return_raw_logits", settings.return_raw_logits)
-        if "return_raw_logits" in given and raw_logits and "return_probabilities" not in given:
-            probabilities = False
-        if "return_probabilities" in given and probabilities and "return_raw_logits" not in given:
-            raw_logits = False
-        if probabilities and raw_logits:
-            raise InvalidInput("parameters.return_raw_logits: can't be combined with return_probabilities")
-        output_format = given.choice("output_format", settings.output_format, ("kserve", "pipeline"))
-        if output_format == "pipeline":
-            if any(name in given for name in ("return_probabilities", "return_raw_logits")):
-                raise InvalidInput(
-                    'parameters: return_probabilities and return_raw_logits belong to "output_format": "kserve"'
-                )
-            return "pipeline"
-        return "probabilities" if probabilities else "raw_logits" if raw_logits else "token"
+    def overflow(self, options: FillMaskOptions) -> Overflow:
+        return options.overflow
 
     def _targets(self, given: Parameters) -> Array | None:
         """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
@@ -132,7 +110,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
 
     def answer_size(self, encoding: Encoding, options: FillMaskOptions) -> int:
         masks = encoding.ids.count(self._mask_id)
-        if options.form == "token":
+        if options.form == "plain":
             return masks
         size = self.settings.vocabulary.vocab_size
         if options.form != "pipeline":
@@ -145,7 +123,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         # Columns that the runtime added to round up its matrices are no tokens.
         logits = outputs["logits"][positions, : self._columns]
         require_numbers(logits)
-        if options.form == "token":
+        if options.form == "plain":
             return self.settings.vocabulary.decode(logits.argmax(axis=-1).tolist())
         if options.form == "raw_logits":
             return [_by_token(row) for row in logits.tolist()]

@@ -18,7 +18,13 @@ from tests.service import Service, flags_for
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}
-LIMITS = ("--max_request_bytes=2000", "--max_instances=3", "--max_text_length=100", "--max_answer_values=1000")
+LIMITS = (
+    "--max_request_bytes=2000",
+    "--max_instances=3",
+    "--max_text_length=100",
+    "--max_answer_values=1000",
+    "--max_model_len=32",
+)
 IN_FLIGHT = "hf_transformer_requests_in_flight"
 
 
@@ -90,6 +96,9 @@ def test_bad_input(serve: Serve, body: Any, says: str) -> None:
         pytest.param({"instances": [TEXT] * 4}, "--max_instances", id="batch"),
         pytest.param({"instances": ["x" * 101]}, "--max_text_length", id="text"),
         pytest.param({**BODY, "parameters": {"return_raw_logits": True}}, "--max_answer_values", id="answer"),
+        pytest.param(
+            {"instances": [f"[MASK]{' a' * 40}"] * 3, "parameters": {"truncation": False}}, "truncation", id="tokens"
+        ),
         pytest.param(
             {**BODY, "parameters": {"output_format": "pipeline", "top_k": 10**9}}, "--max_answer_values", id="top_k"
         ),
