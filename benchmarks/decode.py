@@ -4,13 +4,16 @@
 
 Logits are made up, of the size that a usual model has; the vocabulary is the bert-base one in size (30,522 tokens, with
 made-up words). What is timed is Task.decode and Task.answer of one instance, all of the work between the predictor's
-response and the writing of JSON. Prints one Markdown table with the best of many short rounds: what else the machine
-does only ever adds to it.
+response and the writing of JSON; where an instance has several texts, of all of them. Prints one Markdown table with
+the best of many short rounds: what else the machine does only ever adds to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import os
+import platform
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +28,11 @@ from hf_transformer.tasks.base import Task, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.question_answering import QuestionAnswering
+from hf_transformer.tasks.rerank import Rerank
+from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer import Lexicon
 from hf_transformer.tokenizer import Tokenizer as OurTokenizer
 from hf_transformer.types import Array
@@ -36,13 +42,20 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENS = 128
 LABELS = ("O", *(f"{prefix}-{name}" for name in ("PER", "ORG", "LOC", "MISC") for prefix in "BI"))
 """The nine of CoNLL 2003."""
+SENTIMENT = ("negative", "neutral", "positive")
+ENTAILMENT = ("contradiction", "neutral", "entailment")
+PACKAGES = ("hf-transformer", "tokenizers", "numpy")
+NOTE = """
+The target of token_classification is for the kserve form and the strategies none and simple, which take the best
+label of each token. first, average and max have no target, and cost more: they choose a label per word, and so gather
+the tokens and scores of every word, O or not, before entities are grouped."""
 ENTITY_EVERY, ENTITY_LENGTH = 13, 2
 """In tokens: about as many names as a news text has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One line of the table. ``target`` is in microseconds, None where there is none."""
+    """One line of the table. ``target`` is in microseconds, None where there is none; ``labels`` the model's."""
 
     name: str
     task: type[Task[Any, Any, Any]]
@@ -50,6 +63,7 @@ class Case:
     parameters: Mapping[str, Any]
     logits: Callable[[int], Mapping[str, Array]]
     target: float | None = None
+    labels: Sequence[str] = LABELS
 
 
 def fill_mask_logits(tokens: int) -> Mapping[str, Array]:
@@ -81,6 +95,12 @@ def token_vectors(tokens: int) -> Mapping[str, Array]:
     return {"sentence_embedding": vectors, "last_hidden_state": vectors}
 
 
+def text_logits(labels: int) -> Callable[[int], Mapping[str, Array]]:
+    """[labels], whatever the text is."""
+    values = np.random.default_rng(6).normal(0, 2, labels).astype(np.float32)
+    return lambda tokens: {"logits": values}
+
+
 def pooled_vector(tokens: int) -> Mapping[str, Array]:
     """[384]"""
     return {"sentence_embedding": np.random.default_rng(5).normal(0, 1, 384).astype(np.float32)}
@@ -95,6 +115,8 @@ MASKED_TEXT = words(13) + " [MASK]"
 QUESTION = {"question": words(8), "context": words(384 - 8 - 3)}
 """One whole window of question answering."""
 PIPELINE = {"output_format": "pipeline"}
+RANKED = {"query": words(8), "texts": [words(20 + number % 10) for number in range(100)]}
+ZERO_SHOT = {"sequence": words(20), "candidate_labels": [f"word{number}" for number in range(10)]}
 CASES: Sequence[Case] = (
     Case("fill_mask, kserve", FillMask, MASKED_TEXT, {}, fill_mask_logits),
     Case("fill_mask, pipeline, top_k 5", FillMask, MASKED_TEXT, PIPELINE, fill_mask_logits, 100),
@@ -109,6 +131,26 @@ CASES: Sequence[Case] = (
             target,
         )
         for strategy, target in (("none", 50), ("simple", 50), ("first", None), ("average", None), ("max", None))
+    ),
+    Case(
+        "sequence_classification, kserve",
+        SequenceClassification,
+        NER_TEXT,
+        {},
+        text_logits(3),
+        labels=SENTIMENT,
+    ),
+    Case(
+        "sequence_classification, pipeline, all of 3 labels",
+        SequenceClassification,
+        NER_TEXT,
+        PIPELINE | {"top_k": None},
+        text_logits(3),
+        labels=SENTIMENT,
+    ),
+    Case("rerank, 100 texts", Rerank, RANKED, {}, text_logits(1), labels=("score",)),
+    Case(
+        "zero_shot_classification, 10 labels", ZeroShotClassification, ZERO_SHOT, {}, text_logits(3), labels=ENTAILMENT
     ),
     Case("question_answering", QuestionAnswering, QUESTION, {}, span_logits),
     Case("question_answering, top_k 5", QuestionAnswering, QUESTION, {"top_k": 5}, span_logits),
@@ -148,7 +190,7 @@ def made_up_tokenizer() -> OurTokenizer:
 
 def cost(case: Case, tokenizer: OurTokenizer, seconds: float, rounds: int) -> tuple[int, float]:
     """How many tokens the instance has, and how many microseconds it takes."""
-    config = {"vocab_size": VOCABULARY, "id2label": dict(enumerate(LABELS))}
+    config = {"vocab_size": VOCABULARY, "id2label": dict(enumerate(case.labels))}
     task = case.task(TaskSettings(model_config=config, vocabulary=tokenizer))
     options = task.options(case.parameters)
     item = task.item(case.instance, "instances[0]", options)
@@ -176,10 +218,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
     tokenizer = made_up_tokenizer()
+    print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES) + "\n")
     print("| answer | tokens | microseconds | at most |\n|---|---:|---:|---:|")
     for case in CASES:
         length, found = cost(case, tokenizer, options.seconds, options.rounds)
         print(f"| {case.name} | {length} | {found:.0f} | {case.target or ''} |")
+    print(NOTE)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from hf_transformer.config import Config
 from hf_transformer.contract import bind
 from hf_transformer.engines import strings
 from hf_transformer.errors import ConfigError, RequestError
-from hf_transformer.loading.model_files import find_model_files
+from hf_transformer.loading.model_files import ModelFiles, find_model_files
 from hf_transformer.loading.sentence_transformers import read_activation, read_sentence_transformers
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Limits, Pipeline
@@ -32,6 +32,7 @@ from hf_transformer.scheduler import Filling, Scheduler
 from hf_transformer.served_model import ServedModel
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers, Task, TaskSettings
+from hf_transformer.tasks.flags import check_stride, flags_without_effect
 from hf_transformer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
 
@@ -76,7 +77,18 @@ def load_parts(config: Config) -> Parts:
         special_tokens=not config.disable_special_tokens,
         trust_remote_code=config.trust_remote_code,
     )
-    settings = TaskSettings(
+    settings = _task_settings(config, files, tokenizer, sentences)
+    check_stride(task.name, settings)
+    made = task(settings)
+    for flag in flags_without_effect(task.name, settings):
+        logger.warning("%s has no effect for %s", flag, task.name)
+    return Parts(tokenizer, made)
+
+
+def _task_settings(
+    config: Config, files: ModelFiles, tokenizer: Tokenizer, sentences: SentenceTransformers | None
+) -> TaskSettings:
+    return TaskSettings(
         model_config=files.config,
         vocabulary=tokenizer,
         output_format=config.output_format,
@@ -90,7 +102,6 @@ def load_parts(config: Config) -> Parts:
         sentence_transformers=sentences,
         activation_fn=read_activation(files.model_folder),
     )
-    return Parts(tokenizer, task(settings))
 
 
 def _sentence_transformers(folder: Path, config: Config) -> SentenceTransformers | None:
@@ -170,7 +181,13 @@ def pipeline_builder(
     config: Config, parts: Parts, predictor: Predictor, metrics: Metrics, executor: ThreadPoolExecutor
 ) -> Callable[[ModelSpec], Pipeline]:
     """A function that fits everything to the model that the predictor describes."""
-    limits = Limits(config.max_instances, config.max_text_length, config.max_sequences, config.max_answer_values)
+    limits = Limits(
+        max_instances=config.max_instances,
+        max_text_length=config.max_text_length,
+        max_total_length=config.max_total_length,
+        max_sequences=config.max_sequences,
+        max_answer_values=config.max_answer_values,
+    )
     log_texts = (
         text_logger(config.max_log_len) if config.enable_log_requests and not config.disable_log_requests else None
     )

@@ -160,12 +160,15 @@ class Config:
     max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)
+    max_total_length: int = option(
+        LIMITS, "Characters of all sequences of one request, a text counted as often as it is in one.", Integer(1),
+        4_000_000)
     max_sequences: int = option(
         LIMITS, "Sequences that one request becomes: texts, pairs (an instance times its labels or texts) and windows.",
-        Integer(1), 8192)
+        Integer(1), 2048)
     max_answer_values: int = option(
         LIMITS, "Numbers and words in all answers of one request, such as probabilities of a whole vocabulary.",
-        Integer(1), 2_000_000)
+        Integer(1), 1_000_000)
     max_concurrent_requests: int = option(
         LIMITS, "Requests in flight; more are answered with 429.", Integer(1), 1024)
     max_batches_in_flight: int = option(LIMITS, "Batches at the predictor at a time.", Integer(1), 16)

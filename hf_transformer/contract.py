@@ -29,7 +29,7 @@ class ContractError(NotReady):
     """The predictor's model does not fit the tokenizer, the task or the flags; ``problems`` has a sentence for each."""
 
     def __init__(self, model: str, problems: Sequence[str]) -> None:
-        super().__init__(f"model {model!r} does not fit: " + " ".join(problems))
+        super().__init__(f"model {model!r} does not fit the service. " + " ".join(problems))
         self.problems = tuple(problems)
 
 
@@ -105,7 +105,7 @@ def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
             bound.append(InputBinding(tensor.name, role, tensor.datatype))
         elif not tensor.optional:
             problems.append(_unfilled(tensor.name, wanted))
-    if not any(one.role == "input_ids" for one in bound):
+    if not problems and not any(one.role == "input_ids" for one in bound):
         problems.append(f"No input_ids would be sent (the model's inputs are {names}); see --tensor_input_names.")
     return tuple(bound)
 
@@ -119,7 +119,7 @@ def _unfilled(name: str, wanted: Sequence[str]) -> str:
     if name in INPUT_ROLES:
         return (
             f"It requires the input {name!r}, which --tensor_input_names leaves out; "
-            f"use --tensor_input_names={','.join((*wanted, name))} or drop the flag."
+            f"use --tensor_input_names={','.join((*(one for one in wanted if one in INPUT_ROLES), name))} or drop it."
         )
     return (
         f"It requires the input {name!r}, which nothing here fills (the tokenizer makes {', '.join(INPUT_ROLES)}); "
@@ -245,7 +245,7 @@ def _check_output(
         wrong = size > 0 and not axis.tokens and axis_error(axis, size)
         if wrong:
             problems.append(
-                f"{label} has the dims {list(tensor.shape)}: {wrong}; serve the model with its own tokenizer."
+                f"{label} has the dims {list(tensor.shape)}: {wrong}. Serve it with its own tokenizer and config.json."
             )
     return axes
 

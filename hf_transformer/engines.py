@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.types import PLAIN, Encoding, TextInput, Tokenization, Words
 
+BYTES = 4
+"""Bytes of a character in UTF-8, at most."""
 LONGEST_FIRST = "longest_first"
 """Of a pair, the longer text is cut until they are equally long, then both."""
 
@@ -56,66 +58,88 @@ class RustEngine:
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The windows of each text, one unless ``how`` asks for more.
 
-        Raises InvalidInput for text that is not Unicode, a pair that can't fit, or a stride that is too long.
+        Raises:
+            InvalidInput: a text is not Unicode, a pair can't fit, or a stride is too long.
+            TooLarge: more than ``how.max_windows``; that is found before they are made.
         """
         limit = min(how.max_length or self._max_length, self._max_length)
         if limit == self._max_length and not how.windows and _strategy(how) == LONGEST_FIRST:
-            encoded = self._run(self._backend, texts, how)
-        else:
-            stride = min(limit // 2, 128) if how.stride is None else how.stride
-            self._check_room(limit, stride, how)
-            narrow = self._narrow(texts, limit, stride, how)
-            with self._lock:
-                if any(narrow):
-                    encoded = [
-                        self._one_window(text, limit, stride, how)
-                        if is_narrow
-                        else self._run(self._adjust(limit, stride, how), [text], how)[0]
-                        for text, is_narrow in zip(texts, narrow, strict=True)
-                    ]
-                else:
-                    encoded = self._run(self._adjust(limit, stride, how), texts, how)
+            return [self._windows(one, limit, how) for one in self._run(self._backend, texts, how)]
+        stride = min(limit // 2, 128) if how.stride is None else how.stride
+        rooms = self._rooms(texts, limit, stride, how)
+        with self._lock:
+            if how.windows:
+                self._count_windows(texts, rooms, stride, how)
+            if min(rooms) > stride:
+                encoded = self._run(self._adjust(limit, stride, how), texts, how)
+            else:
+                encoded = [
+                    self._run(self._adjust(limit, stride, how), [text], how)[0]
+                    if room > stride
+                    else self._one_window(text, limit, stride, how)
+                    for text, room in zip(texts, rooms, strict=True)
+                ]
         return [self._windows(one, limit, how) for one in encoded]
 
     def _adjust(self, limit: int, stride: int, how: Tokenization) -> tokenizers.Tokenizer:
         """The second object, cutting as asked. Call it with the lock held."""
-        if self._adjustable is None:
-            self._adjustable = self._copy()
-            self._adjustable.no_padding()
-        self._adjustable.enable_truncation(
-            limit,
-            stride=stride,
-            strategy=_strategy(how),
-            direction=self._truncation_side,
-        )
-        return self._adjustable
+        adjustable = self._adjustable = self._adjustable or self._plain_copy()
+        adjustable.enable_truncation(limit, stride=stride, strategy=_strategy(how), direction=self._truncation_side)
+        return adjustable
 
-    def _check_room(self, limit: int, stride: int, how: Tokenization) -> None:
-        # The library leaves room for special tokens even where they are not added (--disable_special_tokens).
-        room = limit - self._backend.num_special_tokens_to_add(how.one_side)
-        if room <= 0:
-            raise InvalidInput(f"parameters: {limit} tokens leave no room for text beside the special tokens")
-        if stride >= room:
-            raise InvalidInput(f"parameters.stride: {stride} is too long for windows of {room} tokens")
+    def _plain_copy(self) -> tokenizers.Tokenizer:
+        copy = self._copy()
+        copy.no_padding()
+        return copy
 
-    def _narrow(self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization) -> list[bool]:
-        """Of which pairs the text that is never cut leaves windows of no more than ``stride`` tokens.
+    def _rooms(self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization) -> list[int]:
+        """For each text, how many tokens a window has for what is cut of it.
 
-        There the library would panic, which no ``except Exception`` catches.
+        Of some pairs the text that is never cut leaves no more than ``stride``: no windows can be made of these, and
+        the library would panic, which no ``except Exception`` catches.
         """
-        if not stride or not how.one_side:
-            return [False] * len(texts)
-        whole = [text[0 if how.only_second else 1] if isinstance(text, tuple) else "" for text in texts]
         count = self._backend.num_special_tokens_to_add
-        room = limit - (count(True) - count(False)) * self._special_tokens
-        return [room - len(one.ids) <= stride for one in self._run(self._backend, whole, PLAIN)]
+        # The library leaves room for special tokens even where they are not added (--disable_special_tokens).
+        room = limit - count(how.one_side)
+        if room <= 0:
+            raise InvalidInput(f"{limit} tokens leave no room for text beside the special tokens")
+        if stride >= room:
+            raise InvalidInput(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
+        if not how.one_side or not (stride or how.windows):
+            return [room] * len(texts)
+        whole = [text[0 if how.only_second else 1] if isinstance(text, tuple) else "" for text in texts]
+        added = count(False) * self._special_tokens
+        return [room - (len(one.ids) - added) for one in self._run(self._backend, whole, PLAIN)]
+
+    def _count_windows(self, texts: Sequence[TextInput], rooms: Sequence[int], stride: int, how: Tokenization) -> None:
+        """Raises TooLarge where there would be too many. Call it with the lock held."""
+        total = 0
+        for text, room in zip(texts, rooms, strict=True):
+            # No tokenizer makes more tokens of a text than it has bytes. Without room for windows there is one.
+            total += 1 + (BYTES * characters(text) // (room - stride) if room > stride else 0)
+        if total <= how.max_windows:
+            return
+        counting = self._adjustable = self._adjustable or self._plain_copy()
+        counting.no_truncation()
+        added = counting.num_special_tokens_to_add(False) * self._special_tokens
+        total = 0
+        for text, room in zip(texts, rooms, strict=True):
+            cut = text[1 if how.only_second else 0] if how.one_side and isinstance(text, tuple) else text
+            [encoded] = self._run(counting, [cut], PLAIN)
+            rest = max(0, len(encoded.ids) - added - room)
+            total += 1 + (-(-rest // (room - stride)) if room > stride else 0)
+            if total > how.max_windows:
+                raise TooLarge(
+                    f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
+                    "send shorter texts, or share fewer tokens between windows"
+                )
 
     def _one_window(self, text: TextInput, limit: int, stride: int, how: Tokenization) -> tokenizers.Encoding:
         """A pair that can't become windows, and need not if it fits. Call it with the lock held."""
         encoded = self._run(self._adjust(limit, 0, how), [text], how)[0]
         if encoded.overflowing:
             raise InvalidInput(
-                f"parameters.stride: {stride} is too long for windows of {limit} tokens, most of which the other text "
+                f"a stride of {stride} tokens is too long for windows of {limit} tokens, most of which the other text "
                 "of the pair takes; shorten that text"
             )
         return encoded

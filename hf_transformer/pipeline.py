@@ -8,10 +8,11 @@ No I/O of its own, and nothing of a request is kept on the object.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -30,11 +31,11 @@ interpreter before others get their turn (sys.getswitchinterval)."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may ask for: instances, characters per text, sequences that these become, and values
-    in all answers."""
+    """How much one request may ask for: instances, characters of a text and of all, sequences, values in answers."""
 
     max_instances: int
     max_text_length: int
+    max_total_length: int
     max_sequences: int
     max_answer_values: int
 
@@ -75,19 +76,25 @@ class Pipeline:
         options = task.options(query.parameters)
         request = await self._tokenize(self._read(query.instances, options, context), options)
         flat, items = request.flat, request.items
-        large = self._answer_size(flat, options) > INLINE_VALUES
+        size = self._answer_size(request, options)
+        cost = max(size, sum(task.decode_cost(encoding, options) for encoding in flat))
+        executor = self._executor if cost > INLINE_VALUES else None
         tokenized = time.perf_counter()
         parts = await self._scheduler.run(
             flat,
             lambda index, rows: task.decode(items[request.owners[index]], flat[index], rows, options),
             context,
-            self._executor if large else None,
+            executor,
         )
         answered = time.perf_counter()
         timings = context.timings
         timings.preprocess = tokenized - started
         timings.predict = answered - tokenized - timings.postprocess
-        answers = request.answers(task, parts, options)
+        if executor is None:
+            answers = request.answers(task, parts, options)
+        else:
+            loop = asyncio.get_running_loop()
+            answers = await loop.run_in_executor(executor, request.answers, task, parts, options)
         timings.postprocess += time.perf_counter() - answered
         return answers
 
@@ -106,25 +113,33 @@ class Pipeline:
             item = self._task.item(instance, where, options)
             texts = self._task.texts(item, options)
             for text in texts:
-                self._check_length(text, where)
+                request.characters += self._check_length(text, where)
+            _check_sequences(len(request.texts) + len(texts), limits.max_sequences)
+            if request.characters > limits.max_total_length:
+                raise TooLarge(
+                    f"{where}: with it the request has more than the {limits.max_total_length} characters that are "
+                    "taken of all texts and pairs together (--max_total_length)"
+                )
             request.items.append(item)
             request.texts += texts
             request.counts.append(len(texts))
-            _check_sequences(len(request.texts), limits.max_sequences)
         if self._log_texts is not None:
             self._log_texts(request.texts, context)
         return request
 
-    def _check_length(self, text: TextInput, where: str) -> None:
+    def _check_length(self, text: TextInput, where: str) -> int:
         length = characters(text)
         if length > self._limits.max_text_length:
             raise TooLarge(
                 f"{where}: {length} characters, at most {self._limits.max_text_length} are taken (--max_text_length)"
             )
+        return length
 
     async def _tokenize(self, request: _Request, options: Any) -> _Request:
         """Fills in the encodings, each checked by the task."""
         how = self._task.tokenization(options)
+        if how.windows:
+            how = replace(how, max_windows=self._limits.max_sequences)
         windows = await self._tokenizer.encode_off_loop(request.texts, self._executor, how)
         refuse = self._task.overflow(options) == "error"
         truncated = 0
@@ -151,9 +166,11 @@ class Pipeline:
             self._metrics.count_truncated(truncated)
         return request
 
-    def _answer_size(self, encodings: Sequence[Encoding], options: Any) -> int:
+    def _answer_size(self, request: _Request, options: Any) -> int:
         """Values in all answers. Raises TooLarge before the predictor is asked for what nobody could send."""
-        size = sum(self._task.answer_size(encoding, options) for encoding in encodings)
+        task = self._task
+        size = sum(task.answer_size(encoding, options) for encoding in request.flat)
+        size += task.beside_size(request.encodings, options)
         if size > self._limits.max_answer_values:
             raise TooLarge(
                 f"instances: the answer would hold about {size} values, at most {self._limits.max_answer_values} "
@@ -176,6 +193,7 @@ class _Request:
     encodings: list[list[list[Encoding]]] = field(default_factory=list)
     flat: list[Encoding] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
+    characters: int = 0
 
     def answers(self, task: Task[Any, Any, Any], parts: Sequence[Any], options: Any) -> Answers:
         """Hands every item the parts of its own encodings."""

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from hf_transformer.errors import NotReady, PredictorTimeout, RequestError
+from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Pipeline
 from hf_transformer.predictors.base import Predictor
@@ -51,6 +51,7 @@ class ServedModel:
         self._log_latency = log_latency
         self._pipeline: Pipeline | None = None
         self._spec: ModelSpec | None = None
+        self._failing = False
         self._reason = "the predictor has not been reached yet"
 
     async def connect(self) -> None:
@@ -88,7 +89,10 @@ class ServedModel:
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT):
                 if not await self._predictor.model_ready():
-                    raise NotReady(f"the predictor says that model {self.name!r} is not ready")
+                    raise NotReady(
+                        f"the predictor does not have {self.name!r}, or has not loaded it yet "
+                        "(--model_name is its name there too)"
+                    )
                 return await self._predictor.model_spec()
         except TimeoutError as error:
             raise PredictorTimeout(f"the predictor did not describe its model in {QUESTION_TIMEOUT:g} s") from error
@@ -107,7 +111,9 @@ class ServedModel:
             try:
                 await self._bind()
             except RequestError as error:
+                self._metrics.set_ready(False)
                 raise NotReady(f"model {self.name!r} is not ready: {error}") from error
+            self._metrics.set_ready(True)
         self._ready_pipeline()
 
     def _ready_pipeline(self) -> Pipeline:
@@ -122,7 +128,15 @@ class ServedModel:
             NotReady: the predictor has not been found yet.
             RequestError: whatever else keeps the request from being answered.
         """
-        answers = await self._ready_pipeline()(query, context)
+        pipeline = self._ready_pipeline()
+        try:
+            answers = await pipeline(query, context)
+        except (PredictorError, PredictorTimeout, PredictorUnavailable) as error:
+            self._note_failure(error)
+            raise
+        if self._failing:
+            self._failing = False
+            logger.info("the predictor answers again")
         timings = context.timings
         self._metrics.observe(timings)
         if self._log_latency:
@@ -135,3 +149,9 @@ class ServedModel:
                 timings.postprocess * 1e3,
             )
         return answers
+
+    def _note_failure(self, error: RequestError) -> None:
+        """A line for the first of a row of failures: the metrics count them, the log says why."""
+        if not self._failing:
+            self._failing = True
+            logger.warning("requests fail with %d: %s", error.status, error)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ Measured on two busy cores with a vocabulary of 30,522 WordPiece tokens: 0.4 to 
 about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 ms.
 """
 
-CHUNK = 64
-"""Texts that are encoded at a time: the library keeps what it cuts off of a text until all of them are done, which for
-a thousand long ones would be gigabytes."""
+CHUNK, CHUNK_CHARACTERS = 64, 100_000
+"""Texts, and about how many characters, that are encoded at a time: the library keeps what it cuts off of a text until
+all of them are done, which for a thousand long ones would be gigabytes, and others may be waiting for their turn."""
 
 USUAL = (PLAIN, Tokenization(detail=True))
 """What is encoded without waiting for anybody."""
@@ -99,15 +100,25 @@ class Tokenizer:
         """
         return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=offsets))]
 
-    def encode_windows(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+    def encode_windows(
+        self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
+    ) -> list[list[Encoding]]:
         """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
+
+        ``stop`` ends it early, between two chunks, with whatever there is by then.
 
         Raises:
             InvalidInput: a text can't be encoded so.
+            TooLarge: more than ``how.max_windows``.
         """
         windows: list[list[Encoding]] = []
-        for start in range(0, len(texts), CHUNK):
-            windows += self._engine.encode(texts[start : start + CHUNK], how)
+        left = how.max_windows
+        for chunk in _chunks(texts):
+            if stop is not None and stop.is_set():
+                break
+            found = self._engine.encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
+            left -= sum(map(len, found))
+            windows += found
         return windows
 
     async def encode_off_loop(
@@ -115,11 +126,16 @@ class Tokenizer:
     ) -> list[list[Encoding]]:
         """``encode_windows`` that doesn't block the event loop: long texts go to the executor.
 
-        So does all that isn't cut in the usual way, since it may have to wait for others (see RustEngine).
+        So does all that isn't cut in the usual way, since it may have to wait for others (see RustEngine). When the
+        caller is cancelled the work in the executor ends soon too.
         """
         if how in USUAL and sum(map(characters, texts)) <= INLINE_CHARACTERS:
             return self.encode_windows(texts, how)
-        return await asyncio.get_running_loop().run_in_executor(executor, self.encode_windows, texts, how)
+        stop = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, self.encode_windows, texts, how, stop)
+        finally:
+            stop.set()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of some ids, as AutoTokenizer.decode gives it."""
@@ -148,6 +164,17 @@ class Tokenizer:
             return self
         engine = self._engine.with_max_length(length)
         return Tokenizer(engine, self._words, self._tokens, max_length=length, padding_side=self.padding_side)
+
+
+def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
+    start = size = 0
+    for index, text in enumerate(texts):
+        if index > start and (index - start == CHUNK or size >= CHUNK_CHARACTERS):
+            yield texts[start:index]
+            start, size = index, 0
+        size += characters(text)
+    if start < len(texts):
+        yield texts[start:]
 
 
 def load_tokenizer(

@@ -114,7 +114,8 @@ class Tokenization:
     ``max_length`` (tokens, special ones included) may lower the model's own. With ``windows`` a text that is too long
     becomes several encodings, of which neighbours share ``stride`` tokens; None stands for half of the length, 128 at
     most. ``only_second`` cuts the second text of a pair alone (a question's context), ``only_first`` the first alone,
-    otherwise the longer one is cut first. ``detail`` fills in all of Encoding.
+    otherwise the longer one is cut first. ``detail`` fills in all of Encoding. ``max_windows`` bounds all windows of
+    the request together.
     """
 
     detail: bool = False
@@ -123,6 +124,7 @@ class Tokenization:
     max_length: int | None = None
     only_second: bool = False
     only_first: bool = False
+    max_windows: int = 2**31
 
     @property
     def one_side(self) -> bool:

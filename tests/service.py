@@ -17,7 +17,7 @@ import httpx
 from hf_transformer.local_triton import HOST
 from hf_transformer.local_triton.child_process import ChildProcess, poll
 
-LISTENING = re.compile(r"Uvicorn running on https?://[\d.]+:(\d+)")
+LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
 START_SECONDS = 30.0
 """How long a start may take before a test gives up; a start takes about one."""
 

@@ -121,10 +121,8 @@ def test_booleans_are_bare_or_take_a_value(option: Option) -> None:
         assert value(option.flag, word) is value(f"{option.flag}={word}") is False
 
 
-def test_a_word_after_a_switch_is_its_value_only_if_it_can_be() -> None:
-    parsed, said = parse("--return_probabilities", "stray")
-    assert parsed.return_probabilities
-    assert said == ["arguments that belong to no flag are ignored: 'stray'"]
+def test_a_word_after_a_boolean_is_its_value() -> None:
+    assert error("--return_probabilities", "maybe").startswith("--return_probabilities: expected true or false")
     assert error("--predictor_use_ssl", "maybe").startswith("--predictor_use_ssl: expected true or false")
 
 

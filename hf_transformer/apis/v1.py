@@ -62,7 +62,7 @@ def render(answers: Answers) -> bytes:
     body: dict[str, Json] = {"predictions": answers.predictions}
     if answers.outputs:
         body["outputs"] = [
-            {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": one.data.ravel().tolist()}
+            {"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": one.data.ravel()}
             for one in answers.outputs
         ]
     # Embeddings are float32 arrays: written as such they have the shortest digits, half as many as a double's.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -16,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 from hf_transformer import __version__
 from hf_transformer.app import build_app, load_parts
 from hf_transformer.config import Config, parse_config
+from hf_transformer.errors import ConfigError
 from hf_transformer.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -52,15 +54,36 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         config.predictor_host,
         config.predictor_protocol,
     )
+    listening = listen(config)
     if config.workers > 1:
         del parts  # each worker loads its own
-        _serve_with_workers(config)
+        _serve_with_workers(config, listening)
         return 0
     server = uvicorn.Server(_server_config(config, partial(build_app, config, parts)))
     # What is loaded by now lives as long as the process: the collector need not look at it again.
     gc.freeze()
-    server.run()
+    server.run(sockets=[listening])
     return 0 if server.started else 1
+
+
+def listen(config: Config) -> socket.socket:
+    """The socket that the service listens on.
+
+    Raises:
+        ConfigError: the address or the port can't be had.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listening = socket.create_server((config.host, config.http_port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"--http_port={config.http_port}: can't listen on {config.host}: {error.strerror or error}; expected "
+            "a free port and an address of this machine"
+        ) from error
+    listening.set_inheritable(True)  # by worker processes
+    scheme = "https" if config.ssl_certfile else "http"
+    logger.info("listening on %s://%s:%d", scheme, config.host, listening.getsockname()[1])
+    return listening
 
 
 def _exit_cleanly(number: int, frame: FrameType | None) -> None:
@@ -89,13 +112,12 @@ def _server_config(config: Config, factory: partial[ASGIApp]) -> uvicorn.Config:
     )
 
 
-def _serve_with_workers(config: Config) -> None:
+def _serve_with_workers(config: Config, listening: socket.socket) -> None:
     """Processes that share one listening socket; uvicorn starts them and replaces one that dies.
 
     Each is a fresh interpreter that builds its own application from the frozen configuration.
     """
     server_config = _server_config(config, partial(_worker_app, config))
-    listening = server_config.bind_socket()
     Multiprocess(server_config, sockets=[listening]).run()
 
 

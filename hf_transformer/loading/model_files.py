@@ -127,7 +127,8 @@ def has_tokenizer(folder: Path) -> bool:
 def _local_folder(folder: Path, model_name: str | None) -> Path:
     """The folder itself or, where it has no tokenizer, its subfolder with the model's name."""
     if not folder.is_dir():
-        raise LoadError(f"the model folder {folder} does not exist (set --model_dir or --model_id)")
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise LoadError(f"the model folder {folder} {what} (set --model_dir or --model_id)")
     if has_tokenizer(folder):
         return folder
     if model_name and (folder / model_name).is_dir() and has_tokenizer(folder / model_name):

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.options.option import PREFIX, Given, Option, by_flag
-from hf_transformer.options.values import FALSE_WORDS, TRUE_WORDS
 
 LEFTOVERS_SHOWN = 3
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
@@ -99,10 +98,8 @@ def following_text(option: Option, spelled: str, words: deque[str]) -> str:
 
 
 def following_boolean(option: Option, words: deque[str]) -> str:
-    """A bare boolean is true. The word after a switch is its value only where it says true or false."""
+    """A bare boolean is true; a word that follows is its value."""
     if not words or words[0] == "--" or is_flag(words[0]):
-        return "true"
-    if option.switch and words[0].lower() not in TRUE_WORDS + FALSE_WORDS:
         return "true"
     return words.popleft()
 

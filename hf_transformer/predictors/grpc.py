@@ -78,6 +78,8 @@ def map_errors(where: str, seconds: float) -> Iterator[None]:
         code = exc.code()
         details = quoted(exc.details() or "")
         message = f"the predictor at {where} {_SAID.get(code, f'answered {code.name}')}: {details}"
+        if code is grpc.StatusCode.UNAVAILABLE and "Socket closed" in details:
+            message += " (if that is its REST port, use --predictor_protocol=v2)"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             message += f" (the timeout is {seconds:g} s, {TIMEOUT_FLAG})"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

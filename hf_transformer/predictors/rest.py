@@ -40,6 +40,8 @@ _READ_BUFFER = 2**18
 
 _ALIGNMENT = 64
 
+TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
+
 _UNAVAILABLE = frozenset({404, 429, 502, 503})
 """Nobody has the model or takes the request now. 429 and 502 come from proxies on the way."""
 
@@ -60,13 +62,22 @@ def map_errors(where: str, seconds: float) -> Iterator[None]:
     except TimeoutError as exc:  # aiohttp's other timeouts are subclasses of it
         raise PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})") from exc
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as exc:
-        raise PredictorUnavailable(f"the predictor at {where} is unavailable: {_reason(exc)}") from exc
+        hint = f" ({TLS_FLAGS} ask for TLS)" if isinstance(exc, aiohttp.ClientSSLError) else ""
+        raise PredictorUnavailable(f"the predictor at {where} is unavailable: {_reason(exc)}{hint}") from exc
     except (aiohttp.ClientError, HttpProcessingError) as exc:
+        if "Expected HTTP/" in str(exc):
+            raise PredictorError(
+                f"the predictor at {where} does not speak HTTP/1.1; if that is its gRPC port, "
+                "use --predictor_protocol=grpc-v2"
+            ) from exc
         raise PredictorError(f"the call to the predictor at {where} failed: {_reason(exc)}") from exc
 
 
 def _reason(exc: BaseException) -> str:
-    return quoted(str(exc) or type(exc).__name__)
+    """What went wrong, without aiohttp's "ssl:default" in front, which it writes for plain HTTP too."""
+    cause = exc.__cause__ if isinstance(exc, aiohttp.ClientConnectorError) and exc.__cause__ else exc
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return quoted(text or type(cause).__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,10 @@ class Task(ABC, Generic[Item, Options, Part]):
     def answer_size(self, encoding: Encoding, options: Options) -> int:
         """About how many values this encoding adds to the answer, a measure of the work to make and send it."""
 
+    def decode_cost(self, encoding: Encoding, options: Options) -> int:
+        """About how long ``decode`` takes for this encoding, in units of a quarter of a microsecond."""
+        return self.answer_size(encoding, options)
+
     @abstractmethod
     def decode(self, item: Item, encoding: Encoding, outputs: Mapping[str, Array], options: Options) -> Part:
         """What one encoding's outputs say; it must not keep the views.
@@ -204,6 +208,10 @@ class Task(ABC, Generic[Item, Options, Part]):
     def beside(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> Sequence[Tensor]:
         """Tensors that the answer has beside the predictions, from the encodings per instance, text and window."""
         return ()
+
+    def beside_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> int:
+        """How many values ``beside`` will give."""
+        return 0
 
 
 def single(parts: Sequence[Sequence[Part]]) -> Part:

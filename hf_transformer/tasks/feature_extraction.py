@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, read_text, single
-from hf_transformer.tasks.parameters import Parameters, read_truncation
+from hf_transformer.tasks.parameters import Parameters, read_truncation, refuse_logit_flags
 from hf_transformer.tasks.pooling import hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.types import Array, Encoding, Json, TextInput
 
@@ -37,6 +37,7 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
+        refuse_logit_flags(settings, self.name)
         axes = (TOKENS, hidden_axis(settings.model_config))
         self._outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
         self._size = hidden_size(settings.model_config) or USUAL_SIZE

@@ -25,6 +25,10 @@ PARAMETERS = (
 )
 MAX_SEQ_LEN, MAX_ANSWER_LEN, MAX_QUESTION_LEN = 384, 15, 64
 """Tokens; the defaults of transformers' pipeline."""
+VALUES = 4
+"""Of one answer: score, start, end and the text."""
+CANDIDATE_COST = 10
+"""Of one answer asked for, in units of Task.decode_cost; about two spans are candidates for it."""
 FIELDS = ("question", "context")
 NO_SPAN_KEY = ""
 
@@ -172,9 +176,15 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
         return options.overflow
 
     def answer_size(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        # Three numbers and as many words as the span has tokens.
-        longest = min(options.max_answer_len, len(encoding))
-        return min(options.candidates, len(encoding) * longest) * (3 + longest)
+        return VALUES * self._answers(encoding, options)
+
+    def decode_cost(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
+        """Every token is looked at, and every candidate's characters are found."""
+        return len(encoding) + CANDIDATE_COST * self._answers(encoding, options)
+
+    def _answers(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
+        """Answers at most: those asked for, but no more than there are spans."""
+        return min(options.top_k, len(encoding) * min(options.max_answer_len, len(encoding)))
 
     def decode(
         self, item: Question, encoding: Encoding, outputs: Mapping[str, Array], options: QuestionAnsweringOptions

@@ -151,7 +151,7 @@ def read_text_or_pair(instance: Json, where: str) -> TextInput:
         return instance
     if isinstance(instance, dict) and "text" in instance and instance.keys() <= {"text", "text_pair"}:
         text, pair = instance["text"], instance.get("text_pair")
-        for name, value in (("text", text), ("text_pair", pair or "")):
+        for name, value in (("text", text), ("text_pair", "" if pair is None else pair)):
             if not isinstance(value, str):
                 raise InvalidInput(f"{where}.{name}: expected a string, got {describe(value)}")
         return (text, pair) if pair else text

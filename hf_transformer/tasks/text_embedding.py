@@ -19,7 +19,7 @@ from hf_transformer.tasks.base import (
     TaskSettings,
     read_text,
 )
-from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.parameters import Parameters, refuse_logit_flags
 from hf_transformer.tasks.pooling import hidden_axis, hidden_size, pool, require_finite_vectors, unit
 from hf_transformer.types import PLAIN, Array, Encoding, Json, TextInput, Tokenization
 
@@ -73,6 +73,7 @@ class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
+        refuse_logit_flags(settings, self.name)
         self._files = settings.sentence_transformers or KSERVE
         inside = self._files.inside
         # pooler_output is missing here: it is BERT's classification head, which nobody trained for similarity.
@@ -175,6 +176,10 @@ class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
 
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         return min(options.dimensions or self._size, self._size)
+
+    def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
+        """All tokens are pooled, however few components of the vector are given."""
+        return max(self.answer_size(encoding, options), len(encoding))
 
     def decode(
         self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions

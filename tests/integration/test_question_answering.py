@@ -79,7 +79,7 @@ def test_in_one_mixed_request(squad: Service, variant: str, output_format: str) 
 def test_what_the_pipeline_refuses(squad: Service) -> None:
     for case in CASES:
         if "error" in case:
-            assert "parameters.stride: 64 is too long for windows of 128 tokens" in error(squad, [instance(case)])
+            assert "a stride of 64 tokens is too long for windows of 128 tokens" in error(squad, [instance(case)])
             assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]
 
 
@@ -167,7 +167,7 @@ def test_wrong_instances(squad: Service, wrong: Any, message: str) -> None:
         ({"max_question_len": 0}, "parameters.max_question_len: 0 is too small"),
         ({"doc_stride": -1}, "parameters.doc_stride: -1 is too small"),
         ({"doc_stride": 129}, "parameters.doc_stride: 129 is larger than max_seq_len, 128"),
-        ({"doc_stride": 126}, "parameters.stride: 126 is too long for windows of 125 tokens"),
+        ({"doc_stride": 126}, "a stride of 126 tokens is too long for windows of 125 tokens"),
         ({"stride": "4"}, "parameters.stride: expected a whole number, got a string"),
         ({"stride": 4, "doc_stride": 4}, "parameters.stride: another name of doc_stride"),
         ({"truncation": 1}, "parameters.truncation: expected true or false"),

@@ -96,16 +96,16 @@ def test_top_n_and_documents(serve: Serve, protocol: str) -> None:
         pytest.param([], {"top_k": 3}, "parameters.top_k: unknown, expected one of output_format, top_n", id="unknown"),
     ],
 )
-def test_bad_requests(serve: Serve, instances: Any, parameters: Any, says: str) -> None:
+def test_bad_requests(serve: Serve, protocol: str, instances: Any, parameters: Any, says: str) -> None:
     body = {"instances": instances or [{"query": QUERY, "texts": [TEXT]}], "parameters": parameters}
-    response = start(serve).post(body)
+    response = start(serve, protocol).post(body)
     assert response.status_code == 400
     assert says in response.json()["error"]
 
 
-def test_pairs_that_are_too_long(serve: Serve) -> None:
+def test_pairs_that_are_too_long(serve: Serve, protocol: str) -> None:
     body = {"instances": [{"query": QUERY, "texts": [TEXT, TEXT * 60]}]}
-    service = start(serve)
+    service = start(serve, protocol)
     counter = 'hf_transformer_truncated_instances_total{model_name="cross"}'
     before = service.metric(counter)
     assert service.post(body).status_code == 200

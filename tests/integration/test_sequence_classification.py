@@ -18,6 +18,7 @@ MODELS = ("sentiment", "emotions", "toxicity", "stars", "paraphrase")
 SCORE = GOLDENS["about"]["tolerance"]["score_absolute"]
 PIPELINE = {"output_format": "pipeline"}
 TEXT = "The hotel was wonderful."
+NO_TEXTS: tuple[Any, ...] = (0, False, [], {})
 
 
 def start(serve: Serve, model: str, protocol: str = "v2", *flags: str) -> Service:
@@ -139,9 +140,9 @@ def test_a_request_overrides_the_flags(serve: Serve) -> None:
 def test_other_names(serve: Serve, task: str) -> None:
     assert (
         start(serve, "sentiment", "v2", f"--task={task}").predict(
-            [TEXT, {"text": TEXT}, {"text": TEXT, "text_pair": ""}]
+            [TEXT, {"text": TEXT}, {"text": TEXT, "text_pair": ""}, {"text": TEXT, "text_pair": None}]
         )
-        == [2] * 3
+        == [2] * 4
     )
 
 
@@ -156,6 +157,12 @@ def test_other_names(serve: Serve, task: str) -> None:
         pytest.param([{"text": 1}], {}, "instances[0].text: expected a string, got a number", id="text"),
         pytest.param(
             [{"text": TEXT, "text_pair": [TEXT]}], {}, "instances[0].text_pair: .* got a list", id="text_pair"
+        ),
+        *(
+            pytest.param(
+                [{"text": TEXT, "text_pair": pair}], {}, "instances[0].text_pair: expected a string", id=f"pair {pair}"
+            )
+            for pair in NO_TEXTS
         ),
         pytest.param([TEXT], {"topk": 1}, "parameters.topk: unknown", id="an unknown parameter"),
         pytest.param([TEXT], {"top_k": 2}, "parameters.top_k: only the pipeline format", id="top_k in kserve"),
@@ -183,22 +190,22 @@ def test_other_names(serve: Serve, task: str) -> None:
         pytest.param([TEXT], {"truncation": "no"}, "parameters.truncation: expected true or false", id="truncation"),
     ],
 )
-def test_bad_requests(serve: Serve, instances: Any, parameters: Any, says: str) -> None:
-    response = start(serve, "sentiment").post({"instances": instances, "parameters": parameters})
+def test_bad_requests(serve: Serve, protocol: str, instances: Any, parameters: Any, says: str) -> None:
+    response = start(serve, "sentiment", protocol).post({"instances": instances, "parameters": parameters})
     assert response.status_code == 400
     message = response.json()["error"]
     first, _, second = says.partition(" .* ")
     assert first in message and second in message, message
 
 
-def test_regression_has_no_probabilities(serve: Serve) -> None:
-    response = start(serve, "stars").post({"instances": [TEXT], "parameters": {"return_probabilities": True}})
+def test_regression_has_no_probabilities(serve: Serve, protocol: str) -> None:
+    response = start(serve, "stars", protocol).post({"instances": [TEXT], "parameters": {"return_probabilities": True}})
     assert response.status_code == 400
     assert "parameters.return_probabilities: a regression model has none" in response.json()["error"]
 
 
-def test_a_text_that_is_too_long(serve: Serve) -> None:
-    service = start(serve, "sentiment")
+def test_a_text_that_is_too_long(serve: Serve, protocol: str) -> None:
+    service = start(serve, "sentiment", protocol)
     counter = 'hf_transformer_truncated_instances_total{model_name="sentiment"}'
     before = service.metric(counter)
     assert service.predict([TEXT * 100]) == [2]

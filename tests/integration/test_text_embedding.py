@@ -206,9 +206,14 @@ def test_more_refusals(embed: Any) -> None:
     response = embed("minibert_mean").post({"instances": ["a", {"texts": "b"}]})
     assert response.status_code == 400 and "instances[1]" in response.json()["error"]
     service = embed("minibert_mean", "--on_overflow=window")
-    for parameters in ({"stride": 126}, {"stride": -1}, {"stride": 4, "truncation": True}):
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"stride": 126}, "a stride of 126 tokens is too long"),
+        ({"stride": -1}, "parameters.stride"),
+        ({"stride": 4, "truncation": True}, "parameters.stride"),
+    ]
+    for parameters, says in refused:
         response = service.post({"instances": [LONG], "parameters": parameters})
-        assert response.status_code == 400 and "parameters.stride" in response.json()["error"]
+        assert response.status_code == 400 and says in response.json()["error"]
 
 
 def test_objects_and_strings(embed: Any) -> None:

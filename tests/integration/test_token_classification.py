@@ -290,7 +290,7 @@ def test_bad_instances(serve: Serve, protocol: str, instance: Any, message: str)
         ({"return_offsets_mapping": "yes"}, "parameters.return_offsets_mapping: expected true or false"),
         ({"truncation": "longest_first"}, "parameters.truncation: expected true or false"),
         ({"stride": -1}, "parameters.stride"),
-        ({"stride": 126}, "parameters.stride: 126 is too long"),
+        ({"stride": 126}, "a stride of 126 tokens is too long"),
         ({"stride": 16, "truncation": True}, "parameters.stride"),
     ],
     ids=str,

@@ -118,12 +118,12 @@ def test_other_forms_of_an_instance(serve: Serve, protocol: str) -> None:
         pytest.param([], {"candidate_labels": "good " * 150}, "leaves no room for the first", id="hypothesis too long"),
     ],
 )
-def test_bad_requests(serve: Serve, instances: Any, parameters: Any, says: str) -> None:
+def test_bad_requests(serve: Serve, protocol: str, instances: Any, parameters: Any, says: str) -> None:
     body = {
         "instances": instances or [SEQUENCE],
         "parameters": parameters if instances else {"candidate_labels": "a"} | parameters,
     }
-    response = start(serve).post(body)
+    response = start(serve, protocol).post(body)
     assert response.status_code == 400, response.text
     assert says in response.json()["error"]
 
@@ -138,14 +138,14 @@ def test_bad_requests(serve: Serve, instances: Any, parameters: Any, says: str) 
         ),
     ],
 )
-def test_too_many_labels(serve: Serve, parameters: Any, says: str) -> None:
-    response = start(serve).post({"instances": [SEQUENCE], "parameters": parameters})
+def test_too_many_labels(serve: Serve, protocol: str, parameters: Any, says: str) -> None:
+    response = start(serve, protocol).post({"instances": [SEQUENCE], "parameters": parameters})
     assert response.status_code == 413, response.text
     assert says in response.json()["error"]
 
 
-def test_a_sequence_that_is_too_long(serve: Serve) -> None:
-    service = start(serve)
+def test_a_sequence_that_is_too_long(serve: Serve, protocol: str) -> None:
+    service = start(serve, protocol)
     counter = 'hf_transformer_truncated_instances_total{model_name="nli"}'
     before = service.metric(counter)
     parameters = {"candidate_labels": ["sport", "money"]}

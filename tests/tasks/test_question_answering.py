@@ -188,7 +188,7 @@ def test_a_question_that_leaves_no_room_for_the_stride(side: str, request: pytes
     tokenizer = request.getfixturevalue(side)
     question = "what is it " * 10
     assert ask(tokenizer, question, "It is in Berlin.", [], max_seq_len=48, doc_stride=16)["answer"]
-    with pytest.raises(InvalidInput, match=r"parameters.stride: 16 is too long for windows of 48 tokens"):
+    with pytest.raises(InvalidInput, match=r"a stride of 16 tokens is too long for windows of 48 tokens"):
         ask(tokenizer, question, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
     with pytest.raises(InvalidInput, match="leaves no room"):
         ask(tokenizer, question * 2, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
@@ -198,8 +198,13 @@ def test_huge_requests_are_counted(tokenizer: Tokenizer) -> None:
     task = task_of(tokenizer)
     [encoding] = tokenizer.encode(["many cities " * 70])
     usual, everything = task.options({}), task.options({"top_k": 10**9, "max_answer_len": 10**9})
-    assert task.answer_size(encoding, usual) == 12 * 18
-    assert task.answer_size(encoding, everything) == 128**2 * 131
+    assert len(encoding) == 128
+    assert task.answer_size(encoding, usual) == 4
+    assert task.answer_size(encoding, everything) == 128**2 * 4
+    assert task.decode_cost(encoding, usual) == 128 + 10
+    assert task.decode_cost(encoding, everything) == 128 + 128**2 * 10
+    assert task.answer_size(encoding, task.options({"top_k": 50})) == 200
+    assert task.decode_cost(encoding, task.options({"top_k": 50})) == 128 + 500
 
 
 def fit(tokenizer: Tokenizer, *outputs: str, flags: tuple[str, ...] = ()) -> dict[str, str]:

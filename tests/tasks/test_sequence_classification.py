@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.errors import ConfigError, PredictorError
+from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.numerics import sigmoid
-from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function
+from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function, read_text_or_pair
 from tests.tasks.task_settings import ENCODING, logits, named, settings
 
 PIPELINE = {"output_format": "pipeline", "top_k": None}
@@ -105,6 +105,15 @@ def test_the_size_of_an_answer() -> None:
         assert [task.answer_size(ENCODING, task.options(parameters)) for parameters in requests] == [size] * len(
             requests
         )
+
+
+@pytest.mark.parametrize("pair", [0, False, 0.0, [], {}, 1, True, ["a"]])
+def test_only_null_and_empty_texts_are_no_pair(pair: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"instances\[0\].text_pair: expected a string, got"):
+        read_text_or_pair({"text": "a", "text_pair": pair}, "instances[0]")
+    assert read_text_or_pair({"text": "a", "text_pair": None}, "instances[0]") == "a"
+    assert read_text_or_pair({"text": "a", "text_pair": ""}, "instances[0]") == "a"
+    assert read_text_or_pair({"text": "a", "text_pair": "b"}, "instances[0]") == ("a", "b")
 
 
 def test_what_becomes_of_long_texts() -> None:

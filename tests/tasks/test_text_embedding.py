@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.loading.sentence_transformers import POOLING_FLAGS
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
@@ -201,6 +201,22 @@ def test_answer_sizes() -> None:
     vocabulary: Any = Letters()
     other = FeatureExtraction(TaskSettings(BERT, vocabulary))
     assert other.answer_size(encoding, other.options({})) == 6
+
+
+def test_pooling_costs_as_much_as_there_are_tokens() -> None:
+    one = task(SentenceTransformers(pooling=("cls", "max")))
+    short, long = Encoding([1, 2, 3], [0] * 3), Encoding([1] * 90, [0] * 90)
+    assert [one.decode_cost(encoding, one.options({"dimensions": 1})) for encoding in (short, long)] == [3, 90]
+    assert one.decode_cost(short, one.options({})) == 4
+
+
+@pytest.mark.parametrize("made", [TextEmbedding, FeatureExtraction])
+@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
+def test_flags_without_a_meaning(made: Any, flag: str) -> None:
+    vocabulary: Any = Letters()
+    flags: dict[str, Any] = {flag: True}
+    with pytest.raises(ConfigError, match=f"--{flag}: {made.name} has no such answers"):
+        made(TaskSettings(BERT, vocabulary, **flags))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -171,8 +171,39 @@ def test_answer_sizes() -> None:
     encoding = Encoding([1, 2, 3], [0, 0, 0])
     one = task()
     assert one.answer_size(encoding, one.options({})) == 3
-    assert one.answer_size(encoding, one.options({"return_offsets_mapping": True})) == 9
+    assert one.answer_size(encoding, one.options({"return_offsets_mapping": True})) == 3
     assert one.answer_size(encoding, one.options({"return_probabilities": True})) == 15
+    pipeline = {"output_format": "pipeline"}
+    assert one.answer_size(encoding, one.options(pipeline)) == 3
+    assert one.answer_size(encoding, one.options(pipeline | {"ignore_labels": []})) == 18
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cost"), [("none", 3), ("simple", 3), ("first", 15), ("average", 15), ("max", 15)]
+)
+def test_words_cost_more_than_tokens(strategy: str, cost: int) -> None:
+    encoding, one = Encoding([1, 2, 3], [0] * 3), task(aggregation_strategy=strategy)
+    assert one.decode_cost(encoding, one.options({"output_format": "pipeline"})) == cost
+    assert one.decode_cost(encoding, one.options({})) == 3
+
+
+def test_offsets_are_counted_with_their_padding() -> None:
+    one = task()
+    short, long = Encoding([1, 2, 3], [0] * 3), Encoding([1] * 50, [0] * 50)
+    wanted = one.options({"return_offsets_mapping": True})
+    encodings = [[[short]], [[short]], [[long, long, short]]]
+    assert one.beside_size(encodings, wanted) == 3 * 103 * 2
+    assert one.beside_size(encodings[:2], wanted) == 2 * 3 * 2
+    assert one.beside_size(encodings, one.options({})) == 0
+
+
+def test_the_size_of_offsets_is_enough() -> None:
+    one = task()
+    first, second = (Encoding([1] * 9, [0] * 9, False, OFFSETS, SPECIAL, None, None) for _ in range(2))
+    options = one.options({"return_offsets_mapping": True})
+    encodings = [[[first]], [[second]]]
+    (tensor,) = one.beside(encodings, options)
+    assert tensor.data.size == one.beside_size(encodings, options) == 36
 
 
 def test_of_overlapping_entities_the_longer_then_the_likelier_stays() -> None:
