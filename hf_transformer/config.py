@@ -71,8 +71,9 @@ class Config:
         MODEL, "Allow a tokenizer that comes with Python code of its own.", BOOLEAN, False, switch=True,
         variables=["TRUST_REMOTE_CODE"])
     task: str | None = option(
-        MODEL, "What the model does, such as fill_mask; docs/tasks.md has them all. Hyphens and the names of Hugging "
-        "Face pipelines are understood.",
+        MODEL, "What the model does: fill_mask, sequence_classification, zero_shot_classification, rerank, "
+        "token_classification, question_answering, text_embedding or feature_extraction. Hyphens and the names of "
+        "Hugging Face pipelines are understood.",
         Text("NAME"), variables=["TASK"], default_text="by the architecture in config.json")
     max_model_len: int | None = option(
         MODEL, "Tokens that a text is cut to, special tokens included.", Integer(1), aliases=("max_length",),

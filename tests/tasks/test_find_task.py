@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.config import all_options
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks import TASKS, find_task
 
@@ -20,6 +21,11 @@ def test_the_name_wins_over_the_architecture() -> None:
 @pytest.mark.parametrize(("task", "suffix"), [(task.name, suffix) for task, suffix in TASKS if suffix])
 def test_architectures(task: str, suffix: str) -> None:
     assert find_task(None, {"architectures": [f"XLMRoberta{suffix}"]}).name == task
+
+
+def test_help_names_them_all() -> None:
+    [option] = [one for one in all_options() if one.name == "task"]
+    assert all(task.name in option.help for task, _ in TASKS)
 
 
 def test_names_are_told_apart() -> None:
