@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import LoadError
-from hf_transformer.loading.model_files import find_model_files, has_tokenizer, read_json
+from hf_transformer.loading.folder import has_tokenizer, read_json
+from hf_transformer.loading.model_files import find_model_files
 from hf_transformer.tokenizer import load_tokenizer
 from tests.tiny_tokenizers.hub import Hub, lay_out_cache, serve
 from tests.tiny_tokenizers.trained import save, wordpiece

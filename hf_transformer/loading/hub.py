@@ -20,7 +20,7 @@ from pathlib import Path
 import orjson
 
 from hf_transformer.errors import LoadError
-from hf_transformer.loading.model_files import SETTINGS_FILES, VOCABULARY_FILES, has_tokenizer, read_json
+from hf_transformer.loading.folder import SETTINGS_FILES, VOCABULARY_FILES, has_tokenizer, read_json
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 from tokenizers import AddedToken, Tokenizer, processors
 
-from hf_transformer.loading.model_files import read_json
+from hf_transformer.loading.folder import read_json
 from hf_transformer.loading.tokenizer_classes import tokenizer_class
 from hf_transformer.loading.tokenizer_recipes import RECIPES, Recipe
 from hf_transformer.types import Json

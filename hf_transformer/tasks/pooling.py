@@ -29,7 +29,7 @@ def hidden_axis(model_config: Mapping[str, Any]) -> Axis:
     size = hidden_size(model_config)
     if size is None:
         return Axis(name="hidden")
-    why = f"config.json says that a token's vector has {size}: is this output its logits, or another model's?"
+    why = f"config.json says that a token's vector has {size} (is the output logits, or another model's)"
     return Axis(name="hidden", minimum=size, maximum=size, why=why)
 
 
