@@ -32,7 +32,8 @@ def state(name: str) -> tuple[int, list[logging.Handler], bool, bool]:
 
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
-    before = {name: state(name) for name in NAMES}
+    # All there are: a configuration of the user's disables those that it does not name.
+    before = {name: state(name) for name in {*NAMES, *logging.root.manager.loggerDict}}
     yield
     for name, (level, handlers, propagate, disabled) in before.items():
         logger = logging.getLogger(name)
