@@ -105,7 +105,8 @@ def read_yaml(path: Path) -> Any:
 def as_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
-    return value
+    # The default, true, would silence the loggers that exist by now and are not named in the file: most of ours.
+    return {"disable_existing_loggers": False, **value}
 
 
 def with_cause(exc: BaseException) -> str:

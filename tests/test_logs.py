@@ -136,6 +136,17 @@ def test_a_file_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().err == "<as the file says>\n"
 
 
+def test_a_file_that_names_no_logger_silences_none(tmp_path: Path) -> None:
+    existing = logging.getLogger("hf_transformer.app")
+    path = tmp_path / "logging.json"
+    path.write_text('{"version": 1}')
+    configure_logging(Settings(log_config_file=str(path)))
+    assert not existing.disabled
+    path.write_text('{"version": 1, "disable_existing_loggers": true}')
+    configure_logging(Settings(log_config_file=str(path)))
+    assert existing.disabled
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
