@@ -24,7 +24,7 @@ def main(model: str, flags: list[str]) -> int:
                     try:
                         return service.wait()
                     except KeyboardInterrupt:
-                        continue  # the service has had the signal too, and ends
+                        service.terminate()  # which a service that had the signal too does not mind
 
 
 if __name__ == "__main__":
