@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from hf_transformer.apis import ops, v1
 from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.apis.base import Admission, Models
+from hf_transformer.binding import Binding
 from hf_transformer.config import Config
 from hf_transformer.contract import bind
 from hf_transformer.engines import strings
@@ -200,22 +201,11 @@ def pipeline_builder(
             output_names=config.tensor_output_names or (),
             task=parts.task.name,
         )
-        tokenizer = parts.tokenizer
-        if binding.length is not None:
-            tokenizer = tokenizer.with_max_length(min(binding.length, tokenizer.max_length))
-            if not binding.masked:
-                logger.warning(
-                    "model %r has a fixed sequence length of %d and takes no attention_mask: it sees the padding too",
-                    spec.name,
-                    binding.length,
-                )
-        # Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes
-        # where the tokenizer puts it.
-        filling = Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left" and not binding.masked)
+        tokenizer = fitted(parts.tokenizer, spec, binding)
         scheduler = Scheduler(
             predictor,
             binding,
-            filling,
+            filling(tokenizer, binding),
             max_batches_in_flight=config.max_batches_in_flight,
             timeout=config.predictor_request_timeout_seconds,
         )
@@ -230,6 +220,25 @@ def pipeline_builder(
         )
 
     return build
+
+
+def fitted(tokenizer: Tokenizer, spec: ModelSpec, binding: Binding) -> Tokenizer:
+    """The tokenizer, cutting at the model's own sequence length where that is fixed."""
+    if binding.length is None:
+        return tokenizer
+    if not binding.masked:
+        logger.warning(
+            "model %r has a fixed sequence length of %d and takes no attention_mask: it sees the padding too",
+            spec.name,
+            binding.length,
+        )
+    return tokenizer.with_max_length(min(binding.length, tokenizer.max_length))
+
+
+def filling(tokenizer: Tokenizer, binding: Binding) -> Filling:
+    """Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes where
+    the tokenizer puts it."""
+    return Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left" and not binding.masked)
 
 
 def text_logger(longest: int | None) -> Callable[[Sequence[TextInput], Context], None]:
