@@ -33,7 +33,7 @@ class AccessLog:
 
         try:
             await self.app(scope, receive, noting_send)
-        except Exception:
+        except Exception:  # whatever it was: it is logged as a 500 and passed on
             exchange.fail()
             raise
         finally:

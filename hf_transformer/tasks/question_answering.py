@@ -220,9 +220,12 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
 
         As in the pipeline these are the context's and every [CLS], also one that the client wrote into the question.
         """
+        cls_id = self._cls_id
+        if cls_id is None:
+            return None, [context]
         own, allowed, start = None, [context], 0
-        for _ in range(encoding.ids.count(self._cls_id) if self._cls_id is not None else 0):
-            index = encoding.ids.index(self._cls_id, start)  # type: ignore[arg-type]
+        for _ in range(encoding.ids.count(cls_id)):
+            index = encoding.ids.index(cls_id, start)
             start = index + 1
             allowed.append(slice(index, start))
             if own is None and encoding.sequence_ids and encoding.sequence_ids[index] is None:
