@@ -7,9 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,97 +14,24 @@ from starlette.types import ASGIApp
 
 from hf_transformer.apis import ops, v1
 from hf_transformer.apis.access_log import AccessLog
-from hf_transformer.apis.base import Admission, Models
+from hf_transformer.apis.base import Admission, Models, Service
 from hf_transformer.binding import Binding
 from hf_transformer.config import Config
 from hf_transformer.contract import bind
 from hf_transformer.engines import strings
-from hf_transformer.errors import ConfigError, RequestError
-from hf_transformer.loading.model_files import ModelFiles, find_model_files
-from hf_transformer.loading.sentence_transformers import read_activation, read_sentence_transformers
+from hf_transformer.errors import RequestError
 from hf_transformer.metrics import Metrics
+from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.pipeline import Limits, Pipeline
 from hf_transformer.predictors import open_predictor
 from hf_transformer.predictors.base import Predictor, PredictorSettings
 from hf_transformer.scheduler import Filling, Scheduler
 from hf_transformer.served_model import ServedModel
-from hf_transformer.tasks import find_task
-from hf_transformer.tasks.base import SentenceTransformers, Task, TaskSettings
-from hf_transformer.tasks.flags import check_stride, flags_without_effect
-from hf_transformer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
 
 logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What is loaded from the model's files before anything is served."""
-
-    tokenizer: Tokenizer
-    task: Task[Any, Any, Any]
-
-
-def load_parts(config: Config) -> Parts:
-    """Loads the tokenizer and the task.
-
-    Raises:
-        LoadError: with one line on what is missing or wrong.
-    """
-    files = find_model_files(
-        config.model_id,
-        config.model_dir,
-        model_name=config.model_name,
-        model_revision=config.model_revision,
-        tokenizer_revision=config.tokenizer_revision,
-        token=config.hf_token,
-        trust_remote_code=config.trust_remote_code,
-    )
-    sentences = _sentence_transformers(files.model_folder, config)
-    # config.json still names what such a model was before: all-mpnet-base-v2 says MPNetForMaskedLM.
-    task = find_task(config.task or ("text_embedding" if sentences else None), files.config)
-    if config.on_overflow == "window" and not task.has_windows:
-        raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
-    tokenizer = load_tokenizer(
-        files.tokenizer_folder,
-        files.config,
-        max_model_len=config.max_model_len,
-        at_most=sentences.max_seq_length if sentences and task.reads_sentence_transformers else None,
-        lower_case=not config.disable_lower_case,
-        special_tokens=not config.disable_special_tokens,
-        trust_remote_code=config.trust_remote_code,
-    )
-    settings = _task_settings(config, files, tokenizer, sentences)
-    check_stride(task.name, settings)
-    made = task(settings)
-    for flag in flags_without_effect(task.name, settings):
-        logger.warning("%s has no effect for %s", flag, task.name)
-    return Parts(tokenizer, made)
-
-
-def _task_settings(
-    config: Config, files: ModelFiles, tokenizer: Tokenizer, sentences: SentenceTransformers | None
-) -> TaskSettings:
-    return TaskSettings(
-        model_config=files.config,
-        vocabulary=tokenizer,
-        output_format=config.output_format,
-        return_probabilities=config.return_probabilities,
-        return_raw_logits=config.return_raw_logits,
-        return_offsets_mapping=config.return_offsets_mapping,
-        aggregation_strategy=config.aggregation_strategy,
-        on_overflow=config.on_overflow,
-        stride=config.stride,
-        max_length=tokenizer.max_length,
-        sentence_transformers=sentences,
-        activation_fn=read_activation(files.model_folder),
-    )
-
-
-def _sentence_transformers(folder: Path, config: Config) -> SentenceTransformers | None:
-    found = read_sentence_transformers(folder)
-    return replace(found, lower_case=False) if found and config.disable_lower_case else found
 
 
 def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
@@ -125,19 +49,25 @@ def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     model = ServedModel(
         config.model_name,
+        parts.task,
         predictor,
         pipeline_builder(config, parts, predictor, metrics, executor),
         metrics,
         check_health=config.enable_predictor_health_check,
         log_latency=config.enable_latency_logging,
     )
-    models = Models([model])
-    admission = Admission(config.max_concurrent_requests, metrics)
+    service = Service(
+        models=Models([model]),
+        admission=Admission(config.max_concurrent_requests, metrics),
+        metrics=metrics,
+        max_bytes=config.max_request_bytes,
+        max_texts=max(config.max_instances, config.max_sequences),
+    )
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app = Starlette(
         routes=[
-            *ops.routes(models, metrics),
-            *v1.routes(models, admission, metrics, config.max_request_bytes),
+            *ops.routes(service),
+            *v1.routes(service),
         ],
         exception_handlers={HTTPException: ops.http_error, RequestError: ops.request_error},
         lifespan=lambda app: _lifespan(predictor, model, executor),

@@ -21,7 +21,7 @@ from hf_transformer.options.values import Boolean, Choice, Integer, Level, Names
 MODEL = "Model and tokenizer"
 ANSWERS = "Answers"
 PREDICTOR = "Predictor"
-SERVER = "HTTP server"
+SERVER = "Server"
 LIMITS = "Limits"
 LOGGING = "Logging"
 
@@ -146,6 +146,13 @@ class Config:
     host: str = option(
         SERVER, "Address to listen on.", Text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
     http_port: int = option(SERVER, "Port to listen on; 0 takes a free one.", Integer(0, 65535), 8080)
+    enable_grpc: bool = option(SERVER, "Serve the V2 protocol over gRPC too.", BOOLEAN, True)
+    grpc_port: int = option(SERVER, "Port for gRPC; 0 takes a free one.", Integer(0, 65535), 8081)
+    openai_route_prefix: str = option(
+        SERVER, "What comes before /v1 in the routes of the OpenAI API; may be empty.",
+        Text("PREFIX", "a path without spaces, ? # and %", r"[^\s?#%]*"), "openai", may_be_empty=True,
+        variables=["KSERVE_OPENAI_ROUTE_PREFIX"])
+    enable_docs_url: bool = option(SERVER, "Serve a page to read and try the API at /docs.", BOOLEAN, False)
     workers: int = option(SERVER, "Processes that share the port.", Integer(1, 1024), 1)
     timeout_keep_alive: int = option(
         SERVER, "Seconds after which an idle connection is closed; longer than the proxy's.", Integer(0), 65)

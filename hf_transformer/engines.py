@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.types import PLAIN, Encoding, TextInput, Tokenization, Words
+from hf_transformer.types import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Words
 
 BYTES = 4
 """Bytes of a character in UTF-8, at most."""
@@ -18,14 +18,18 @@ LONGEST_FIRST = "longest_first"
 
 
 def strings(text: TextInput) -> Sequence[str]:
-    """The strings that a text consists of: one, the two of a pair, or its words."""
+    """The strings that a text consists of: one, the two of a pair, its words, or none if it comes in token ids."""
     if isinstance(text, str):
         return (text,)
+    if isinstance(text, TokenIds):
+        return ()
     return text.words if isinstance(text, Words) else text
 
 
 def characters(text: TextInput) -> int:
-    """How many characters a text has, both of a pair, all of the words."""
+    """How many characters a text has, both of a pair, all of the words; of token ids, one for each."""
+    if isinstance(text, TokenIds):
+        return len(text.ids)
     return len(text) if isinstance(text, str) else sum(map(len, strings(text)))
 
 

@@ -22,7 +22,7 @@ from hf_transformer.metrics import Metrics
 from hf_transformer.scheduler import Scheduler
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer import Tokenizer
-from hf_transformer.types import Answers, Context, Encoding, Json, Query, TextInput
+from hf_transformer.types import Answers, Context, Encoding, Query, TextInput, Tokenization
 
 INLINE_VALUES = 20_000
 """Answers of more values than this are decoded in a thread; about 5 ms of work, as long as a thread keeps the
@@ -43,7 +43,8 @@ class Limits:
 class Pipeline:
     """A task, its tokenizer and the scheduler of its predictor, put in a row.
 
-    ``executor`` has the threads for long work. ``log_texts`` is called with every request's texts.
+    ``executor`` has the threads for long work. ``log_texts`` is called with every request's texts. ``tokenizer`` cuts
+    where the model does.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Pipeline:
         log_texts: Callable[[Sequence[TextInput], Context], None] | None = None,
     ) -> None:
         self._task = task
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._scheduler = scheduler
         self._executor = executor
         self._limits = limits
@@ -74,9 +75,9 @@ class Pipeline:
         started = time.perf_counter()
         task = self._task
         options = task.options(query.parameters)
-        request = await self._tokenize(self._read(query.instances, options, context), options)
+        request = await self._tokenize(self._read(query, options, context), options)
         flat, items = request.flat, request.items
-        size = self._answer_size(request, options)
+        size = self._answer_size(request, options, query.tensors)
         cost = max(size, sum(task.decode_cost(encoding, options) for encoding in flat))
         executor = self._executor if cost > INLINE_VALUES else None
         tokenized = time.perf_counter()
@@ -91,30 +92,50 @@ class Pipeline:
         timings.preprocess = tokenized - started
         timings.predict = answered - tokenized - timings.postprocess
         if executor is None:
-            answers = request.answers(task, parts, options)
+            answers = request.answers(task, parts, options, query.tensors)
         else:
             loop = asyncio.get_running_loop()
-            answers = await loop.run_in_executor(executor, request.answers, task, parts, options)
+            answers = await loop.run_in_executor(executor, request.answers, task, parts, options, query.tensors)
         timings.postprocess += time.perf_counter() - answered
         return answers
 
-    def _read(self, instances: Sequence[Json], options: Any, context: Context) -> _Request:
-        """The items and their texts, within the limits."""
-        if not instances:
-            raise InvalidInput("instances: expected at least one, got none")
+    async def encode(self, texts: Sequence[TextInput], how: Tokenization, name: str = "texts") -> list[list[Encoding]]:
+        """Tokenizes alone, under the limits of a request.
+
+        Raises:
+            TooLarge: too many texts, or too long ones.
+            InvalidInput: a text can't be encoded.
+        """
         limits = self._limits
-        if len(instances) > limits.max_instances:
+        if len(texts) > limits.max_instances:
             raise TooLarge(
-                f"instances: {len(instances)} in a request, at most {limits.max_instances} are taken (--max_instances)"
+                f"{name}: {len(texts)} in a request, at most {limits.max_instances} are taken (--max_instances)"
             )
-        request = _Request()
-        for index, instance in enumerate(instances):
-            where = f"instances[{index}]"
+        total = sum(self._check_length(text, f"{name}[{index}]") for index, text in enumerate(texts))
+        if total > limits.max_total_length:
+            raise TooLarge(
+                f"{name}: {total} characters together, at most {limits.max_total_length} are taken (--max_total_length)"
+            )
+        return await self.tokenizer.encode_off_loop(texts, self._executor, how)
+
+    def _read(self, query: Query, options: Any, context: Context) -> _Request:
+        """The items and their texts, within the limits."""
+        count = len(query.instances)
+        if not count:
+            raise InvalidInput(f"{query.name}: expected at least one, got none")
+        limits = self._limits
+        if count > limits.max_instances:
+            raise TooLarge(
+                f"{query.name}: {count} in a request, at most {limits.max_instances} are taken (--max_instances)"
+            )
+        request = _Request(query.name)
+        for index, instance in enumerate(query.instances):
+            where = request.where(index)
             item = self._task.item(instance, where, options)
             texts = self._task.texts(item, options)
             for text in texts:
                 request.characters += self._check_length(text, where)
-            _check_sequences(len(request.texts) + len(texts), limits.max_sequences)
+            request.check_sequences(len(request.texts) + len(texts), limits.max_sequences)
             if request.characters > limits.max_total_length:
                 raise TooLarge(
                     f"{where}: with it the request has more than the {limits.max_total_length} characters that are "
@@ -140,12 +161,12 @@ class Pipeline:
         how = self._task.tokenization(options)
         if how.windows:
             how = replace(how, max_windows=self._limits.max_sequences)
-        windows = await self._tokenizer.encode_off_loop(request.texts, self._executor, how)
+        windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
         refuse = self._task.overflow(options) == "error"
         truncated = 0
         text = 0
         for index, count in enumerate(request.counts):
-            where = f"instances[{index}]"
+            where = request.where(index)
             mine = windows[text : text + count]
             text += count
             request.encodings.append(mine)
@@ -161,19 +182,22 @@ class Pipeline:
                 request.flat.append(encoding)
                 request.owners.append(index)
             truncated += any(encoding.truncated for encoding in chain.from_iterable(mine))
-        _check_sequences(len(request.flat), self._limits.max_sequences)
+        request.check_sequences(len(request.flat), self._limits.max_sequences)
         if truncated:
             self._metrics.count_truncated(truncated)
         return request
 
-    def _answer_size(self, request: _Request, options: Any) -> int:
+    def _answer_size(self, request: _Request, options: Any, tensors: bool) -> int:
         """Values in all answers. Raises TooLarge before the predictor is asked for what nobody could send."""
         task = self._task
         size = sum(task.answer_size(encoding, options) for encoding in request.flat)
         size += task.beside_size(request.encodings, options)
+        if tensors:
+            lengths = [sum(map(len, chain.from_iterable(texts))) for texts in request.encodings]
+            size = max(size, task.tensor_size(lengths, options))
         if size > self._limits.max_answer_values:
             raise TooLarge(
-                f"instances: the answer would hold about {size} values, at most {self._limits.max_answer_values} "
+                f"{request.name}: the answer would hold about {size} values, at most {self._limits.max_answer_values} "
                 "are given in one (--max_answer_values); send fewer instances or ask for less of each"
             )
         return size
@@ -183,10 +207,12 @@ class Pipeline:
 class _Request:
     """One request's way through the pipeline: items, their texts, and the encodings of these.
 
+    ``name`` is what the client calls its instances.
     ``counts`` has the number of texts of each item; ``encodings`` per item, text and window; ``flat`` all encodings in
     that order, and ``owners`` the index of the item that each of them belongs to.
     """
 
+    name: str
     items: list[Any] = field(default_factory=list)
     texts: list[TextInput] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -195,19 +221,28 @@ class _Request:
     owners: list[int] = field(default_factory=list)
     characters: int = 0
 
-    def answers(self, task: Task[Any, Any, Any], parts: Sequence[Any], options: Any) -> Answers:
+    def where(self, index: int) -> str:
+        """An instance's name in messages."""
+        return f"{self.name}[{index}]"
+
+    def check_sequences(self, count: int, limit: int) -> None:
+        """Raises TooLarge for more sequences than the limit."""
+        if count > limit:
+            raise TooLarge(
+                f"{self.name}: {count} sequences (texts, pairs and windows) in one request, at most {limit} are taken "
+                "(--max_sequences)"
+            )
+
+    def answers(self, task: Task[Any, Any, Any], parts: Sequence[Any], options: Any, tensors: bool) -> Answers:
         """Hands every item the parts of its own encodings."""
         rest = iter(parts)
         predictions = [
             task.answer(item, [list(islice(rest, len(windows))) for windows in texts], options)
             for item, texts in zip(self.items, self.encodings, strict=True)
         ]
-        return Answers(predictions, task.beside(self.encodings, options))
-
-
-def _check_sequences(count: int, limit: int) -> None:
-    if count > limit:
-        raise TooLarge(
-            f"instances: {count} sequences (texts, pairs and windows) in one request, at most {limit} are taken "
-            "(--max_sequences)"
+        return Answers(
+            predictions,
+            task.beside(self.encodings, options),
+            sum(map(len, self.flat)),
+            task.tensor(predictions, options) if tensors else None,
         )

@@ -128,7 +128,7 @@ class _Work(Generic[Answer]):
 class Scheduler:
     """Sends encodings to one predictor, at most ``max_batches_in_flight`` batches at a time.
 
-    ``timeout`` is in seconds and bounds a whole request, waiting for a place included.
+    ``timeout`` is in seconds and bounds a whole request, waiting for a place included; so does the caller's deadline.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class Scheduler:
         self._output_names = [output.name for output in binding.outputs]
         self._places = asyncio.Semaphore(max_batches_in_flight)
         self._timeout = timeout
+        self._limit = f"in {timeout:g} s (--predictor_request_timeout_seconds)"
 
     async def run(
         self,
@@ -160,16 +161,16 @@ class Scheduler:
         answers: dict[int, Answer] = {}
         batches = plan([len(encoding) for encoding in encodings], self._binding)
         work = [_Work([encodings[index] for index in batch], batch, decode, answers) for batch in batches]
+        latest = asyncio.get_running_loop().time() + self._timeout
+        callers = context.deadline is not None and context.deadline < latest
         try:
-            async with asyncio.timeout(self._timeout) as timeout:
+            async with asyncio.timeout_at(context.deadline if callers else latest) as timeout:
                 await self._send_all(work, context, executor)
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            raise PredictorTimeout(
-                f"no answer from the predictor in {self._timeout:g} s (--predictor_request_timeout_seconds), "
-                "waiting for its turn included"
-            ) from error
+            limit = "before the caller's deadline" if callers else self._limit
+            raise PredictorTimeout(f"no answer from the predictor {limit}, waiting for its turn included") from error
         return [answers[index] for index in range(len(encodings))]
 
     async def _send_all(self, work: Sequence[_Work[Answer]], context: Context, executor: Executor | None) -> None:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Pipeline
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.types import Answers, Context, ModelSpec, Query
+from hf_transformer.tasks.base import Task
+from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.types import (
+    Answers,
+    Context,
+    Encoding,
+    ModelDescription,
+    ModelSpec,
+    Query,
+    TextInput,
+    Tokenization,
+)
 
 logger = logging.getLogger(__name__)
 latency_logger = logging.getLogger("hf_transformer.latency")
@@ -27,6 +39,7 @@ class ServedModel:
 
     Args:
         name: the model's name in every route.
+        task: what it does.
         predictor: open, or to be opened around ``connect``.
         build: makes the pipeline for what the predictor says of the model; raises ContractError if it does not fit.
         check_health: whether ``ready`` asks the predictor each time (--enable_predictor_health_check).
@@ -36,6 +49,7 @@ class ServedModel:
     def __init__(
         self,
         name: str,
+        task: Task[Any, Any, Any],
         predictor: Predictor,
         build: Callable[[ModelSpec], Pipeline],
         metrics: Metrics,
@@ -44,6 +58,7 @@ class ServedModel:
         log_latency: bool = True,
     ) -> None:
         self.name = name
+        self.task = task
         self._predictor = predictor
         self._build = build
         self._metrics = metrics
@@ -149,6 +164,32 @@ class ServedModel:
                 timings.postprocess * 1e3,
             )
         return answers
+
+    def describe(self) -> ModelDescription:
+        """What the model is. Raises NotReady before the predictor has been found."""
+        tokenizer = self._ready_pipeline().tokenizer
+        return ModelDescription(
+            name=self.name,
+            version=self._spec.version if self._spec else "",
+            task=self.task.name,
+            inputs=tuple(field.spec for field in self.task.fields),
+            outputs=self.task.tensor_specs,
+            max_length=tokenizer.max_length,
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that requests are tokenized with. Raises NotReady before the predictor has been found."""
+        return self._ready_pipeline().tokenizer
+
+    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text, within the limits of a request; see Tokenizer.encode_windows.
+
+        Raises:
+            NotReady: before the predictor has been found, which may cut texts shorter than the tokenizer does.
+            RequestError: a text can't be encoded, or they are over a limit.
+        """
+        return await self._ready_pipeline().encode(texts, how)
 
     def _note_failure(self, error: RequestError) -> None:
         """A line for the first of a row of failures: the metrics count them, the log says why."""

@@ -14,12 +14,12 @@ from typing import Any
 from tokenizers import decoders
 
 from hf_transformer.engines import Engine, RustEngine, characters
-from hf_transformer.errors import LoadError
+from hf_transformer.errors import LoadError, TooLarge
 from hf_transformer.loading.tokenizer_fallback import PythonEngine, load_with_transformers, named_tokens
 from hf_transformer.loading.tokenizer_files import LoadedTokenizer, NotMirrored, load_fast
 from hf_transformer.loading.tokenizer_limits import choose_max_length
 from hf_transformer.loading.word_pieces import WordPieces
-from hf_transformer.types import PLAIN, Encoding, Json, TextInput, Tokenization
+from hf_transformer.types import PLAIN, Encoding, Json, TextInput, TokenIds, Tokenization
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +116,24 @@ class Tokenizer:
         for chunk in _chunks(texts):
             if stop is not None and stop.is_set():
                 break
-            found = self._engine.encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
+            found = self._encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
             left -= sum(map(len, found))
             windows += found
         return windows
+
+    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text; those that are tokens already have one."""
+        rest = [text for text in texts if not isinstance(text, TokenIds)]
+        found = iter(self._engine.encode(rest, how) if rest else ())
+        return [[self._as_given(text)] if isinstance(text, TokenIds) else next(found) for text in texts]
+
+    def _as_given(self, text: TokenIds) -> Encoding:
+        if len(text.ids) > self.max_length:
+            raise TooLarge(
+                f"{len(text.ids)} token ids in one text, and the model takes {self.max_length}; "
+                "they are not cut, since their special tokens would be lost"
+            )
+        return Encoding(list(text.ids), [0] * len(text.ids))
 
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN

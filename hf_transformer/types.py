@@ -21,8 +21,15 @@ class Words:
     words: tuple[str, ...]
 
 
-TextInput: TypeAlias = str | tuple[str, str] | Words
-"""A text, a pair of texts that the tokenizer joins with its separator, or a text in words."""
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A text that the client has tokenized already. They are used as they are: special tokens are the client's."""
+
+    ids: tuple[int, ...]
+
+
+TextInput: TypeAlias = str | tuple[str, str] | Words | TokenIds
+"""A text, a pair of texts that the tokenizer joins with its separator, a text in words, or in tokens."""
 
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
@@ -85,6 +92,22 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What the service says of the model that it serves, so that a generic client can drive it.
+
+    ``version`` is the predictor's. ``inputs`` and ``outputs`` are those that clients of the V2 protocol send and get:
+    text in, answers out; the first axis counts the instances. ``max_length`` is in tokens, special ones included.
+    """
+
+    name: str
+    version: str
+    task: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Encoding:
     """One instance's (or one window's) tokens, as the tokenizer gave them, without padding.
 
@@ -137,18 +160,29 @@ PLAIN = Tokenization()
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one request is answered with: a prediction per instance, and tensors beside them where a task has any."""
+    """What one request is answered with: a prediction per instance, and tensors beside them where a task has any.
+
+    ``tokens`` is how many tokens the model has read, special ones included and padding left out. ``tensor`` holds the
+    predictions as one tensor, where ``Query.tensors`` asks for it.
+    """
 
     predictions: list[Json]
     outputs: Sequence[Tensor] = ()
+    tokens: int = 0
+    tensor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One request, whichever API it came through."""
+    """One request, whichever API it came through.
+
+    ``tensors`` asks for the predictions as a tensor too. ``name`` is what the client calls its instances, for messages.
+    """
 
     instances: Sequence[Json]
     parameters: Mapping[str, Json]
+    tensors: bool = False
+    name: str = "instances"
 
 
 @dataclass(slots=True)
@@ -162,8 +196,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What goes along with one request: its id, the headers that the predictor gets too, and its stopwatch."""
+    """What goes along with one request: its id, the headers that the predictor gets too, and its stopwatch.
+
+    ``deadline`` is when the caller stops waiting, in seconds of the event loop's clock; None if it did not say.
+    """
 
     request_id: str
     headers: Mapping[str, str]
     timings: Timings = field(default_factory=Timings)
+    deadline: float | None = None

@@ -18,6 +18,7 @@ from hf_transformer.local_triton import HOST
 from hf_transformer.local_triton.child_process import ChildProcess, poll
 
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
+GRPC_LISTENING = re.compile(r"listening on grpc://[\d.]+:(\d+)")
 START_SECONDS = 30.0
 """How long a start may take before a test gives up; a start takes about one."""
 
@@ -30,7 +31,16 @@ class Service:
         self._port = 0
         self._folder = tempfile.TemporaryDirectory(prefix="hf-transformer-test-")
         variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
-        command = [sys.executable, "-W", "error", "-m", "hf_transformer", f"--host={HOST}", "--http_port=0"]
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "hf_transformer",
+            f"--host={HOST}",
+            "--http_port=0",
+            "--grpc_port=0",
+        ]
         self.process = ChildProcess([*command, *flags], variables, Path(self._folder.name) / "log")
         # No pooling: a test that breaks a connection must not hand it to the next one.
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -48,6 +58,15 @@ class Service:
             self._port = int(found[1])
             self.client.base_url = httpx.URL(self.url)
         return self._port
+
+    @property
+    def grpc_address(self) -> str:
+        """Host and port of the gRPC server."""
+        assert self.port
+        assert poll(lambda: GRPC_LISTENING.search(self.log) is not None, START_SECONDS)
+        found = GRPC_LISTENING.search(self.log)
+        assert found is not None
+        return f"{HOST}:{found[1]}"
 
     @property
     def url(self) -> str:

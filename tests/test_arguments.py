@@ -11,7 +11,7 @@ from hf_transformer.options.option import Option
 from tests.configuring import HOST, config, error, example, notes, parse
 
 EFFECTLESS = [option for option in IGNORED if not option.boolean]
-CHECKED = {"grpc_port": "70000", "aggregation_strategy": "most", "temperature": "-1", "top_p": "1.5", "top_k": "x"}
+CHECKED = {"aggregation_strategy": "most", "temperature": "-1", "top_p": "1.5", "top_k": "x"}
 
 
 def test_the_arguments_that_kserve_appends() -> None:
@@ -95,15 +95,15 @@ def test_flags_of_parts_to_come_are_checked(name: str, bad: str) -> None:
 
 
 def test_switching_off_what_is_not_there_needs_no_note() -> None:
-    assert notes("--enable_grpc=false", "--enable_docs_url", "false", DO_SAMPLE="false") == []
-    assert notes("--enable-grpc", "true") == [
-        "--enable-grpc has no effect in this version: the gRPC server is not part of it"
+    assert notes("--do_sample=false", DO_SAMPLE="false") == []
+    assert notes("--do-sample", "true") == [
+        "--do-sample has no effect in this version: text generation is not part of it"
     ]
 
 
 def test_only_the_openai_prefix_may_be_empty() -> None:
-    assert len(notes(KSERVE_OPENAI_ROUTE_PREFIX="")) == 1
-    assert len(notes("--openai_route_prefix=")) == 1
+    assert parse(KSERVE_OPENAI_ROUTE_PREFIX="")[0].openai_route_prefix == ""
+    assert parse("--openai_route_prefix=", KSERVE_OPENAI_ROUTE_PREFIX="x")[0].openai_route_prefix == ""
     assert error("--model_id=") == "--model_id: expected a text, got ''"
 
 

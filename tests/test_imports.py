@@ -15,7 +15,7 @@ ROOT = Path(hf_transformer.__file__).parent
 LAYERS = {
     "cli": ("cli", "__main__"),
     "commands": ("commands", "local_triton"),
-    "app": ("app",),
+    "app": ("app", "model_parts"),
     "config": ("config", "options", "logs"),
     "model": ("served_model",),
     "apis": ("apis",),
@@ -32,8 +32,8 @@ MAY_IMPORT = {
     "commands": {"app", "config", "base"},
     "app": {"config", "model", "apis", "pipeline", "parts", "predictors", "base"},
     "config": {"base"},
-    "model": {"pipeline", "predictors", "base"},
-    "apis": {"parts", "base"},
+    "model": {"pipeline", "parts", "predictors", "base"},
+    "apis": {"parts", "wire", "base"},
     "pipeline": {"parts", "base"},
     "parts": {"predictors", "base"},
     "predictors": {"wire", "base"},
@@ -44,7 +44,7 @@ MAY_IMPORT = {
 
 FORBIDDEN = {
     "tasks": ("predictors", "aiohttp", "grpc", "starlette", "scheduler", "pipeline"),
-    "apis": ("predictors", "aiohttp", "grpc", "config"),
+    "apis": ("predictors", "aiohttp", "config"),
     "predictors": ("tasks", "starlette", "config"),
     "wire": ("aiohttp", "grpc", "starlette", "asyncio"),
 }

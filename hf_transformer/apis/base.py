@@ -1,4 +1,4 @@
-"""What the HTTP APIs share: the model behind them, admission, bodies, headers and how a failure is answered."""
+"""What the APIs share: the model behind them, admission, and for HTTP bodies, headers and how a failure is answered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -16,7 +17,9 @@ from starlette.types import Receive, Scope, Send
 from hf_transformer.apis.body import ClientGone, read_body
 from hf_transformer.errors import RequestError, TooManyRequests, UnknownModel
 from hf_transformer.metrics import Metrics
-from hf_transformer.types import Answers, Context, Json, Query
+from hf_transformer.tasks.base import Task
+from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.types import Answers, Context, Encoding, Json, ModelDescription, Query, TextInput, Tokenization
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +32,14 @@ class Model(Protocol):
     """The served model, as far as an API sees it."""
 
     name: str
+    task: Task[Any, Any, Any]
 
     async def require_ready(self) -> None: ...
     async def predict(self, query: Query, context: Context) -> Answers: ...
+    def describe(self) -> ModelDescription: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
 
 
 class Admission:
@@ -81,82 +89,103 @@ class Models:
             raise UnknownModel(f"model {name[:200]!r} is not served here; served: {known}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What every API is given.
+
+    ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
+    one may have in any form: the larger of --max_instances and --max_sequences.
+    """
+
+    models: Models
+    admission: Admission
+    metrics: Metrics
+    max_bytes: int
+    max_texts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request whose body is there: what its path names, its headers in lower case, and its context."""
+
+    path: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    context: Context
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a call is answered with, under status 200."""
+
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
 WATCH_AFTER = 0.2
 """Seconds after which a request that is still worked on is watched for its client's leaving."""
 CLIENT_GONE = 499
 """The status that a request is counted under whose client left before the answer, as in nginx."""
 
-Predict = Callable[[Model, bytes, Mapping[bytes, bytes], Context], Awaitable[bytes]]
-"""An API's own part: parses the body, asks the model, renders the answer."""
+Handle = Callable[[Call], Awaitable[Reply]]
+"""An API's own part: finds the model, parses the body, asks the model, renders the answer."""
 RenderError = Callable[[str, int], bytes]
 """An API's error body for a message and its HTTP status."""
 
 
-class PredictEndpoint:
-    """A predict route as a bare ASGI endpoint: no Request and Response objects, a third of a short request's CPU.
+class Endpoint:
+    """A POST route as a bare ASGI endpoint: no Request and Response objects, a third of a short request's CPU.
 
     Args:
         api: the name of the API in the metrics.
-        predict: its own part.
+        handle: its own part.
         render_error: its error body.
-        max_bytes: how large a body may be (--max_request_bytes), also after decompression.
     """
 
-    def __init__(
-        self,
-        api: str,
-        predict: Predict,
-        render_error: RenderError,
-        *,
-        models: Models,
-        admission: Admission,
-        metrics: Metrics,
-        max_bytes: int,
-    ) -> None:
+    def __init__(self, api: str, handle: Handle, render_error: RenderError, service: Service) -> None:
         self._api = api
-        self._predict = predict
+        self._handle = handle
         self._render_error = render_error
-        self._models = models
-        self._admission = admission
-        self._metrics = metrics
-        self._max_bytes = max_bytes
+        self._admission = service.admission
+        self._metrics = service.metrics
+        self._max_bytes = service.max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         context = request_context(headers)
         try:
-            status, payload, extra = await self._answer(scope, receive, headers, context)
+            status, reply = await self._answer(scope, receive, headers, context)
         except ClientGone:
             self._metrics.count_request(self._api, CLIENT_GONE)
             return
         self._metrics.count_request(self._api, status)
-        await send_json(send, status, payload, context.request_id, *extra)
+        await send_reply(send, status, reply, context.request_id)
 
     async def _answer(
         self, scope: Scope, receive: Receive, headers: Mapping[bytes, bytes], context: Context
-    ) -> tuple[int, bytes, tuple[tuple[bytes, bytes], ...]]:
-        """Status, body and further headers. Raises ClientGone where nobody waits for them."""
+    ) -> tuple[int, Reply]:
+        """Status and body. Raises ClientGone where nobody waits for them."""
         if scope["method"] != "POST":
             # The route takes every method, or GET would fall through to the route of a model with a colon in its name.
             message = f"{scope['method'][:20]} {scope['path'][:200]}: Method Not Allowed, expected POST"
-            return 405, self._render_error(message, 405), ((b"allow", b"POST"),)
+            return 405, Reply(self._render_error(message, 405), headers=((b"allow", b"POST"),))
         try:
-            model = self._models[scope["path_params"]["model"]]
             # The place is taken after the body: a client that sends slowly keeps no other one out.
             body = await read_body(receive, headers, self._max_bytes)
             with self._admission.place():
                 async with cancelled_when_gone(receive):
-                    return 200, await self._predict(model, body, headers, context), ()
+                    return 200, await self._handle(Call(scope["path_params"], headers, body, context))
         except RequestError as error:
             again = error.retry_after
             extra = ((b"retry-after", str(again).encode()),) if again is not None else ()
-            return error.status, self._render_error(str(error), error.status), extra
+            return error.status, Reply(self._render_error(str(error), error.status), headers=extra)
         except ClientGone:
             raise
         except Exception:
             # The last resort for a fault of our own: it is logged whole, and the client is told where to look.
             logger.exception("request %s failed by a fault of the service", context.request_id)
-            return 500, self._render_error(f"internal error; the log has it under {context.request_id}", 500), ()
+            return 500, Reply(self._render_error(f"internal error; the log has it under {context.request_id}", 500))
 
 
 @asynccontextmanager
@@ -219,16 +248,16 @@ def request_context(headers: Mapping[bytes, bytes]) -> Context:
     return Context(request_id, forwarded)
 
 
-async def send_json(send: Send, status: int, payload: bytes, request_id: str, *extra: tuple[bytes, bytes]) -> None:
-    """Sends a whole JSON response; ``extra`` are more headers."""
+async def send_reply(send: Send, status: int, reply: Reply, request_id: str) -> None:
+    """Sends a whole response."""
     headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(payload)).encode()),
+        (b"content-type", reply.content_type),
+        (b"content-length", str(len(reply.body)).encode()),
         (b"x-request-id", request_id.encode("latin-1")),
-        *extra,
+        *reply.headers,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": payload})
+    await send({"type": "http.response.body", "body": reply.body})
 
 
 def error_json(message: str, status: int) -> bytes:

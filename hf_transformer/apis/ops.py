@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.apis.base import JsonResponse, Models, error_json
+from hf_transformer.apis.base import JsonResponse, Service, error_json
 from hf_transformer.errors import NotReady, RequestError
-from hf_transformer.metrics import CONTENT_TYPE, Metrics
+from hf_transformer.metrics import CONTENT_TYPE
 
 
-def routes(models: Models, metrics: Metrics) -> list[BaseRoute]:
+def routes(service: Service) -> list[BaseRoute]:
     """The routes above."""
+    models = service.models
 
     async def alive(request: Request) -> Response:
         return JsonResponse({"status": "alive"})
@@ -38,7 +39,7 @@ def routes(models: Models, metrics: Metrics) -> list[BaseRoute]:
         return JsonResponse({"ready": True})
 
     async def show_metrics(request: Request) -> Response:
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return [
         Route("/", alive),

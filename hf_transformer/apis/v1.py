@@ -9,29 +9,28 @@ Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.apis.base import Admission, JsonResponse, Model, Models, PredictEndpoint, error_json
+from hf_transformer.apis.base import Call, Endpoint, JsonResponse, Reply, Service, error_json
 from hf_transformer.apis.body import to_utf8
 from hf_transformer.errors import InvalidInput, NotReady
-from hf_transformer.metrics import Metrics
 from hf_transformer.tasks.base import describe
-from hf_transformer.types import Answers, Context, Json, Query
+from hf_transformer.types import Answers, Json, Query
 
 INSTANCES = ("instances", "inputs")
 """The two names that clients use for the list; KServe reads the second for V2-minded clients."""
 
 
-def routes(models: Models, admission: Admission, metrics: Metrics, max_bytes: int) -> list[BaseRoute]:
+def routes(service: Service) -> list[BaseRoute]:
     """The routes of this API."""
-    predict = PredictEndpoint(
-        "v1", _predict, error_json, models=models, admission=admission, metrics=metrics, max_bytes=max_bytes
-    )
+    models = service.models
+
+    async def predict(call: Call) -> Reply:
+        model = models[call.path["model"]]
+        return Reply(render(await model.predict(parse(to_utf8(call.body, call.headers)), call.context)))
 
     async def list_models(request: Request) -> Response:
         return JsonResponse({"models": models.names})
@@ -48,13 +47,9 @@ def routes(models: Models, admission: Admission, metrics: Metrics, max_bytes: in
 
     return [
         Route("/v1/models", list_models),
-        Route("/v1/models/{model}:predict", predict),
+        Route("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service)),
         Route("/v1/models/{model}", model_ready),
     ]
-
-
-async def _predict(model: Model, body: bytes, headers: Mapping[bytes, bytes], context: Context) -> bytes:
-    return render(await model.predict(parse(to_utf8(body, headers)), context))
 
 
 def render(answers: Answers) -> bytes:

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
@@ -15,10 +16,11 @@ from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from hf_transformer import __version__
-from hf_transformer.app import build_app, load_parts
+from hf_transformer.app import build_app
 from hf_transformer.config import Config, parse_config
 from hf_transformer.errors import ConfigError
 from hf_transformer.logs import configure_logging
+from hf_transformer.model_parts import load_parts
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         config.predictor_protocol,
     )
     listening = listen(config)
+    config, reserved = reserve_grpc_port(config)
     if config.workers > 1:
         del parts  # each worker loads its own
         _serve_with_workers(config, listening)
@@ -63,6 +66,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     # What is loaded by now lives as long as the process: the collector need not look at it again.
     gc.freeze()
     server.run(sockets=[listening])
+    if reserved is not None:
+        reserved.close()
     return 0 if server.started else 1
 
 
@@ -84,6 +89,36 @@ def listen(config: Config) -> socket.socket:
     scheme = "https" if config.ssl_certfile else "http"
     logger.info("listening on %s://%s:%d", scheme, config.host, listening.getsockname()[1])
     return listening
+
+
+def reserve_grpc_port(config: Config) -> tuple[Config, socket.socket | None]:
+    """The configuration with the port that the gRPC servers of all workers share, and the socket that keeps it theirs.
+
+    gRPC binds its own sockets, with SO_REUSEPORT. This one is bound beside them and never listens: the kernel hands
+    connections to listening sockets only.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    if not config.enable_grpc:
+        return config, None
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        # First without SO_REUSEPORT: with it a second service would take half of the first one's connections.
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((config.host, config.grpc_port))
+            port = alone.getsockname()[1]
+        reserved = socket.socket(family, socket.SOCK_STREAM)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind((config.host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"--grpc_port={config.grpc_port}: can't listen on {config.host}: {error.strerror or error}; expected a "
+            "free port and an address of this machine, or --enable_grpc=false"
+        ) from error
+    logger.info("listening on grpc://%s:%d", config.host, port)
+    return replace(config, grpc_port=port), reserved
 
 
 def _exit_cleanly(number: int, frame: FrameType | None) -> None:

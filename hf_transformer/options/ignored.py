@@ -46,18 +46,6 @@ IGNORED: tuple[Option, ...] = (
     no_meaning("backend", "KServe: the engine that runs the model.", "the predictor runs the model"),
     no_meaning("dtype", "KServe: the data type of the weights.", "the predictor holds the weights"),
     no_meaning("max_threads", "KServe: threads of the gRPC server.", "no thread pool serves requests"),
-    not_yet("enable_grpc", "Serve the same API over gRPC.", Boolean(), True, "the gRPC server"),
-    not_yet("grpc_port", "Port of the gRPC server.", Integer(0, 65535), 8081, "the gRPC server"),
-    not_yet("enable_docs_url", "Serve a page about the API at /docs.", Boolean(), False, "the page at /docs"),
-    not_yet(
-        "openai_route_prefix",
-        "Prefix of the OpenAI routes; may be empty.",
-        Text(metavar="PREFIX"),
-        "openai",
-        "the OpenAI API",
-        ["KSERVE_OPENAI_ROUTE_PREFIX"],
-        may_be_empty=True,
-    ),
     not_yet(
         "generation_max_length",
         "Tokens of a generated text at most, its prompt included. MAX_LENGTH is not --max_length.",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TextInput, Tokenization
+from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
+from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization
 
 Item = TypeVar("Item")
 Options = TypeVar("Options")
@@ -135,6 +136,10 @@ class Task(ABC, Generic[Item, Options, Part]):
     """Whether --on_overflow=window means anything here."""
     reads_sentence_transformers: ClassVar[bool] = False
     """Whether the sentence-transformers files of a model folder are about this task."""
+    fields: ClassVar[tuple[Field, ...]] = (TEXT,)
+    """What an instance consists of, where it comes in tensors."""
+    switched_on_by: ClassVar[Mapping[str, str]] = {}
+    """Tensors beside the predictions, each with the parameter of a request that asks for it."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
@@ -204,6 +209,23 @@ class Task(ABC, Generic[Item, Options, Part]):
     @abstractmethod
     def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
         """One instance's prediction, from what ``decode`` gave: a list per text, with an element per window."""
+
+    def tensor(self, predictions: Sequence[Json], options: Options) -> Tensor:
+        """The predictions as one tensor whose first axis is the instances.
+
+        BYTES [instances], JSON text, unless a task has a better form.
+        """
+        return json_tensor(predictions)
+
+    def tensor_size(self, lengths: Sequence[int], options: Options) -> int:
+        """How many values ``tensor`` holds, for instances of so many tokens, where padding makes it more than
+        ``answer_size`` says."""
+        return 0
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        """What ``tensor`` and ``beside`` give where a request leaves the service's defaults; -1 is any size."""
+        return (TensorSpec(OUTPUT, "BYTES", (FREE,)),)
 
     def beside(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> Sequence[Tensor]:
         """Tensors that the answer has beside the predictions, from the encodings per instance, text and window."""

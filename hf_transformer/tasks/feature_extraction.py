@@ -10,7 +10,9 @@ import numpy as np
 from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, read_text, single
 from hf_transformer.tasks.parameters import Parameters, read_truncation, refuse_logit_flags
 from hf_transformer.tasks.pooling import hidden_axis, hidden_size, require_finite_vectors
-from hf_transformer.types import Array, Encoding, Json, TextInput
+from hf_transformer.tasks.tensors import FREE, ragged_tensor
+from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput
 
 PARAMETERS = ("output_format", "truncation")
 OUTPUT = "last_hidden_state"
@@ -40,7 +42,8 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
         refuse_logit_flags(settings, self.name)
         axes = (TOKENS, hidden_axis(settings.model_config))
         self._outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
-        self._size = hidden_size(settings.model_config) or USUAL_SIZE
+        self._width = hidden_size(settings.model_config)
+        self._size = self._width or USUAL_SIZE
 
     @property
     def outputs(self) -> tuple[OutputRole, ...]:
@@ -72,3 +75,14 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
 
     def answer(self, item: str, parts: Sequence[Sequence[Array]], options: FeatureExtractionOptions) -> Json:
         return single(parts)
+
+    def tensor(self, predictions: Sequence[Json], options: FeatureExtractionOptions) -> Tensor:
+        """FP32 [instances, 1, tokens, hidden]; zeros behind the last token of a shorter text."""
+        return ragged_tensor([one[0] for one in predictions], "FP32", 0)
+
+    def tensor_size(self, lengths: Sequence[int], options: FeatureExtractionOptions) -> int:
+        return len(lengths) * max(lengths) * self._size
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(PREDICTIONS, "FP32", (FREE, 1, FREE, self._width or FREE)),)

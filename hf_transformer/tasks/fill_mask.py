@@ -11,7 +11,8 @@ from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.numerics import require_numbers, softmax, softmax_at, top_k
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Overflow, Task, TaskSettings, read_text, single
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
-from hf_transformer.types import Array, Encoding, Json, TextInput
+from hf_transformer.tasks.tensors import bytes_tensor
+from hf_transformer.types import Array, Encoding, Json, Tensor, TextInput
 
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets", "truncation")
 DEFAULT_TOP_K = 5
@@ -138,6 +139,12 @@ class FillMask(Task[str, FillMaskOptions, Json]):
 
     def answer(self, item: str, parts: Sequence[Sequence[Json]], options: FillMaskOptions) -> Json:
         return single(parts)
+
+    def tensor(self, predictions: Sequence[Json], options: FillMaskOptions) -> Tensor:
+        """BYTES [instances]: the text of the best tokens, else JSON text."""
+        if options.form == "plain":
+            return bytes_tensor([one.encode() for one in predictions])
+        return super().tensor(predictions, options)
 
     def _candidates(
         self, encoding: Encoding, position: int, logits: Array, options: FillMaskOptions, *, alone: bool

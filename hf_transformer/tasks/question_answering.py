@@ -9,6 +9,7 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.parameters import Parameters, read_output_format, refuse_logit_flags
 from hf_transformer.tasks.spans import Characters, best_spans, probabilities
+from hf_transformer.tasks.tensors import Field
 from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
 
 PARAMETERS = (
@@ -89,6 +90,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
     """
 
     name = "question_answering"
+    fields = (Field("question"), Field("context"))
     has_windows = True
 
     def __init__(self, settings: TaskSettings) -> None:

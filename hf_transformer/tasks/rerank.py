@@ -12,6 +12,7 @@ from hf_transformer.numerics import require_numbers, sigmoid
 from hf_transformer.tasks.base import OutputFormat, OutputRole, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
+from hf_transformer.tasks.tensors import Field
 from hf_transformer.types import Array, Encoding, Json, TextInput
 
 PARAMETERS = ("output_format", "top_n", "return_documents", "raw_scores", "truncation")
@@ -50,6 +51,7 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
     name = "rerank"
     other_names = ("text_ranking",)
+    fields = (Field("query"), Field("texts", ("documents",), many=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)

@@ -13,7 +13,8 @@ from hf_transformer.numerics import require_numbers, sigmoid, softmax
 from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe, single
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
-from hf_transformer.types import Array, Encoding, Json, TextInput
+from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field
+from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput
 
 Function = Literal["none", "softmax", "sigmoid"]
 PIPELINE_PARAMETERS = ("top_k", "function_to_apply")
@@ -49,6 +50,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     name = "sequence_classification"
     other_names = ("text_classification", "sentiment_analysis")
+    fields = (TEXT, Field("text_pair", optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
@@ -116,6 +118,17 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     def answer(self, item: TextInput, parts: Sequence[Sequence[Json]], options: SequenceClassificationOptions) -> Json:
         return single(parts)
+
+    def tensor(self, predictions: Sequence[Json], options: SequenceClassificationOptions) -> Tensor:
+        """INT64 [instances]: the best label's index, else JSON text."""
+        if options.form == "plain":
+            return Tensor(OUTPUT, "INT64", np.array(predictions, np.int64))
+        return super().tensor(predictions, options)
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        plain = self.options({}).form == "plain"
+        return (TensorSpec(OUTPUT, "INT64" if plain else "BYTES", (FREE,)),)
 
 
 def _read_top_k(parameters: Mapping[str, Json], given: Parameters, form: Form) -> int | None:

@@ -17,11 +17,14 @@ from hf_transformer.tasks.base import (
     SentenceTransformers,
     Task,
     TaskSettings,
+    describe,
     read_text,
 )
 from hf_transformer.tasks.parameters import Parameters, refuse_logit_flags
 from hf_transformer.tasks.pooling import hidden_axis, hidden_size, pool, require_finite_vectors, unit
-from hf_transformer.types import PLAIN, Array, Encoding, Json, TextInput, Tokenization
+from hf_transformer.tasks.tensors import FREE
+from hf_transformer.tasks.tensors import OUTPUT as PREDICTIONS
+from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, TokenIds, Tokenization
 
 PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
 OUTPUT = "sentence_embedding"
@@ -59,7 +62,27 @@ class Pooled:
     tokens: int
 
 
-class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
+Text = str | TokenIds
+
+
+def read_token_ids(given: Json, where: str, vocab_size: int) -> TokenIds:
+    """A text in tokens.
+
+    Raises:
+        InvalidInput: not a list of ids that the tokenizer has.
+    """
+    if not isinstance(given, list) or not given:
+        found = "an empty list" if given == [] else describe(given)
+        raise InvalidInput(f"{where}: expected a list of token ids, got {found}")
+    for index, number in enumerate(given):
+        if type(number) is not int:
+            raise InvalidInput(f"{where}: token {index} is {describe(number)}, expected a whole number")
+        if not 0 <= number < vocab_size:
+            raise InvalidInput(f"{where}: token {index} is {number}, expected 0 to {vocab_size - 1}")
+    return TokenIds(tuple(given))
+
+
+class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
     """Reads token vectors [tokens, hidden] and pools them, or takes a pooled vector [D] as it is.
 
     Answers per instance, in both formats, with the vector's D components: a list of D floats (a float32 array, of
@@ -84,6 +107,7 @@ class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
         self._outputs = (role,)
         width = hidden_size(settings.model_config)
         self._size = width * max(len(self._files.pooling), 1) if width else USUAL_SIZE
+        self._known_size = width is not None and not inside
 
     @property
     def outputs(self) -> tuple[OutputRole, ...]:
@@ -162,11 +186,14 @@ class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
     def _cased(self, text: str) -> str:
         return text.lower() if self._files.lower_case else text
 
-    def item(self, instance: Json, where: str, options: TextEmbeddingOptions) -> str:
+    def item(self, instance: Json, where: str, options: TextEmbeddingOptions) -> Text:
+        if isinstance(instance, dict) and instance.keys() == {"token_ids"}:
+            return read_token_ids(instance["token_ids"], where, self.settings.vocabulary.vocab_size)
         return read_text(instance, where)
 
-    def texts(self, item: str, options: TextEmbeddingOptions) -> Sequence[TextInput]:
-        return (self._cased(options.prompt + item),)
+    def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
+        # Token ids are the whole text as the model is to see it: nothing is put in front of them.
+        return (item if isinstance(item, TokenIds) else self._cased(options.prompt + item),)
 
     def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
         return Tokenization(windows=True, stride=options.stride) if options.overflow == "window" else PLAIN
@@ -182,7 +209,7 @@ class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
         return max(self.answer_size(encoding, options), len(encoding))
 
     def decode(
-        self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions
+        self, item: Text, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions
     ) -> Pooled:
         rows = outputs[OUTPUT]
         if rows.ndim == 1:
@@ -191,7 +218,7 @@ class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
         vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in options.skips)
         return Pooled(tuple(vectors), len(encoding))
 
-    def answer(self, item: str, parts: Sequence[Sequence[Pooled]], options: TextEmbeddingOptions) -> Json:
+    def answer(self, item: Text, parts: Sequence[Sequence[Pooled]], options: TextEmbeddingOptions) -> Json:
         first, *others = parts[0]
         vector = first.vectors[0]
         if others:
@@ -208,3 +235,12 @@ class TextEmbedding(Task[str, TextEmbeddingOptions, Pooled]):
             vector = unit(vector)
         vector = vector[: options.dimensions]
         return unit(vector) if options.normalize == "after" else vector
+
+    def tensor(self, predictions: Sequence[Json], options: TextEmbeddingOptions) -> Tensor:
+        """FP32 [instances, dimensions]."""
+        return Tensor(PREDICTIONS, "FP32", np.stack(predictions))
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        size = min(self._files.truncate_dim or self._size, self._size) if self._known_size else FREE
+        return (TensorSpec(PREDICTIONS, "FP32", (FREE, size)),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -15,8 +16,9 @@ from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSe
 from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
+from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_tensor
 from hf_transformer.tasks.token_windows import Piece, WindowShape, pieces_of
-from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TextInput, Tokenization, Words
+from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
 PARAMETERS = (
@@ -34,6 +36,8 @@ ENTITY_VALUES = 6
 """Of one token in the pipeline format: entity, score, index, word, start and end."""
 WORD_COST = 5
 """Of one token in units of decode_cost, for strategies that choose a label per word (benchmarks/decode.py)."""
+NO_LABEL = -100
+"""Where a tensor of labels has no token; what transformers and torch call "ignore index"."""
 MAX_DELIMITER_LENGTH = 20
 """In characters; it is repeated for every word."""
 
@@ -77,6 +81,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
 
     name = "token_classification"
     other_names = ("ner",)
+    switched_on_by = MappingProxyType({"offset_mapping": "return_offsets_mapping"})
     has_windows = True
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -192,6 +197,23 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         else:
             values = _merge_tokens(windows, options)
         return [values] if options.form == "plain" else values
+
+    def tensor(self, predictions: Sequence[Json], options: TokenClassificationOptions) -> Tensor:
+        """INT64 [instances, 1, tokens]: each token's label, NO_LABEL behind the last one of a shorter text; else JSON
+        text."""
+        if options.form == "plain":
+            return ragged_tensor([np.array(one[0], np.int64) for one in predictions], "INT64", NO_LABEL)
+        return super().tensor(predictions, options)
+
+    def tensor_size(self, lengths: Sequence[int], options: TokenClassificationOptions) -> int:
+        return len(lengths) * max(lengths) if options.form == "plain" else 0
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        labels = TensorSpec(OUTPUT, "BYTES", (FREE,))
+        if self.options({}).form == "plain":
+            labels = TensorSpec(OUTPUT, "INT64", (FREE, 1, FREE))
+        return (labels, TensorSpec("offset_mapping", "INT64", (FREE, FREE, 2), optional=True))
 
     def beside(
         self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: TokenClassificationOptions

@@ -13,6 +13,7 @@ from hf_transformer.numerics import require_numbers, softmax
 from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
+from hf_transformer.tasks.tensors import TEXT, Field
 from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
 
 PARAMETERS = ("output_format", "candidate_labels", "hypothesis_template", "multi_label", "truncation")
@@ -54,6 +55,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     """
 
     name = "zero_shot_classification"
+    fields = (Field("text", ("sequence", *TEXT.other_names)), Field("candidate_labels", many=True, optional=True))
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)

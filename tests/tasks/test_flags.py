@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.app import load_parts
 from hf_transformer.errors import ConfigError
+from hf_transformer.model_parts import load_parts
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.flags import FLAGS, READS, check_stride, flags_without_effect
 from tests.configuring import config

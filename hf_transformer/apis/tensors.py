@@ -1,0 +1,92 @@
+"""What the V2 protocol over REST and over gRPC share: tensors -> Query, Answers -> tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from hf_transformer.apis.base import Model
+from hf_transformer.errors import InvalidInput, UnknownModel
+from hf_transformer.tasks.base import Task, describe
+from hf_transformer.tasks.tensors import OUTPUT, read_instances
+from hf_transformer.types import Answers, Context, Json, Query, Tensor
+from hf_transformer.wire.datatypes import Malformed
+from hf_transformer.wire.infer import InferRequest, InferResponse
+
+MORE_PARAMETERS = "parameters"
+"""A request's parameter with further ones as JSON text: over gRPC a parameter is a string, a number or a boolean, and
+some tasks have lists."""
+
+
+@contextmanager
+def clients_fault() -> Iterator[None]:
+    """Turns what a codec finds wrong with a client's bytes into InvalidInput."""
+    try:
+        yield
+    except Malformed as error:
+        raise InvalidInput(str(error)) from error
+
+
+async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
+    """One request's answer, as the tensors that it asks for.
+
+    Raises:
+        InvalidInput: an input, an output or a parameter is not what the task takes.
+        RequestError: whatever else keeps it from being answered.
+    """
+    answers = await model.predict(to_query(model.task, request), context)
+    return InferResponse(model.name, model.describe().version, _outputs(answers, request), request.id)
+
+
+def to_query(task: Task[Any, Any, Any], request: InferRequest) -> Query:
+    """The query in a request's tensors.
+
+    Raises:
+        InvalidInput: an input, an output or a parameter has an unknown name or a value that does not fit.
+    """
+    parameters = _parameters(request.parameters)
+    for wanted in request.outputs:
+        switch = task.switched_on_by.get(wanted.name)
+        if switch is not None:
+            if parameters.setdefault(switch, True) is not True:
+                raise InvalidInput(f"outputs: {wanted.name!r} is asked for, and parameters.{switch} switches it off")
+        elif wanted.name != OUTPUT:
+            known = ", ".join((OUTPUT, *task.switched_on_by))
+            raise InvalidInput(f"outputs: {wanted.name[:100]!r} is unknown, expected one of {known}")
+    return Query(read_instances(request.inputs, task.fields), parameters, tensors=True, name="inputs")
+
+
+def _parameters(given: Mapping[str, Json]) -> dict[str, Json]:
+    if MORE_PARAMETERS not in given:
+        return dict(given)
+    more = given[MORE_PARAMETERS]
+    if isinstance(more, str):
+        try:
+            more = orjson.loads(more)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(f"parameters.{MORE_PARAMETERS}: not JSON: {error}") from None
+    if not isinstance(more, dict):
+        raise InvalidInput(f"parameters.{MORE_PARAMETERS}: expected a JSON object, got {describe(more)}")
+    rest = {name: value for name, value in given.items() if name != MORE_PARAMETERS}
+    twice = sorted(rest.keys() & more.keys())
+    if twice:
+        raise InvalidInput(f"parameters.{twice[0][:40]}: given twice, once in parameters.{MORE_PARAMETERS}")
+    return rest | more
+
+
+def _outputs(answers: Answers, request: InferRequest) -> list[Tensor]:
+    """All outputs, or those that the request names, in its order."""
+    if answers.tensor is None:
+        raise AssertionError("the query asked for a tensor")
+    tensors = {tensor.name: tensor for tensor in (answers.tensor, *answers.outputs)}
+    return [tensors[wanted.name] for wanted in request.outputs] if request.outputs else list(tensors.values())
+
+
+def check_version(model: Model, version: str) -> None:
+    """Raises UnknownModel for a version that is not the one that is served; empty is any."""
+    if version and version != (served := model.describe().version):
+        known = f"served: {served}" if served else "its predictor tells none"
+        raise UnknownModel(f"version {version[:40]!r} of model {model.name!r} is not served here; {known}")

@@ -1,0 +1,135 @@
+"""Instances and predictions as tensors, for APIs that speak in these (the open inference protocol, V2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.types import Array, Json, Tensor, TensorSpec
+
+OUTPUT = "output-0"
+"""The tensor that holds the predictions, as KServe calls it."""
+FREE = -1
+"""An axis of any size in a specification."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One part of an instance: a string, or with ``many`` a list of strings.
+
+    As a tensor it is BYTES [instances] or [instances, strings]; ``other_names`` are understood too.
+    """
+
+    name: str
+    other_names: tuple[str, ...] = ()
+    many: bool = False
+    optional: bool = False
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The tensor that holds it."""
+        return TensorSpec(self.name, "BYTES", (FREE, FREE) if self.many else (FREE,), self.optional)
+
+
+TEXT = Field("text", ("input-0", "input_0", "input", "inputs", "instances", "text_input", "INPUT0"))
+"""The only text of an instance, under the names that clients of KServe and Triton use for it."""
+
+
+def read_instances(inputs: Mapping[str, Tensor], fields: Sequence[Field]) -> list[Json]:
+    """The instances in a request's input tensors.
+
+    An input with one row, or a list without the axis of instances, holds for all instances. An instance of which only
+    the first field was given is the string itself, else an object with a key per field.
+
+    Raises:
+        InvalidInput: an input is unknown, missing, not BYTES, not UTF-8, or of a shape that does not fit.
+    """
+    columns: dict[str, list[Json]] = {}
+    for name, tensor in inputs.items():
+        field = _find(name, fields)
+        if field.name in columns:
+            raise InvalidInput(f"inputs: {field.name!r} comes twice, once as {name!r}")
+        columns[field.name] = _read_column(tensor, field)
+    for field in fields:
+        if field.name not in columns and not field.optional:
+            given = ", ".join(map(repr, inputs)) or "none"
+            raise InvalidInput(f"inputs: {field.name!r} is missing, expected {_expected(fields)}, got {given}")
+    rows = max(map(len, columns.values()), default=0)
+    for name, column in columns.items():
+        if len(column) not in (1, rows):
+            raise InvalidInput(f"inputs: {name!r} has {len(column)} rows where another input has {rows}")
+    if list(columns) == [fields[0].name] and not fields[0].many:
+        return columns[fields[0].name]
+    whole = {name: column * rows if len(column) == 1 else column for name, column in columns.items()}
+    return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+
+
+def _find(name: str, fields: Sequence[Field]) -> Field:
+    for field in fields:
+        if name == field.name or name in field.other_names:
+            return field
+    raise InvalidInput(f"inputs: {name[:100]!r} is unknown, expected {_expected(fields)}")
+
+
+def _expected(fields: Sequence[Field]) -> str:
+    return ", ".join(f"{field.name!r} (optional)" if field.optional else repr(field.name) for field in fields)
+
+
+def _read_column(tensor: Tensor, field: Field) -> list[Json]:
+    """One field of all instances: strings, or lists of strings."""
+    if tensor.datatype != "BYTES":
+        raise InvalidInput(f"inputs: {tensor.name!r} is {tensor.datatype}, expected BYTES (text in UTF-8)")
+    data = tensor.data
+    if field.many:
+        data = data[np.newaxis] if data.ndim == 1 else data
+        if data.ndim != 2:
+            raise _wrong_shape(tensor, "[instances, strings], or [strings] for all instances")
+        return [_texts(row, tensor.name) for row in data]
+    # Triton's models with a batch axis have texts of shape [instances, 1].
+    if (data.ndim == 2 and data.shape[1] == 1) or data.ndim == 0:
+        data = data.reshape(-1)
+    if data.ndim != 1:
+        raise _wrong_shape(tensor, "[instances] or [instances, 1]")
+    return _texts(data, tensor.name)
+
+
+def _wrong_shape(tensor: Tensor, expected: str) -> InvalidInput:
+    return InvalidInput(f"inputs: {tensor.name!r} has the shape {list(tensor.shape)}, expected {expected}")
+
+
+def _texts(row: Array, name: str) -> list[Json]:
+    texts = []
+    for index, element in enumerate(row):
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError:
+            raise InvalidInput(f"inputs: element {index} of {name!r} is not UTF-8") from None
+    return texts
+
+
+def json_tensor(predictions: Sequence[Json]) -> Tensor:
+    """``output-0`` BYTES [instances], each prediction as JSON text."""
+    return bytes_tensor([orjson.dumps(one, option=orjson.OPT_SERIALIZE_NUMPY) for one in predictions])
+
+
+def bytes_tensor(elements: Sequence[bytes]) -> Tensor:
+    """``output-0`` BYTES [instances]."""
+    data = np.empty(len(elements), np.object_)
+    data[:] = elements
+    return Tensor(OUTPUT, "BYTES", data)
+
+
+def ragged_tensor(rows: Sequence[Array], datatype: str, filling: float) -> Tensor:
+    """``output-0`` of arrays [tokens, ...] of different lengths: [instances, 1, tokens, ...], the rest is ``filling``.
+
+    The second axis has one element, as in KServe's answers for token classification.
+    """
+    longest = max(map(len, rows))
+    data = np.full((len(rows), 1, longest, *rows[0].shape[1:]), filling, rows[0].dtype)
+    for place, row in zip(data, rows, strict=True):
+        place[0, : len(row)] = row
+    return Tensor(OUTPUT, datatype, data)

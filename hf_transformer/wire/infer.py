@@ -1,0 +1,49 @@
+"""One inference request and its response, as both forms of the V2 protocol carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hf_transformer.types import Json, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output that a request names. ``binary`` is None where the request as a whole decides."""
+
+    name: str
+    binary: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a client asks for.
+
+    ``id`` is empty if the client gave none. ``outputs`` is empty where it wants all that there are. ``parameters`` are
+    those of the request without the protocol's own (``binary_data_output``), which ``binary`` holds: whether outputs
+    are sent raw unless they say otherwise themselves.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Sequence[RequestedOutput] = ()
+    parameters: Mapping[str, Json] = field(default_factory=dict)
+    id: str = ""
+    binary: bool = False
+
+    def wants_binary(self, output: str) -> bool:
+        """Whether an output is sent raw."""
+        for wanted in self.outputs:
+            if wanted.name == output and wanted.binary is not None:
+                return wanted.binary
+        return self.binary
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """What the client is answered with; ``id`` is the request's own, empty if it had none."""
+
+    model_name: str
+    model_version: str
+    outputs: Sequence[Tensor]
+    id: str = ""
