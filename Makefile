@@ -1,9 +1,10 @@
-.PHONY: help install demo test test-models check clean
+.PHONY: help install demo test test-models test-clients check clean
 
 help:
 	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
 	@echo "make test-models  what needs torch: the goldens are current, the real MiniLM gives the right embeddings"
+	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make check    style, types, generated code"
 	@echo "make install  the environments that these need   (they do it themselves)"
 	@echo "make clean    remove what these have made"
@@ -21,9 +22,12 @@ test: install
 test-models:
 	@scripts/test_models $(ARGS)
 
+test-clients:
+	@scripts/test_clients $(ARGS)
+
 check: install
 	@scripts/check
 
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

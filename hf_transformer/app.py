@@ -7,19 +7,19 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from hf_transformer.apis import ops, v1
+from hf_transformer.apis import docs_page, openai, openapi, ops, tokenization, v1, v2
 from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.apis.base import Admission, Models, Service
 from hf_transformer.binding import Binding
 from hf_transformer.config import Config
 from hf_transformer.contract import bind
+from hf_transformer.endings import told_of_the_end
 from hf_transformer.engines import strings
-from hf_transformer.errors import RequestError
 from hf_transformer.metrics import Metrics
 from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.pipeline import Limits, Pipeline
@@ -29,6 +29,9 @@ from hf_transformer.scheduler import Filling, Scheduler
 from hf_transformer.served_model import ServedModel
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
+
+if TYPE_CHECKING:
+    from hf_transformer.apis.grpc_v2 import GrpcServer
 
 logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
@@ -63,14 +66,20 @@ def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
     )
+    grpc = grpc_server(config, service)
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app = Starlette(
         routes=[
             *ops.routes(service),
-            *v1.routes(service),
+            *tokenization.routes(service),
+            *v1.routes(service, openai.shared_fields(service, config.openai_route_prefix)),
+            *v2.routes(service),
+            *openai.routes(service, config.openai_route_prefix),
+            *openapi.routes(service, config.openai_route_prefix),
+            *(docs_page.routes() if config.enable_docs_url else ()),
         ],
-        exception_handlers={HTTPException: ops.http_error, RequestError: ops.request_error},
-        lifespan=lambda app: _lifespan(predictor, model, executor),
+        exception_handlers=ops.error_handlers(openai.errors_by_path(config.openai_route_prefix)),
+        lifespan=lambda app: _lifespan(predictor, model, executor, grpc),
     )
     app.router.redirect_slashes = False
     if config.access_log_format:
@@ -79,12 +88,17 @@ def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
 
 
 @asynccontextmanager
-async def _lifespan(predictor: Predictor, model: ServedModel, executor: ThreadPoolExecutor) -> AsyncIterator[None]:
+async def _lifespan(
+    predictor: Predictor, model: ServedModel, executor: ThreadPoolExecutor, grpc: GrpcServer | None
+) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         await stack.enter_async_context(predictor)
         connecting = asyncio.create_task(model.connect())
         stack.push_async_callback(_cancel, connecting)
+        if grpc is not None:
+            await stack.enter_async_context(grpc)
+            stack.enter_context(told_of_the_end(grpc.begin_end))
         yield
 
 
@@ -92,6 +106,28 @@ async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+def grpc_server(config: Config, service: Service) -> GrpcServer | None:
+    """The gRPC server, to be opened; None without --enable_grpc, and its libraries are not loaded.
+
+    Raises:
+        ConfigError: the certificate can't be read.
+    """
+    if not config.enable_grpc:
+        return None
+    from hf_transformer.apis.grpc_v2 import GrpcServer, GrpcSettings
+
+    longest = config.grpc_max_receive_message_length
+    settings = GrpcSettings(
+        config.host,
+        config.grpc_port,
+        certificate=config.ssl_certfile,
+        private_key=config.ssl_keyfile,
+        max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
+        max_send=config.grpc_max_send_message_length,
+    )
+    return GrpcServer(service, settings)
 
 
 def predictor_settings(config: Config) -> PredictorSettings:

@@ -150,7 +150,7 @@ class Config:
     grpc_port: int = option(SERVER, "Port for gRPC; 0 takes a free one.", Integer(0, 65535), 8081)
     openai_route_prefix: str = option(
         SERVER, "What comes before /v1 in the routes of the OpenAI API; may be empty.",
-        Text("PREFIX", "a path without spaces, ? # and %", r"[^\s?#%]*"), "openai", may_be_empty=True,
+        Text("PREFIX", "a path without spaces and ? # % { }", r"[^\s?#%{}]*"), "openai", may_be_empty=True,
         variables=["KSERVE_OPENAI_ROUTE_PREFIX"])
     enable_docs_url: bool = option(SERVER, "Serve a page to read and try the API at /docs.", BOOLEAN, False)
     workers: int = option(SERVER, "Processes that share the port.", Integer(1, 1024), 1)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 from typing import Any, Protocol
 
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.types import PLAIN, Encoding, TextInput, TokenIds, Tokenization, Words
+from hf_transformer.loading.cutting import BYTES, cut_ranges, many_pieces, span, without
+from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
 
-BYTES = 4
-"""Bytes of a character in UTF-8, at most."""
 LONGEST_FIRST = "longest_first"
 """Of a pair, the longer text is cut until they are equally long, then both."""
 
@@ -33,6 +34,14 @@ def characters(text: TextInput) -> int:
     return len(text) if isinstance(text, str) else sum(map(len, strings(text)))
 
 
+def too_many_tokens(how: Tokenization) -> TooLarge:
+    """The error for more than ``how.max_tokens``."""
+    return TooLarge(
+        f"instances: more than {how.max_tokens} tokens in one request, whose answer would hold more values than are "
+        "given in one (--max_answer_values); send fewer or shorter texts, or ask for less of each"
+    )
+
+
 class Engine(Protocol):
     """What encodes."""
 
@@ -44,7 +53,8 @@ class RustEngine:
     """A tokenizer of the Rust library, shared by threads.
 
     Where to cut is a setting inside the library's object. The usual one is made once and never changes; for a request
-    that wants another there is a second object behind a lock, made when it is first needed.
+    that wants another there is a second object behind a lock, made when it is first needed. A third one never cuts.
+    They share one vocabulary.
     """
 
     def __init__(
@@ -58,17 +68,26 @@ class RustEngine:
         self._truncation_side = truncation_side
         self._lock = threading.Lock()
         self._adjustable: tokenizers.Tokenizer | None = None
+        self._uncut = self._copy()
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The windows of each text, one unless ``how`` asks for more.
 
         Raises:
             InvalidInput: a text is not Unicode, a pair can't fit, or a stride is too long.
-            TooLarge: more than ``how.max_windows``; that is found before they are made.
+            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``; that is found before they are made.
         """
+        if how.whole:
+            return self._whole(texts, how)
         limit = min(how.max_length or self._max_length, self._max_length)
-        if limit == self._max_length and not how.windows and _strategy(how) == LONGEST_FIRST:
-            return [self._windows(one, limit, how) for one in self._run(self._backend, texts, how)]
+        if not how.windows and not how.one_side:
+            if any(apart := [many_pieces(text, limit) for text in texts]):
+                pairs = iter(self._cut_pairs([*compress(texts, apart)], limit, how))
+                others = [text for text, many in zip(texts, apart, strict=True) if not many]
+                rest = iter(self.encode(others, how) if others else ())
+                return [[next(pairs)] if many else next(rest) for many in apart]
+            if limit == self._max_length:
+                return [self._windows(one, limit, how) for one in self._run(self._backend, texts, how)]
         stride = min(limit // 2, 128) if how.stride is None else how.stride
         rooms = self._rooms(texts, limit, stride, how)
         with self._lock:
@@ -85,16 +104,38 @@ class RustEngine:
                 ]
         return [self._windows(one, limit, how) for one in encoded]
 
+    def _whole(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """The texts as they are, and what would be cut off of each."""
+        encoded = self._run(self._uncut, texts, replace(how, detail=True))
+        if sum(map(len, encoded)) > how.max_tokens:
+            raise too_many_tokens(how)
+        found = []
+        for text, one in zip(texts, encoded, strict=True):
+            ranges = self._cut_ranges(one, isinstance(text, tuple), self._max_length)
+            cut = Cut(sum(map(len, ranges)), tuple(span(one, tokens) for tokens in ranges))
+            found.append([_convert(one, one.ids, False, how.detail, cut)])
+        return found
+
+    def _cut_pairs(self, pairs: Sequence[TextInput], limit: int, how: Tokenization) -> list[Encoding]:
+        """Pairs, cut here and not by the library: in the same way, without what it makes of the rest."""
+        found = []
+        for encoded in self._run(self._uncut, pairs, how):
+            ranges = self._cut_ranges(encoded, True, limit)
+            whole = _convert(encoded, encoded.ids, any(ranges), how.detail)
+            found.append(without(whole, ranges))
+            if len(found[-1]) > limit:
+                raise _does_not_fit(limit)
+        return found
+
+    def _cut_ranges(self, encoded: tokenizers.Encoding, pair: bool, limit: int) -> list[range]:
+        added = self._backend.num_special_tokens_to_add(pair) * self._special_tokens
+        return cut_ranges(encoded, pair, max(0, limit - added), from_left=self._truncation_side == "left")
+
     def _adjust(self, limit: int, stride: int, how: Tokenization) -> tokenizers.Tokenizer:
         """The second object, cutting as asked. Call it with the lock held."""
-        adjustable = self._adjustable = self._adjustable or self._plain_copy()
+        adjustable = self._adjustable = self._adjustable or self._copy()
         adjustable.enable_truncation(limit, stride=stride, strategy=_strategy(how), direction=self._truncation_side)
         return adjustable
-
-    def _plain_copy(self) -> tokenizers.Tokenizer:
-        copy = self._copy()
-        copy.no_padding()
-        return copy
 
     def _rooms(self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization) -> list[int]:
         """For each text, how many tokens a window has for what is cut of it.
@@ -123,7 +164,7 @@ class RustEngine:
             total += 1 + (BYTES * characters(text) // (room - stride) if room > stride else 0)
         if total <= how.max_windows:
             return
-        counting = self._adjustable = self._adjustable or self._plain_copy()
+        counting = self._adjustable = self._adjustable or self._copy()
         counting.no_truncation()
         added = counting.num_special_tokens_to_add(False) * self._special_tokens
         total = 0
@@ -154,6 +195,7 @@ class RustEngine:
         """Encodes plain texts and texts in words, each kind in one call, and puts them into their order again."""
         run: Any = backend.encode_batch if how.detail else backend.encode_batch_fast
         in_words = [isinstance(text, Words) for text in texts]
+        special_tokens = self._special_tokens if how.special_tokens is None else how.special_tokens
         found: dict[bool, Any] = {}
         try:
             for kind in set(in_words):
@@ -162,7 +204,7 @@ class RustEngine:
                     for text, other in zip(texts, in_words, strict=True)
                     if other == kind
                 ]
-                found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=self._special_tokens))
+                found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=special_tokens))
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
             if how.only_first and "too short" in str(exc):
                 raise InvalidInput(
@@ -181,7 +223,7 @@ class RustEngine:
         ids = encoded.ids
         if len(ids) > limit:
             # The library doesn't truncate at all where the special tokens alone are too many.
-            raise InvalidInput(f"a pair of texts does not fit into {limit} tokens")
+            raise _does_not_fit(limit)
         # Only a text that was cut is as long as the limit and has a rest; reading the rest costs time. A pair of which
         # one text alone is cut can be shorter.
         rest = encoded.overflowing if len(ids) == limit or how.one_side else []
@@ -196,8 +238,17 @@ class RustEngine:
         )
 
     def _copy(self) -> tokenizers.Tokenizer:
-        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        copy.encode_special_tokens = self._backend.encode_special_tokens
+        """Another object that does not cut, with the same vocabulary in memory if the library can share it."""
+        backend = self._backend
+        copy = tokenizers.Tokenizer(backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            setattr(copy, part, getattr(backend, part))
+        added = backend.get_added_tokens_decoder()
+        copy.add_tokens([added[number] for number in sorted(added)])
+        if copy.get_added_tokens_decoder() != added:
+            copy = tokenizers.Tokenizer.from_str(backend.to_str())
+            copy.no_truncation()
+        copy.encode_special_tokens = backend.encode_special_tokens
         return copy
 
 
@@ -206,9 +257,15 @@ def _strategy(how: Tokenization) -> str:
     return "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
 
 
-def _convert(encoded: tokenizers.Encoding, ids: list[int], truncated: bool, detail: bool) -> Encoding:
+def _does_not_fit(limit: int) -> InvalidInput:
+    return InvalidInput(f"a pair of texts does not fit into {limit} tokens")
+
+
+def _convert(
+    encoded: tokenizers.Encoding, ids: list[int], truncated: bool, detail: bool, cut: Cut | None = None
+) -> Encoding:
     if not detail:
-        return Encoding(ids, encoded.type_ids, truncated)
+        return Encoding(ids, encoded.type_ids, truncated, cut=cut)
     return Encoding(
         ids,
         encoded.type_ids,
@@ -217,6 +274,7 @@ def _convert(encoded: tokenizers.Encoding, ids: list[int], truncated: bool, deta
         encoded.special_tokens_mask,
         encoded.word_ids,
         encoded.sequence_ids,
+        cut=cut,
     )
 
 

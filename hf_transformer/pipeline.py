@@ -99,11 +99,13 @@ class Pipeline:
         timings.postprocess += time.perf_counter() - answered
         return answers
 
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization, name: str = "texts") -> list[list[Encoding]]:
+    async def encode(
+        self, texts: Sequence[TextInput], how: Tokenization, name: str = "instances"
+    ) -> list[list[Encoding]]:
         """Tokenizes alone, under the limits of a request.
 
         Raises:
-            TooLarge: too many texts, or too long ones.
+            TooLarge: too many texts, too long ones, or too many tokens for an answer.
             InvalidInput: a text can't be encoded.
         """
         limits = self._limits
@@ -116,6 +118,8 @@ class Pipeline:
             raise TooLarge(
                 f"{name}: {total} characters together, at most {limits.max_total_length} are taken (--max_total_length)"
             )
+        if how.token_values:
+            how = replace(how, max_tokens=limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)
 
     def _read(self, query: Query, options: Any, context: Context) -> _Request:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import decoders
-
-from hf_transformer.engines import Engine, RustEngine, characters
+from hf_transformer.engines import Engine, RustEngine, characters, too_many_tokens
 from hf_transformer.errors import LoadError, TooLarge
+from hf_transformer.loading.lexicon import MANY_IDS, python_words, rust_words
+from hf_transformer.loading.lexicon import Lexicon as Lexicon
 from hf_transformer.loading.tokenizer_fallback import PythonEngine, load_with_transformers, named_tokens
 from hf_transformer.loading.tokenizer_files import LoadedTokenizer, NotMirrored, load_fast
 from hf_transformer.loading.tokenizer_limits import choose_max_length
-from hf_transformer.loading.word_pieces import WordPieces
 from hf_transformer.types import PLAIN, Encoding, Json, TextInput, TokenIds, Tokenization
 
 log = logging.getLogger(__name__)
@@ -39,26 +38,6 @@ USUAL = (PLAIN, Tokenization(detail=True))
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 """Taken as the mask token where the settings name none and the vocabulary has one of them."""
-
-CLEAN_UP = (
-    *((f" {mark}", mark) for mark in ".?!,"),
-    (" ' ", "'"),
-    *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
-)
-"""What clean_up_tokenization_spaces replaces, in this order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lexicon:
-    """A tokenizer's vocabulary and the way back from ids to text."""
-
-    size: int
-    to_id: Callable[[str], int | None]
-    to_token: Callable[[int], str | None]
-    decode: Callable[[Sequence[int], bool], str]
-    encode_plain: Callable[[str], list[int]]
-    join: Callable[[list[str]], str]
-    marks_subwords: bool
 
 
 class Tokenizer:
@@ -109,26 +88,37 @@ class Tokenizer:
 
         Raises:
             InvalidInput: a text can't be encoded so.
-            TooLarge: more than ``how.max_windows``.
+            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
         """
         windows: list[list[Encoding]] = []
-        left = how.max_windows
+        left, tokens = how.max_windows, 0
         for chunk in _chunks(texts):
             if stop is not None and stop.is_set():
                 break
             found = self._encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
             left -= sum(map(len, found))
             windows += found
+            if how.whole:
+                tokens += sum(len(one) for [one] in found)
+                if tokens > how.max_tokens:
+                    raise too_many_tokens(how)
         return windows
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The windows of each text; those that are tokens already have one."""
         rest = [text for text in texts if not isinstance(text, TokenIds)]
         found = iter(self._engine.encode(rest, how) if rest else ())
-        return [[self._as_given(text)] if isinstance(text, TokenIds) else next(found) for text in texts]
+        if how.whole and how.detail:
+            found = ([self._named(one)] for [one] in found)
+        return [[self._as_given(text, how)] if isinstance(text, TokenIds) else next(found) for text in texts]
 
-    def _as_given(self, text: TokenIds) -> Encoding:
-        if len(text.ids) > self.max_length:
+    def _named(self, encoding: Encoding) -> Encoding:
+        """With its tokens. Each name is looked up, and kept in memory, once."""
+        names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}
+        return replace(encoding, tokens=[names[number] for number in encoding.ids])
+
+    def _as_given(self, text: TokenIds, how: Tokenization) -> Encoding:
+        if len(text.ids) > self.max_length and not how.whole:
             raise TooLarge(
                 f"{len(text.ids)} token ids in one text, and the model takes {self.max_length}; "
                 "they are not cut, since their special tokens would be lost"
@@ -140,10 +130,10 @@ class Tokenizer:
     ) -> list[list[Encoding]]:
         """``encode_windows`` that doesn't block the event loop: long texts go to the executor.
 
-        So does all that isn't cut in the usual way, since it may have to wait for others (see RustEngine). When the
-        caller is cancelled the work in the executor ends soon too.
+        So does all that is cut in another than the usual way, since it may have to wait for others (see RustEngine).
+        When the caller is cancelled the work in the executor ends soon too.
         """
-        if how in USUAL and sum(map(characters, texts)) <= INLINE_CHARACTERS:
+        if (how.whole or how in USUAL) and sum(map(characters, texts)) <= INLINE_CHARACTERS:
             return self.encode_windows(texts, how)
         stop = threading.Event()
         try:
@@ -154,6 +144,20 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of some ids, as AutoTokenizer.decode gives it."""
         return self._words.decode(ids, skip_special_tokens)
+
+    async def decode_off_loop(self, texts: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        """``decode`` for each, in a thread if there are many ids, which ends early when the caller is cancelled."""
+        if sum(map(len, texts)) <= MANY_IDS:
+            return [self.decode(ids, skip_special_tokens) for ids in texts]
+        stop = threading.Event()
+
+        def decode() -> list[str]:
+            return [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
+
+        try:
+            return await asyncio.to_thread(decode)
+        finally:
+            stop.set()
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token, None if there is no such token."""
@@ -226,12 +230,12 @@ def load_tokenizer(
         raise LoadError(f"a limit of {max_length} tokens leaves no room for text: {added} special tokens are added")
     if loaded is None:
         engine: Engine = PythonEngine(slow, max_length, special_tokens)
-        words, tokens, side = _python_words(slow), named_tokens(slow), slow.padding_side
+        words, tokens, side = python_words(slow), named_tokens(slow), slow.padding_side
     else:
         engine = RustEngine(
             loaded.backend, max_length, special_tokens=special_tokens, truncation_side=loaded.truncation_side
         )
-        words, tokens, side = _rust_words(loaded, slow), loaded.tokens, loaded.padding_side
+        words, tokens, side = rust_words(loaded, slow), loaded.tokens, loaded.padding_side
     return Tokenizer(engine, words, tokens, max_length=max_length, padding_side=side)
 
 
@@ -245,43 +249,3 @@ def _load(
         except NotMirrored as exc:
             log.info("the tokenizer in %s is loaded by transformers (%s)", folder, exc)
     return load_with_transformers(folder, lower_case=lower_case, trust_remote_code=trust_remote_code)
-
-
-def _rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
-    backend, decoder = loaded.backend, loaded.backend.decoder
-    pieces = WordPieces(backend, decoder) if slow is None and isinstance(decoder, decoders.WordPiece) else None
-    join = " ".join if decoder is None else decoder.decode
-    if slow is not None:
-        join = slow.convert_tokens_to_string
-
-    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if slow is not None:
-            return str(slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
-        text: str = (pieces or backend).decode(ids, skip_special_tokens)
-        for old, new in CLEAN_UP if loaded.clean_up else ():
-            text = text.replace(old, new)
-        return text
-
-    return Lexicon(
-        size=loaded.size,
-        to_id=backend.token_to_id,
-        to_token=backend.id_to_token,
-        decode=decode,
-        encode_plain=lambda text: backend.encode(text, add_special_tokens=False).ids,
-        join=join if pieces is None else pieces.join,
-        marks_subwords=bool(getattr(backend.model, "continuing_subword_prefix", None)),
-    )
-
-
-def _python_words(slow: Any) -> Lexicon:
-    vocab: dict[str, int] = slow.get_vocab()
-    names = {number: token for token, number in vocab.items()}
-    return Lexicon(
-        size=max(vocab.values(), default=-1) + 1,
-        to_id=vocab.get,
-        to_token=names.get,
-        decode=lambda ids, skip: str(slow.decode(list(ids), skip_special_tokens=skip)),
-        encode_plain=lambda text: list(slow(text, add_special_tokens=False)["input_ids"]),
-        join=slow.convert_tokens_to_string,
-        marks_subwords=False,
-    )

@@ -108,6 +108,18 @@ class ModelDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """What the model's length would cut off of a whole text: ``count`` tokens, and where they lie.
+
+    ``spans`` have (start, end) positions in characters for each text of the instance, None for a text of which nothing
+    is cut. They are None together where the tokenizer has no offsets.
+    """
+
+    count: int
+    spans: tuple[tuple[int, int] | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Encoding:
     """One instance's (or one window's) tokens, as the tokenizer gave them, without padding.
 
@@ -116,6 +128,7 @@ class Encoding:
     ``Tokenization.detail`` asks for it: ``offsets`` are (start, end) positions in characters of the caller's own string
     (of its word, for ``Words``), ``special_mask`` is 1 where the tokenizer added a special token, ``word_ids`` number
     the words, ``sequence_ids`` are 0 for the first text and 1 for the second; both are None at special tokens.
+    ``cut``, and with ``detail`` the names of the ids in the vocabulary, ``tokens``, are there for a ``whole`` text.
     """
 
     ids: list[int]
@@ -125,6 +138,8 @@ class Encoding:
     special_mask: list[int] | None = None
     word_ids: list[int | None] | None = None
     sequence_ids: list[int | None] | None = None
+    tokens: list[str] | None = None
+    cut: Cut | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -139,6 +154,11 @@ class Tokenization:
     most. ``only_second`` cuts the second text of a pair alone (a question's context), ``only_first`` the first alone,
     otherwise the longer one is cut first. ``detail`` fills in all of Encoding. ``max_windows`` bounds all windows of
     the request together.
+
+    With ``whole`` texts are not cut; Encoding.cut tells what would be. A tokenizer written in Python then leaves out
+    the details that it does not have. ``special_tokens`` says whether they are added, None for what the service does.
+    ``max_tokens`` bounds all tokens of the request together, and follows from ``token_values``: how many values the
+    answer will hold for each of them. These three go with ``whole`` alone.
     """
 
     detail: bool = False
@@ -148,6 +168,10 @@ class Tokenization:
     only_second: bool = False
     only_first: bool = False
     max_windows: int = 2**31
+    whole: bool = False
+    special_tokens: bool | None = None
+    token_values: int = 0
+    max_tokens: int = 2**31
 
     @property
     def one_side(self) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hf_transformer.engines import Engine
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer import CHUNK, CHUNK_CHARACTERS, Lexicon, Tokenizer, load_tokenizer
-from hf_transformer.types import Encoding, TextInput, Tokenization, Words
+from hf_transformer.loading.lexicon import MANY_IDS, Lexicon
+from hf_transformer.tokenizer import CHUNK, CHUNK_CHARACTERS, Tokenizer, load_tokenizer
+from hf_transformer.types import Encoding, TextInput, TokenIds, Tokenization, Words
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "model_repository" / "bert"
 LENGTH = 16
@@ -85,8 +87,8 @@ class Waiting:
         return self
 
 
-def tokenizer_of(engine: Engine) -> Tokenizer:
-    lexicon = Lexicon(1, lambda token: None, lambda number: None, lambda ids, skip: "", lambda text: [], "".join, False)
+def tokenizer_of(engine: Engine, decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: "") -> Tokenizer:
+    lexicon = Lexicon(1, lambda token: None, lambda number: None, decode, lambda text: [], "".join, False)
     return Tokenizer(engine, lexicon, {}, max_length=LENGTH, padding_side="right")
 
 
@@ -116,3 +118,47 @@ def test_chunks_are_bounded_by_texts_and_characters(texts: list[TextInput], chun
     engine.go_on.set()
     assert len(tokenizer_of(engine).encode_windows(texts, Tokenization())) == len(texts)
     assert engine.chunks == chunks
+
+
+@pytest.mark.parametrize("text", ["a " * 20, TokenIds((1,) * 20)])
+def test_tokens_of_a_request_are_bounded(tokenizer: Tokenizer, text: TextInput) -> None:
+    def tokens(count: int, limit: int) -> int:
+        how = Tokenization(detail=True, whole=True, special_tokens=False, max_tokens=limit)
+        return sum(len(one) for [one] in tokenizer.encode_windows([text] * count, how))
+
+    for count in (1, 3, CHUNK + 2):
+        assert tokens(count, 20 * count) == 20 * count
+        with pytest.raises(TooLarge, match=f"more than {20 * count - 1} tokens .*--max_answer_values"):
+            tokens(count, 20 * count - 1)
+
+
+def test_whole_texts_wait_for_nobody(tokenizer: Tokenizer) -> None:
+    """Windows of one request at a time; whole texts meanwhile."""
+    engine: Any = tokenizer._engine
+    with engine._lock, ThreadPoolExecutor(1) as executor:
+        [[found]] = executor.submit(tokenizer.encode_windows, ["a " * 50], Tokenization(whole=True)).result(30)
+    assert len(found) == 52
+
+
+async def test_many_ids_are_decoded_in_a_thread_as_long_as_somebody_waits() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def decode(ids: Sequence[int], skip: bool) -> str:
+        threads.append(threading.current_thread())
+        if len(ids) > 1:
+            begun.set()
+            assert go_on.wait(30)
+        return str(len(ids))
+
+    tokenizer = tokenizer_of(Waiting(), decode)
+    assert await tokenizer.decode_off_loop([[1]] * 3, False) == ["1"] * 3
+    assert threads == [threading.main_thread()] * 3
+    task = asyncio.create_task(tokenizer.decode_off_loop([[1] * MANY_IDS] * 10, False))
+    assert await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    assert await tokenizer.decode_off_loop([[1] * (MANY_IDS + 1)], False) == [str(MANY_IDS + 1)]
+    assert len(threads) == 5 and threading.main_thread() not in threads[3:]

@@ -23,7 +23,7 @@ LAYERS = {
     "parts": ("scheduler", "contract", "binding", "tokenizer", "engines", "loading", "tasks", "numerics"),
     "predictors": ("predictors",),
     "wire": ("wire",),
-    "base": ("types", "errors", "metrics", "access_format", "__init__"),
+    "base": ("types", "errors", "metrics", "access_format", "endings", "__init__"),
 }
 """Which layer a top-level module belongs to."""
 

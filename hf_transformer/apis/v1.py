@@ -9,6 +9,9 @@ Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,8 +27,17 @@ INSTANCES = ("instances", "inputs")
 """The two names that clients use for the list; KServe reads the second for V2-minded clients."""
 
 
-def routes(service: Service) -> list[BaseRoute]:
-    """The routes of this API."""
+@dataclass(frozen=True, slots=True)
+class MoreFields:
+    """What another API that shares the routes about models says there: beside the list, and of each model by name."""
+
+    of_list: Mapping[str, Json] = field(default_factory=dict)
+    of_models: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+
+
+def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
+    """The routes of this API; ``more`` is added to what the first two answer."""
+    more = more or MoreFields()
     models = service.models
 
     async def predict(call: Call) -> Reply:
@@ -33,17 +45,17 @@ def routes(service: Service) -> list[BaseRoute]:
         return Reply(render(await model.predict(parse(to_utf8(call.body, call.headers)), call.context)))
 
     async def list_models(request: Request) -> Response:
-        return JsonResponse({"models": models.names})
+        return JsonResponse({"models": models.names, **more.of_list})
 
     async def model_ready(request: Request) -> Response:
         model = models[request.path_params["model"]]
+        beside = more.of_models.get(model.name, {})
         try:
             await model.require_ready()
         except NotReady as error:
-            return JsonResponse(
-                {"name": model.name, "ready": False, "error": str(error)}, 503, {"Retry-After": str(error.retry_after)}
-            )
-        return JsonResponse({"name": model.name, "ready": True})
+            body = {"name": model.name, "ready": False, "error": str(error), **beside}
+            return JsonResponse(body, 503, {"Retry-After": str(error.retry_after)})
+        return JsonResponse({"name": model.name, "ready": True, **beside})
 
     return [
         Route("/v1/models", list_models),

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -56,19 +57,19 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         config.predictor_host,
         config.predictor_protocol,
     )
-    listening = listen(config)
-    config, reserved = reserve_grpc_port(config)
-    if config.workers > 1:
-        del parts  # each worker loads its own
-        _serve_with_workers(config, listening)
-        return 0
-    server = uvicorn.Server(_server_config(config, partial(build_app, config, parts)))
-    # What is loaded by now lives as long as the process: the collector need not look at it again.
-    gc.freeze()
-    server.run(sockets=[listening])
-    if reserved is not None:
-        reserved.close()
-    return 0 if server.started else 1
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen(config))
+        config, reserved = reserve_grpc_port(config)
+        stack.enter_context(reserved)
+        if config.workers > 1:
+            del parts  # each worker loads its own
+            _serve_with_workers(config, listening)
+            return 0
+        server = uvicorn.Server(_server_config(config, partial(build_app, config, parts)))
+        # What is loaded by now lives as long as the process: the collector need not look at it again.
+        gc.freeze()
+        server.run(sockets=[listening])
+        return 0 if server.started else 1
 
 
 def listen(config: Config) -> socket.socket:
@@ -91,7 +92,7 @@ def listen(config: Config) -> socket.socket:
     return listening
 
 
-def reserve_grpc_port(config: Config) -> tuple[Config, socket.socket | None]:
+def reserve_grpc_port(config: Config) -> tuple[Config, AbstractContextManager[object]]:
     """The configuration with the port that the gRPC servers of all workers share, and the socket that keeps it theirs.
 
     gRPC binds its own sockets, with SO_REUSEPORT. This one is bound beside them and never listens: the kernel hands
@@ -101,7 +102,7 @@ def reserve_grpc_port(config: Config) -> tuple[Config, socket.socket | None]:
         ConfigError: the port can't be had.
     """
     if not config.enable_grpc:
-        return config, None
+        return config, nullcontext()
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         # First without SO_REUSEPORT: with it a second service would take half of the first one's connections.
@@ -110,8 +111,12 @@ def reserve_grpc_port(config: Config) -> tuple[Config, socket.socket | None]:
             alone.bind((config.host, config.grpc_port))
             port = alone.getsockname()[1]
         reserved = socket.socket(family, socket.SOCK_STREAM)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind((config.host, port))
+        try:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind((config.host, port))
+        except OSError:
+            reserved.close()
+            raise
     except OSError as error:
         raise ConfigError(
             f"--grpc_port={config.grpc_port}: can't listen on {config.host}: {error.strerror or error}; expected a "

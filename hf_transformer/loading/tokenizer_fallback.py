@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from hf_transformer.engines import too_many_tokens
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.loading.tokenizer_files import NAMED, LoadedTokenizer, without_lower_case
-from hf_transformer.types import PLAIN, Encoding, TextInput, Tokenization, Words
+from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, Tokenization, Words
 
 FIRST_ALONE = Tokenization(only_first=True)
 
@@ -100,7 +101,10 @@ class PythonEngine:
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """One encoding per text. Raises InvalidInput for what such tokenizers don't have: offsets, windows, words."""
-        if how not in (PLAIN, FIRST_ALONE) or any(isinstance(text, Words) for text in texts):
+        in_words = any(isinstance(text, Words) for text in texts)
+        if how.whole and not in_words:
+            return [[self._whole(text, how)] for text in texts]
+        if how not in (PLAIN, FIRST_ALONE) or in_words:
             raise InvalidInput(
                 "this model's tokenizer is written in Python and has no offsets, windows or texts in words; "
                 "a tokenizer.json would give it them"
@@ -108,6 +112,20 @@ class PythonEngine:
         pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
         strategy = "only_first" if how.only_first else "longest_first"
         return [[self._encode(str(text), pair, strategy)] for text, pair in pairs]
+
+    def _whole(self, text: TextInput, how: Tokenization) -> Encoding:
+        """A text as it is; where its tokens lie in it is not known."""
+        first, second = text if isinstance(text, tuple) else (str(text), None)
+        special = self.special_tokens if how.special_tokens is None else how.special_tokens
+        whole = self._call(first, second, add_special_tokens=special, return_special_tokens_mask=True)
+        ids = list(whole["input_ids"])
+        if len(ids) > how.max_tokens:
+            raise too_many_tokens(how)
+        added: int = self.tokenizer.num_special_tokens_to_add(second is not None)
+        rest = len(ids) + added * (self.special_tokens - special) - self.max_length
+        types = list(whole.get("token_type_ids") or [0] * len(ids))
+        mask = list(whole["special_tokens_mask"]) if how.detail else None
+        return Encoding(ids, types, special_mask=mask, cut=Cut(max(0, rest), None))
 
     def _encode(self, text: str, pair: str | None, strategy: str) -> Encoding:
         whole = self._call(text, pair)
@@ -125,10 +143,12 @@ class PythonEngine:
             encoded: Mapping[str, Any] = self.tokenizer(
                 text,
                 pair,
-                add_special_tokens=self.special_tokens,
-                return_token_type_ids=True,
-                verbose=False,
-                **options,
+                **{
+                    "add_special_tokens": self.special_tokens,
+                    "return_token_type_ids": True,
+                    "verbose": False,
+                    **options,
+                },
             )
         except (ValueError, TypeError, KeyError, UnicodeError) as exc:
             raise InvalidInput(f"the tokenizer can't encode a text: {exc}") from exc

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
+MOST = 8000
+"""Characters of all names and values together. gRPC refuses a call with more than 8 to 16 KiB of metadata, and no
+client's header is worth its request."""
 _OWN = frozenset(
     {
         "accept",
@@ -31,10 +34,13 @@ _OWN = frozenset(
 def forwarded(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The headers that describe the request and not its framing, with lower-case names.
 
-    Left out are also names that are no tokens and values with control characters: no client sends them in
-    good faith, and the libraries refuse the whole call for them.
+    Left out are also names that are no tokens, values with control characters, and what comes after MOST characters:
+    no client sends them in good faith, and the libraries refuse the whole call for them.
     """
+    left = MOST
     for name, value in headers.items():
         key = name.lower()
-        if key not in _OWN and _NAME.fullmatch(key) and value.isprintable():
+        size = len(key) + len(value)
+        if key not in _OWN and _NAME.fullmatch(key) and value.isprintable() and size <= left:
+            left -= size
             yield key, value

@@ -42,10 +42,11 @@ class TextEmbeddingOptions:
 
     ``skips`` are the tokens at the beginning that pooling leaves out: of a text's first window, and where it differs of
     the others. ``normalize`` is done before or after cutting to ``dimensions``, or not at all. ``exact`` refuses
-    vectors with fewer dimensions.
+    vectors with fewer dimensions. ``prompt_from`` is the parameter that asks for the prompt, None for the model's own.
     """
 
     prompt: str
+    prompt_from: str | None
     skips: tuple[int, ...]
     normalize: Literal["before", "after", "no"]
     dimensions: int | None
@@ -74,6 +75,8 @@ def read_token_ids(given: Json, where: str, vocab_size: int) -> TokenIds:
     if not isinstance(given, list) or not given:
         found = "an empty list" if given == [] else describe(given)
         raise InvalidInput(f"{where}: expected a list of token ids, got {found}")
+    if set(map(type, given)) == {int} and min(given) >= 0 and max(given) < vocab_size:
+        return TokenIds(tuple(given))
     for index, number in enumerate(given):
         if type(number) is not int:
             raise InvalidInput(f"{where}: token {index} is {describe(number)}, expected a whole number")
@@ -124,6 +127,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         skip = self._prompt_tokens(prompt) if prompt and not files.include_prompt else 0
         return TextEmbeddingOptions(
             prompt,
+            next((name for name in ("prompt", "prompt_name") if prompt and name in given), None),
             (skip, 0) if skip and overflow == "window" else (skip,),
             self._read_normalize(given),
             dimensions,
@@ -188,8 +192,21 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
 
     def item(self, instance: Json, where: str, options: TextEmbeddingOptions) -> Text:
         if isinstance(instance, dict) and instance.keys() == {"token_ids"}:
-            return read_token_ids(instance["token_ids"], where, self.settings.vocabulary.vocab_size)
+            return self._read_token_ids(instance["token_ids"], where, options)
         return read_text(instance, where)
+
+    def _read_token_ids(self, given: Json, where: str, options: TextEmbeddingOptions) -> TokenIds:
+        if options.prompt_from is not None:
+            raise InvalidInput(
+                f"parameters.{options.prompt_from}: can't be put in front of token ids, which are used as they are"
+            )
+        longest = self.settings.max_length
+        if isinstance(given, list) and len(given) > longest:
+            raise TooLarge(
+                f"{where}: {len(given)} token ids, at most {longest} are taken; they are not cut, since their special "
+                "tokens would be lost"
+            )
+        return read_token_ids(given, where, self.settings.vocabulary.vocab_size)
 
     def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
         # Token ids are the whole text as the model is to see it: nothing is put in front of them.
@@ -212,10 +229,12 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         self, item: Text, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions
     ) -> Pooled:
         rows = outputs[OUTPUT]
+        # Token ids have no prompt in front that could be left out.
+        skips = (0,) * len(options.skips) if isinstance(item, TokenIds) else options.skips
         if rows.ndim == 1:
-            return Pooled((rows.astype(np.float32),) * len(options.skips), len(encoding))
+            return Pooled((rows.astype(np.float32),) * len(skips), len(encoding))
         # One token is always left: a text can melt with the prompt's end into fewer tokens than the prompt's own.
-        vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in options.skips)
+        vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in skips)
         return Pooled(tuple(vectors), len(encoding))
 
     def answer(self, item: Text, parts: Sequence[Sequence[Pooled]], options: TextEmbeddingOptions) -> Json:

@@ -15,10 +15,12 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
 
+from hf_transformer.errors import TooLarge
 from hf_transformer.types import NUMPY_DTYPES, Array, Json, Tensor
 
 DATATYPES = frozenset(NUMPY_DTYPES) | {"BF16", "BYTES"}
@@ -29,7 +31,13 @@ _MAX_RANK = 32
 _MAX_ELEMENTS = 2**48
 """Far above any message, and below what overflows an index when multiplied by an element's size."""
 
+_MAX_NAME = 200
+"""Characters of a tensor's name, which messages repeat."""
+
 _LENGTH = struct.Struct("<I")
+_SHORT = Repr()
+_SHORT.maxlist = _MAX_RANK
+"""Looks only at the outermost levels and the first elements: JSON may be nested deeper than ``repr`` can follow."""
 _JSON_TYPES: dict[str, frozenset[type]] = {
     "b": frozenset({bool}),
     "u": frozenset({int}),
@@ -38,9 +46,25 @@ _JSON_TYPES: dict[str, frozenset[type]] = {
 }
 """Which JSON values are elements of which kind of numpy dtype."""
 
+_JSON_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (type(None), "null"),
+    (bool, "a boolean"),
+    ((int, float), "a number"),
+    (str, "a string"),
+    (list, "a list"),
+    (dict, "an object"),
+)
+
 
 class Malformed(ValueError):
     """Bytes or JSON that break the protocol. The message names the tensor and what was expected."""
+
+
+def checked_name(name: str) -> str:
+    """A tensor's name, once it is sure that messages can repeat it."""
+    if len(name) > _MAX_NAME:
+        raise Malformed(f"tensor {shorten(name)!r} has a name of {len(name)} characters, more than {_MAX_NAME}")
+    return name
 
 
 def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
@@ -54,6 +78,28 @@ def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
     if math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
         raise Malformed(f"tensor {name!r} has the absurd shape {shorten(shape)}")
     return tuple(shape)
+
+
+def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
+    """Refuses more elements than a client may send, before one of them is read.
+
+    Args:
+        room: how many elements the tensor's bytes can hold at most.
+        most: how many elements are taken (--max_instances and --max_sequences).
+
+    Raises:
+        Malformed: there are no bytes for so many elements, or so many rows are empty.
+        TooLarge: there are too many.
+    """
+    extent = math.prod(max(size, 1) for size in shape)
+    if extent <= most:
+        return
+    if extent > room or math.prod(shape) == 0:
+        raise Malformed(f"tensor {name!r} has the shape {list(shape)}, but there are no bytes for so many elements")
+    raise TooLarge(
+        f"tensor {name!r} has {extent} elements, at most {most} are taken (the larger of --max_instances and "
+        "--max_sequences)"
+    )
 
 
 def checked_datatype(name: str, datatype: Json) -> str:
@@ -142,6 +188,7 @@ def _round_to_bfloat16(data: Array) -> Array:
 def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> Array:
     """The array in a JSON list, flat or nested, row-major. Strings are UTF-8 elements of BYTES."""
     elements = _flattened(name, data)
+    _check_sizes_agree(name, shape, len(elements))
     if datatype == "BYTES":
         if any(type(element) is not str for element in elements):
             raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
@@ -153,12 +200,16 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> A
     return from_elements(name, datatype, shape, elements)
 
 
+def _check_sizes_agree(name: str, shape: Sequence[int], given: int) -> None:
+    count = math.prod(shape)
+    if given != count:
+        raise Malformed(f"tensor {name!r} has {given} elements, but {list(shape)} takes {count}")
+
+
 def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iterable[Any]) -> Array:
     """The array of a flat list of Python values, as many as the shape takes; BYTES elements are bytes."""
     values = list(elements)
-    count = math.prod(shape)
-    if len(values) != count:
-        raise Malformed(f"tensor {name!r} has {len(values)} elements, but {list(shape)} takes {count}")
+    _check_sizes_agree(name, shape, len(values))
     if datatype == "BYTES":
         array = np.empty(len(values), np.object_)
         array[:] = values
@@ -178,7 +229,7 @@ def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iter
 def _flattened(name: str, data: Json) -> list[Any]:
     """The elements of a list of lists of ..., which has to have one depth throughout."""
     if not isinstance(data, list):
-        raise Malformed(f"the data of tensor {name!r} is {type(data).__name__}, expected a list")
+        raise Malformed(f"the data of tensor {name!r} is {json_kind(data)}, expected a list")
     elements: list[Any] = data
     while list in (kinds := set(map(type, elements))):
         if len(kinds) > 1:
@@ -189,5 +240,13 @@ def _flattened(name: str, data: Json) -> list[Any]:
 
 def shorten(value: object, limit: int = 80) -> str:
     """A value as it may stand in an error message."""
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else _SHORT.repr(value)
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def json_kind(value: Json) -> str:
+    """What a JSON value is, in words; the value itself stays out of messages where it may be a prompt."""
+    for kinds, words in _JSON_KINDS:
+        if isinstance(value, kinds):
+            return words
+    return type(value).__name__

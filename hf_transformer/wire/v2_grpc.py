@@ -7,7 +7,8 @@ twice, once when they parse it and once when it is read, which is most of the wo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -27,7 +28,23 @@ from hf_transformer.wire.specs import config_datatype
 SERVICE = "inference.GRPCInferenceService"
 
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+TYPED_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Which field of InferTensorContents holds a datatype's elements; FP16 and BF16 have none."""
 
 
 def encode_infer_request(model_name: str, inputs: Sequence[Tensor], outputs: Sequence[str]) -> bytes:
@@ -87,65 +104,77 @@ def decode_tensors(
                 raise Malformed(f"tensor {entry.name!r} has typed contents beside the raw ones")
             data = decode_raw(entry.name, datatype, shape, raw[index])
         else:
-            data = _typed(entry.name, datatype, shape, entry.contents)
+            data = decode_typed(entry.name, datatype, shape, entry.contents)
         tensors[entry.name] = Tensor(entry.name, datatype, data)
     return tensors
 
 
-def _typed(name: str, datatype: str, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
-    """The elements in the field that the protocol has for their datatype."""
-    if datatype in ("FP16", "BF16"):
-        if math.prod(shape) == 0:
-            return from_elements(name, datatype, shape, ())
-        raise Malformed(f"tensor {name!r} is {datatype}, which only raw contents can hold")
-    if datatype == "BYTES":
-        return from_elements(name, datatype, shape, contents.bytes_contents)
-    if datatype == "BOOL":
-        return from_elements(name, datatype, shape, contents.bool_contents)
-    if datatype == "FP32":
-        return from_elements(name, datatype, shape, contents.fp32_contents)
-    if datatype == "FP64":
-        return from_elements(name, datatype, shape, contents.fp64_contents)
-    if datatype == "UINT64":
-        return from_elements(name, datatype, shape, contents.uint64_contents)
-    if datatype == "INT64":
-        return from_elements(name, datatype, shape, contents.int64_contents)
-    narrow = contents.uint_contents if datatype.startswith("U") else contents.int_contents
-    return from_elements(name, datatype, shape, narrow)
+def decode_typed(name: str, datatype: str, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
+    """The elements in the field that the protocol has for their datatype.
+
+    Raises:
+        Malformed: there are more or fewer than the shape takes, one does not fit the datatype, or the protocol has no
+            field for it.
+    """
+    if datatype in TYPED_CONTENTS:
+        return from_elements(name, datatype, shape, getattr(contents, TYPED_CONTENTS[datatype]))
+    if math.prod(shape) == 0:
+        return from_elements(name, datatype, shape, ())
+    raise Malformed(f"tensor {name!r} is {datatype}, which only raw contents can hold")
 
 
 def split_field(body: memoryview, number: int) -> tuple[bytes, list[memoryview]]:
     """Takes one bytes field out of a serialized message without parsing the rest.
 
-    Gives the message without the field, and a view for each occurrence of it. The format is protobuf's: a key
-    (field number << 3 | wire type) as a varint, then the value.
+    Gives the message without the field, and a view for each occurrence of it.
 
     Raises:
         Malformed: the bytes are not a message.
     """
     views: list[memoryview] = []
     rest: list[memoryview] = []
+    for part in parts(body):
+        if part.key == number << 3 | DELIMITED:
+            views.append(part.value)
+        else:
+            rest.append(part.whole)
+    return b"".join(rest), views
+
+
+class Part(NamedTuple):
+    """One field of a serialized message: its key (number << 3 | wire type), its value's bytes, and all of its bytes."""
+
+    key: int
+    value: memoryview
+    whole: memoryview
+
+
+def parts(body: memoryview) -> Iterator[Part]:
+    """The fields of a serialized message, one after the other.
+
+    The format is protobuf's: a key (field number << 3 | wire type) as a varint, then the value.
+
+    Raises:
+        Malformed: the bytes are not a message.
+    """
     position = 0
     while position < len(body):
         start = position
         key, position = _varint(body, position)
         wire_type = key & 7
+        value = position
         if wire_type == _VARINT:
             _, position = _varint(body, position)
-        elif wire_type == _DELIMITED:
-            length, position = _varint(body, position)
-            value, position = position, position + length
+        elif wire_type == DELIMITED:
+            length, value = _varint(body, position)
+            position = value + length
         elif wire_type in (_FIXED64, _FIXED32):
             position += 8 if wire_type == _FIXED64 else 4
         else:  # groups, which nobody has used since proto3, and the two types that do not exist
             raise Malformed(f"not a protobuf message: wire type {wire_type}")
         if position > len(body):
             raise Malformed("the protobuf message is cut off")
-        if key == number << 3 | _DELIMITED:
-            views.append(body[value:position])
-        else:
-            rest.append(body[start:position])
-    return b"".join(rest), views
+        yield Part(key, body[value:position], body[start:position])
 
 
 def _varint(body: memoryview, position: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from hf_transformer.wire.datatypes import (
     decode_json,
     decode_raw,
     encode_raw,
+    json_kind,
     shorten,
 )
 from hf_transformer.wire.specs import config_datatype
@@ -89,10 +90,14 @@ def parse_header_length(text: str | None) -> int | None:
 
 
 def split_body(body: memoryview, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
-    """The JSON header and the bytes behind it."""
+    """The JSON header and the bytes behind it.
+
+    Raises:
+        Malformed: the body is shorter than that, or the header is no JSON object.
+    """
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
-        raise Malformed(f"the JSON header is said to have {length} bytes, the body has {len(body)}")
+        raise Malformed(f"{HEADER_LENGTH}: the JSON header is said to have {length} bytes, the body has {len(body)}")
     return _object(body[:length]), body[length:]
 
 
@@ -113,7 +118,10 @@ def decode_tensors(entries: Json, raw: memoryview) -> dict[str, Tensor]:
         if name in tensors:
             raise Malformed(f"tensor {name!r} comes twice")
         datatype = checked_datatype(name, entry.get("datatype"))
-        size = _binary_size(name, entry, len(raw) - position)
+        parameters = entry.get("parameters")
+        if not isinstance(parameters, dict | None):
+            raise Malformed(f"the parameters of tensor {name!r} are no object")
+        size = binary_size(name, parameters or {}, len(raw) - position)
         data = _elements(name, datatype, entry, None if size is None else raw[position : position + size])
         position += size or 0
         tensors[name] = Tensor(name, datatype, data)
@@ -122,12 +130,12 @@ def decode_tensors(entries: Json, raw: memoryview) -> dict[str, Tensor]:
     return tensors
 
 
-def _binary_size(name: str, entry: Mapping[str, Json], left: int) -> int | None:
-    parameters = entry.get("parameters")
-    if parameters is None:
-        return None
-    if not isinstance(parameters, dict):
-        raise Malformed(f"the parameters of tensor {name!r} are no object")
+def binary_size(name: str, parameters: Mapping[str, Json], left: int) -> int | None:
+    """How many of the bytes behind the header are a tensor's, of those that are left; None for one with ``data``.
+
+    Raises:
+        Malformed: it is not a number of bytes, or there are fewer.
+    """
     size = parameters.get("binary_data_size")
     if size is None:
         return None
@@ -233,7 +241,7 @@ def _object(text: memoryview) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
-        raise Malformed(f"not JSON: {exc}") from exc
+        raise Malformed(f"body: not JSON: {exc}") from exc
     if not isinstance(value, dict):
-        raise Malformed(f"{shorten(value)} is not a JSON object")
+        raise Malformed(f"body: {json_kind(value)} is not a JSON object")
     return value

@@ -62,7 +62,7 @@ class Services:
 
     def __call__(self, model: str, protocol: str = "v2", *flags: str, ready: bool = True) -> Service:
         """A service for a model, a protocol and more flags; started at the first request for it."""
-        self._load(model)
+        self.load(model)
         address = self._triton.http_address if protocol == "v2" else self._triton.grpc_address
         key = tuple(flags_for(model, MODEL_FOLDER, address, protocol, flags))
         service = self._running.pop(key, None) or Service(*key)
@@ -71,7 +71,8 @@ class Services:
             self._end(next(iter(self._running)))
         return service.wait_until(f"/v1/models/{model}" if ready else "/")
 
-    def _load(self, model: str) -> None:
+    def load(self, model: str) -> None:
+        """Has Triton load a model, unless it has it already or there is none."""
         if model in self._known - self._loaded:
             url = f"http://{self._triton.http_address}/v2/repository/models/{model}/load"
             httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
@@ -88,6 +89,12 @@ class Services:
             self._end(key)
         for service in self._ending:
             service.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def load(serve: Services) -> Callable[[str], None]:
+    """Has Triton load a model, for tests that start a service of their own."""
+    return serve.load
 
 
 @pytest.fixture(scope="session")

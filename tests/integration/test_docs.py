@@ -1,4 +1,4 @@
-"""Every request in docs/tasks.md, run by curl as it stands there, gives the answer that stands below it."""
+"""Every request in docs/tasks.md and docs/api.md, run by curl as it stands there, gives the answer below it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.integration.conftest import MODEL_FOLDER, ROOT, Serve
 from tests.triton_repository import task_model_folder
 
 PAGE = (ROOT / "docs" / "tasks.md").read_text()
+API = (ROOT / "docs" / "api.md").read_text()
 EXAMPLE = re.compile(r"```sh\n(?P<command>curl [^\n]+)\n```\n\n```json\n(?P<answer>.+?)\n```", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 ADDRESS = "localhost:8080"
@@ -47,7 +48,23 @@ def test_every_task_has_a_section_with_a_request() -> None:
 def test_the_request_gives_the_answer(serve: Serve, task: str, command: str, answer: str) -> None:
     found = re.search(r"/v1/models/(\w+):predict", command)
     assert found is not None
-    model = found[1]
+    assert_answered(serve, found[1], task, command, answer)
+
+
+@pytest.mark.parametrize("example", list(EXAMPLE.finditer(API)), ids=lambda match: f"{match.start()}")
+def test_the_requests_of_every_protocol(serve: Serve, example: re.Match[str]) -> None:
+    found = re.search(r"/models/(\w+)[:/]|\"model\": \"(\w+)\"", example["command"])
+    assert found is not None
+    model = found[1] or found[2]
+    task = {"bert": "fill_mask", "cross": "rerank", "minibert_mean": "text_embedding"}[model]
+    assert_answered(serve, model, task, example["command"], example["answer"])
+
+
+def test_every_request_has_an_answer_below() -> None:
+    assert API.count("```sh\ncurl ") == len(list(EXAMPLE.finditer(API)))
+
+
+def assert_answered(serve: Serve, model: str, task: str, command: str, answer: str) -> None:
     service = serve(model, "v2", f"--model_dir={folder_of(model)}", f"--task={task}")
     line = command.replace(ADDRESS, service.url)
     assert line != command

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,12 @@ def own_triton(repository: Path) -> Iterator[LocalTriton]:
         repository, environment=triton_environment(), models=["bert"], config_name=None, options=OPTIONS
     ) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _loaded(load: Callable[[str], None]) -> None:
+    load("bert")
+    load("fault_slow")
 
 
 def start(server: LocalTriton, protocol: str, *flags: str) -> Service:

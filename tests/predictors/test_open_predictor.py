@@ -191,3 +191,8 @@ def test_outputs_are_those_asked_for() -> None:
 def test_outputs_that_are_not(asked: str, answered: str, message: str) -> None:
     with pytest.raises(PredictorError, match=message):
         verified(list(asked), tensors(*answered))
+
+
+def test_headers_that_no_call_could_carry_are_left_out() -> None:
+    headers = {"authorization": "a" * 5000, "x-request-id": "b" * 20_000, "traceparent": "c"}
+    assert set(dict(forwarded(headers))) == {"authorization", "traceparent"}

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
+from hf_transformer.errors import ConfigError, InvalidInput, PredictorError, TooLarge
 from hf_transformer.loading.sentence_transformers import POOLING_FLAGS
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.pooling import POOLING, hidden_axis, pool, unit
 from hf_transformer.tasks.text_embedding import TextEmbedding
-from hf_transformer.types import Encoding, TextInput
+from hf_transformer.types import Encoding, TextInput, TokenIds
 
 ROWS = np.array([[1, 8], [3, -2], [5, 0], [7, 2]], np.float32)
 BERT = {"hidden_size": 2}
@@ -260,3 +260,37 @@ def test_the_size_of_a_tokens_vector_is_known(config: Any, size: int) -> None:
 def test_the_size_of_a_tokens_vector_is_not_known() -> None:
     axis = hidden_axis({"text_config": {"hidden_size": 3}})
     assert (axis.minimum, axis.maximum) == (1, None)
+
+
+def test_token_ids_are_the_whole_text() -> None:
+    """A default prompt is neither put in front of them nor left out of what is pooled."""
+    files = SentenceTransformers(prompts={"q": "qq"}, default_prompt_name="q", include_prompt=False)
+    one = task(files, max_length=6)
+    options = one.options({})
+    item = one.item({"token_ids": [0, 5, 1]}, "input", options)
+    assert item == TokenIds((0, 5, 1)) and one.texts(item, options) == (item,)
+    part = one.decode(item, Encoding([0, 5, 1], [0] * 3), {"sentence_embedding": ROWS[:3]}, options)
+    assert one.answer(item, [[part]], options) == pytest.approx([3, 2])
+    assert one.item({"token_ids": [127]}, "input", one.options({"prompt": ""})) == TokenIds((127,))
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "kind", "says"),
+    [
+        ([], {}, InvalidInput, "input: expected a list of token ids, got an empty list"),
+        ("a", {}, InvalidInput, "input: expected a list of token ids, got a string"),
+        ([5, "a"], {}, InvalidInput, "input: token 1 is a string, expected a whole number"),
+        ([5, True], {}, InvalidInput, "input: token 1 is a boolean, expected a whole number"),
+        ([5, 128], {}, InvalidInput, "input: token 1 is 128, expected 0 to 127"),
+        ([-1, 5], {}, InvalidInput, "input: token 0 is -1, expected 0 to 127"),
+        ([5] * 7, {}, TooLarge, "input: 7 token ids, at most 6 are taken"),
+        ([5], {"prompt": "p"}, InvalidInput, "parameters.prompt: can't be put in front of token ids"),
+        ([5], {"prompt_name": "q"}, InvalidInput, "parameters.prompt_name: can't be put in front of token ids"),
+    ],
+    ids=str,
+)
+def test_wrong_token_ids(given: Any, parameters: Any, kind: type[Exception], says: str) -> None:
+    one = task(SentenceTransformers(prompts={"q": "Q "}), max_length=6)
+    with pytest.raises(kind) as raised:
+        one.item({"token_ids": given}, "input", one.options(parameters))
+    assert says in str(raised.value)

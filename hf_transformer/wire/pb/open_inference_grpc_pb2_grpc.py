@@ -66,6 +66,11 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
                 response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.FromString,
                 _registered_method=True)
+        self.ModelStreamInfer = channel.stream_stream(
+                '/inference.GRPCInferenceService/ModelStreamInfer',
+                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.FromString,
+                _registered_method=True)
         self.ModelConfig = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelConfig',
                 request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
@@ -119,6 +124,13 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelStreamInfer(self, request_iterator, context):
+        """Runs models any number of times over one stream. Triton's extension.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ModelConfig(self, request, context):
         """What the model's configuration file says. Triton's extension; other servers answer UNIMPLEMENTED.
         """
@@ -158,6 +170,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelInfer,
                     request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.FromString,
                     response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.SerializeToString,
+            ),
+            'ModelStreamInfer': grpc.stream_stream_rpc_method_handler(
+                    servicer.ModelStreamInfer,
+                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.FromString,
+                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.SerializeToString,
             ),
             'ModelConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelConfig,
@@ -328,6 +345,33 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/ModelInfer',
             hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
             hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelStreamInfer(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/inference.GRPCInferenceService/ModelStreamInfer',
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.FromString,
             options,
             channel_credentials,
             insecure,

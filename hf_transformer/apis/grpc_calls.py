@@ -1,0 +1,105 @@
+"""What the gRPC methods share: who calls, what goes along with the call, and how a failure is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import grpc
+
+from hf_transformer.apis.base import FORWARDED, FORWARDED_PREFIX
+from hf_transformer.errors import RequestError
+from hf_transformer.types import Context
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+_FORWARDED = frozenset(name.decode() for name in FORWARDED)
+_PREFIX = FORWARDED_PREFIX.decode()
+_USABLE_ID = re.compile(r"[!-~]{1,128}")
+"""A request's id that may go into metadata."""
+MOST_DETAILS = 2000
+"""Bytes of a message. gRPC sends it as a header, three bytes for each that is not ASCII; clients take 8 KiB in all."""
+
+Rpc = grpc.aio.ServicerContext[Any, Any]
+Answer = Callable[[bytes, "Caller"], Awaitable[bytes]]
+"""A method's own part: serialized request -> serialized response."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who calls: the metadata that the predictor gets too, when the caller stops waiting (in seconds of the event
+    loop's clock), and the request's id, empty until it has one."""
+
+    headers: dict[str, str]
+    deadline: float | None
+    request_id: str
+
+    def identify(self, message_id: str = "") -> str:
+        """The request's id: that of the metadata, else that of the message, else a new one."""
+        if not self.request_id:
+            self.request_id = message_id if _USABLE_ID.fullmatch(message_id) else str(uuid.uuid4())
+            self.headers[REQUEST_ID] = self.request_id
+        return self.request_id
+
+    def context(self, message_id: str) -> Context:
+        """What goes along with one request."""
+        return Context(self.identify(message_id), self.headers, deadline=self.deadline)
+
+    def fork(self) -> Caller:
+        """The caller of one request of a stream."""
+        return replace(self, headers=dict(self.headers))
+
+
+def caller_of(rpc: Rpc) -> Caller:
+    """What a call's metadata and deadline say; see base.request_context for the same over HTTP."""
+    headers = {
+        key: value
+        for key, value in rpc.invocation_metadata() or ()
+        if isinstance(value, str) and (key in _FORWARDED or key.startswith(_PREFIX))
+    }
+    remaining = rpc.time_remaining()
+    deadline = None if remaining is None else asyncio.get_running_loop().time() + remaining
+    return Caller(headers, deadline, headers.get(REQUEST_ID, ""))
+
+
+def unary(answer: Answer) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """A method with one request and one response. Both stay bytes: the codec parses them with less copying."""
+
+    async def call(body: bytes, rpc: Rpc) -> bytes:
+        caller = caller_of(rpc)
+        try:
+            response = await answer(body, caller)
+        except RequestError as error:
+            await refuse(rpc, error, caller)
+        except Exception:
+            await refuse(rpc, our_fault(caller), caller)
+        rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
+        return response
+
+    return grpc.unary_unary_rpc_method_handler(call)
+
+
+async def refuse(rpc: Rpc, error: RequestError, caller: Caller) -> NoReturn:
+    """Ends a call with an error."""
+    metadata = [(REQUEST_ID, caller.identify())]
+    if error.retry_after is not None:
+        metadata.append(("retry-after", str(error.retry_after)))
+    await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(metadata))
+
+
+def details_of(error: RequestError) -> str:
+    """The error's message, cut to what fits."""
+    return str(error).encode(errors="replace")[:MOST_DETAILS].decode(errors="ignore")
+
+
+def our_fault(caller: Caller) -> RequestError:
+    """The last resort for a fault of our own, while it is handled: it is logged whole, and the client is told where to
+    look."""
+    logger.exception("request %s failed by a fault of the service", caller.identify())
+    return RequestError(f"internal error; the log has it under {caller.request_id}")

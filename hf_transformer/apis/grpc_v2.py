@@ -1,0 +1,190 @@
+"""The open inference protocol (V2) over gRPC, with health checks and server reflection beside it.
+
+    inference.GRPCInferenceService
+        ServerLive, ServerReady, ModelReady     {live} or {ready}
+        ServerMetadata, ModelMetadata           names, versions, tensors
+        ModelInfer, ModelStreamInfer            tensors -> tensors, raw or typed
+    grpc.health.v1.Health, grpc.reflection.v1alpha.ServerReflection
+
+Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_grpc.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from hf_transformer import __version__
+from hf_transformer.apis import grpc_health
+from hf_transformer.apis.base import Model, Models, Service
+from hf_transformer.apis.grpc_calls import Caller, Rpc, unary
+from hf_transformer.apis.grpc_infer import Inference, Streams
+from hf_transformer.apis.tensors import check_version, clients_fault
+from hf_transformer.apis.v2 import EXTENSIONS, PLATFORM, SERVER
+from hf_transformer.errors import ConfigError, NotReady
+from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.wire.v2_grpc import SERVICE
+from hf_transformer.wire.v2_grpc_inbound import decode, encode_model_metadata
+
+_OPTIONS = (
+    # All workers listen on one port; serve has made sure that nobody else does.
+    ("grpc.so_reuseport", 1),
+    # Callers may look every few seconds whether we are still there, as our own channel to the predictor does. Without
+    # this their third ping within a long inference would break the connection.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # A caller whose machine is gone gives back its streams within two minutes.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    """Where the server listens, with which certificate, and how large messages may be (in bytes, -1 is unlimited).
+
+    ``grace`` is how many seconds calls in flight have to finish when the server ends.
+    """
+
+    host: str
+    port: int
+    certificate: str | None = None
+    private_key: str | None = None
+    max_receive: int = -1
+    max_send: int = -1
+    grace: float = 25.0
+
+
+class GrpcServer:
+    """The server; an async context manager that serves while it is open.
+
+    Raises:
+        ConfigError: the certificate can't be read, or, when it is opened, the port can't be had.
+    """
+
+    def __init__(self, service: Service, settings: GrpcSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._credentials = _credentials(settings)
+        self._closing = asyncio.Event()
+        self._server: grpc.aio.Server
+        self._ending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        settings = self._settings
+        limits = (
+            ("grpc.max_receive_message_length", settings.max_receive),
+            ("grpc.max_send_message_length", settings.max_send),
+        )
+        self._server = grpc.aio.server(options=(*_OPTIONS, *limits))
+        methods = {**_questions(self._service.models), **_inference(self._service, self._closing)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
+        add_HealthServicer_to_server(health, self._server)
+        names = (SERVICE, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self._listen()
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.begin_end()
+        if self._ending is not None:
+            await self._ending
+
+    def begin_end(self) -> None:
+        """Takes no more calls, and gives those in flight the time to finish; to be awaited by closing the server."""
+        self._closing.set()
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._server.stop(self._settings.grace))
+
+    def _listen(self) -> None:
+        host, port = self._settings.host, self._settings.port
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._credentials is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise ConfigError(f"--grpc_port={port}: can't listen on {host}: {error}") from error
+
+
+def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
+    """The certificate that HTTPS has too; its private key may stand in the same file."""
+    if settings.certificate is None:
+        return None
+    try:
+        chain = Path(settings.certificate).read_bytes()
+        key = chain if settings.private_key is None else Path(settings.private_key).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--ssl_certfile, --ssl_keyfile: can't be read: {error}") from error
+    return grpc.ssl_server_credentials([(key, chain)])
+
+
+def _inference(service: Service, closing: asyncio.Event) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+    inference = Inference(service)
+    return {"ModelInfer": unary(inference.one), "ModelStreamInfer": Streams(inference, closing).handler}
+
+
+def _questions(models: Models) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """The methods that only tell something."""
+
+    async def server_live(body: bytes, caller: Caller) -> bytes:
+        return pb.ServerLiveResponse(live=True).SerializeToString()
+
+    async def server_ready(body: bytes, caller: Caller) -> bytes:
+        ready = all([await _is_ready(models[name], "") for name in models.names])
+        return pb.ServerReadyResponse(ready=ready).SerializeToString()
+
+    async def model_ready(body: bytes, caller: Caller) -> bytes:
+        with clients_fault():
+            asked = decode(pb.ModelReadyRequest, body)
+        ready = await _is_ready(models[asked.name], asked.version)
+        return pb.ModelReadyResponse(ready=ready).SerializeToString()
+
+    async def server_metadata(body: bytes, caller: Caller) -> bytes:
+        about = pb.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
+        return about.SerializeToString()
+
+    async def model_metadata(body: bytes, caller: Caller) -> bytes:
+        with clients_fault():
+            asked = decode(pb.ModelMetadataRequest, body)
+        model = models[asked.name]
+        check_version(model, asked.version)
+        return encode_model_metadata(model.describe(), PLATFORM)
+
+    return {
+        "ServerLive": unary(server_live),
+        "ServerReady": unary(server_ready),
+        "ModelReady": unary(model_ready),
+        "ServerMetadata": unary(server_metadata),
+        "ModelMetadata": unary(model_metadata),
+        "ModelConfig": grpc.unary_unary_rpc_method_handler(_no_configuration),
+    }
+
+
+async def _is_ready(model: Model, version: str) -> bool:
+    """Raises UnknownModel for a version that is not served."""
+    try:
+        await model.require_ready()
+        check_version(model, version)
+    except NotReady:
+        return False
+    return True
+
+
+async def _no_configuration(body: bytes, rpc: Rpc) -> bytes:
+    await rpc.abort(
+        grpc.StatusCode.UNIMPLEMENTED, "there is no Triton configuration of a model here; ModelMetadata has its tensors"
+    )

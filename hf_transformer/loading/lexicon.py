@@ -1,0 +1,81 @@
+"""A tokenizer's vocabulary, and the way back from ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import decoders
+
+from hf_transformer.loading.tokenizer_files import LoadedTokenizer
+from hf_transformer.loading.word_pieces import WordPieces
+
+MANY_IDS = 2000
+"""More ids than this are decoded by a method that lets other threads go on meanwhile; it takes up to 1 ms for them."""
+
+CLEAN_UP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
+)
+"""What clean_up_tokenization_spaces replaces, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """A tokenizer's vocabulary and the way back from ids to text."""
+
+    size: int
+    to_id: Callable[[str], int | None]
+    to_token: Callable[[int], str | None]
+    decode: Callable[[Sequence[int], bool], str]
+    encode_plain: Callable[[str], list[int]]
+    join: Callable[[list[str]], str]
+    marks_subwords: bool
+
+
+def rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
+    """The words of a Rust tokenizer; ``slow`` is the one of transformers around it, if there is one."""
+    backend, decoder = loaded.backend, loaded.backend.decoder
+    pieces = WordPieces(backend, decoder) if slow is None and isinstance(decoder, decoders.WordPiece) else None
+    join = " ".join if decoder is None else decoder.decode
+    if slow is not None:
+        join = slow.convert_tokens_to_string
+
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+        text: str
+        if slow is not None:
+            return str(slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        if len(ids) > MANY_IDS:
+            [text] = backend.decode_batch([list(ids)], skip_special_tokens)
+        else:
+            text = (pieces or backend).decode(ids, skip_special_tokens)
+        for old, new in CLEAN_UP if loaded.clean_up else ():
+            text = text.replace(old, new)
+        return text
+
+    return Lexicon(
+        size=loaded.size,
+        to_id=backend.token_to_id,
+        to_token=backend.id_to_token,
+        decode=decode,
+        encode_plain=lambda text: backend.encode(text, add_special_tokens=False).ids,
+        join=join if pieces is None else pieces.join,
+        marks_subwords=bool(getattr(backend.model, "continuing_subword_prefix", None)),
+    )
+
+
+def python_words(slow: Any) -> Lexicon:
+    """The words of a tokenizer of transformers that is written in Python."""
+    vocab: dict[str, int] = slow.get_vocab()
+    names = {number: token for token, number in vocab.items()}
+    return Lexicon(
+        size=max(vocab.values(), default=-1) + 1,
+        to_id=vocab.get,
+        to_token=names.get,
+        decode=lambda ids, skip: str(slow.decode(list(ids), skip_special_tokens=skip)),
+        encode_plain=lambda text: list(slow(text, add_special_tokens=False)["input_ids"]),
+        join=slow.convert_tokens_to_string,
+        marks_subwords=False,
+    )

@@ -1,0 +1,182 @@
+"""The V2 protocol over HTTP, as a server speaks it: bodies of requests -> tensors -> bodies of responses. No sockets.
+
+Bodies are framed as v2_rest says. Clients are told of every mistake: what is not understood is refused and named, not
+passed over.
+
+Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from hf_transformer.types import Array, Json, Tensor
+from hf_transformer.wire.datatypes import (
+    Malformed,
+    check_count,
+    checked_datatype,
+    checked_name,
+    checked_shape,
+    decode_json,
+    decode_raw,
+    encode_raw,
+    json_kind,
+    shorten,
+)
+from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
+from hf_transformer.wire.v2_rest import binary_size, split_body
+
+BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
+REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
+"""Of a request; KServe's clients repeat the model's name in it, though the path has it."""
+INPUT_KEYS = ("name", "datatype", "shape", "parameters", "data")
+OUTPUT_KEYS = ("name", "parameters")
+
+
+def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
+    """A request's tensors, parameters and wanted outputs.
+
+    Args:
+        body: JSON in UTF-8, and raw elements behind it.
+        header_length: bytes of the JSON; None where it is the whole body.
+        max_elements: how many elements a tensor may have that are read one by one: BYTES, or anything in JSON.
+
+    Raises:
+        Malformed: the body breaks the protocol, or uses an extension of it that is not there.
+        TooLarge: a tensor has more than ``max_elements`` elements.
+    """
+    header, raw = split_body(memoryview(body), header_length)
+    _check_keys("body", header, REQUEST_KEYS)
+    parameters = dict(_parameters("parameters", header))
+    binary = _flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    request_id = header.get("id")
+    if not isinstance(request_id, str | None):
+        raise Malformed(f"id: expected a string, got {json_kind(request_id)}")
+    room = len(body) - len(raw)  # an element takes two bytes of JSON: "1,"
+    return InferRequest(
+        inputs=_inputs(header.get("inputs"), raw, room // 2 + 1, max_elements),
+        outputs=_outputs(header.get("outputs")),
+        parameters=parameters,
+        id=request_id or "",
+        binary=binary or False,
+    )
+
+
+def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON if raw elements follow; None if all of it is JSON.
+
+    BYTES elements have to be UTF-8 where the request wants them in JSON.
+    """
+    chunks: list[bytes] = []
+    outputs = []
+    for tensor in response.outputs:
+        entry: dict[str, Json] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if request.wants_binary(tensor.name):
+            chunks.append(encode_raw(tensor))
+            entry["parameters"] = {BINARY_DATA_SIZE: len(chunks[-1])}
+        else:
+            entry["data"] = _json_data(tensor)
+        outputs.append(entry)
+    header = {"model_name": response.model_name, "model_version": response.model_version, "id": response.id}
+    # Floats are written as what they are: float32 has half as many digits as a double.
+    text = orjson.dumps(
+        {name: value for name, value in header.items() if value} | {"outputs": outputs},
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
+    return (b"".join((text, *chunks)), len(text)) if chunks else (text, None)
+
+
+def _json_data(tensor: Tensor) -> list[str] | Array:
+    """The elements flat and row-major, as the protocol prefers them."""
+    flat: Array = np.ascontiguousarray(tensor.data).reshape(-1)
+    return [element.decode() for element in flat] if tensor.datatype == "BYTES" else flat
+
+
+def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor]:
+    """The input tensors by name; ``room`` is how many elements the JSON can hold at most."""
+    if not isinstance(entries, list):
+        raise Malformed(f"inputs: expected a list of tensors, got {json_kind(entries)}")
+    tensors: dict[str, Tensor] = {}
+    position = 0
+    for index, entry in enumerate(entries):
+        name = _entry_name(f"inputs[{index}]", entry, INPUT_KEYS)
+        if name in tensors:
+            raise Malformed(f"inputs: tensor {name!r} comes twice")
+        parameters = _parameters(f"inputs: the parameters of tensor {name!r}", entry)
+        _check_keys(f"inputs: the parameters of tensor {name!r}", parameters, (BINARY_DATA_SIZE,))
+        size = binary_size(name, parameters, len(raw) - position)
+        data = None if size is None else raw[position : position + size]
+        position += size or 0
+        tensors[name] = _input(name, entry, data, room, max_elements)
+    if position != len(raw):
+        raise Malformed(f"body: {len(raw) - position} bytes stand behind the last tensor")
+    return tensors
+
+
+def _input(name: str, entry: Mapping[str, Json], raw: memoryview | None, room: int, max_elements: int) -> Tensor:
+    datatype = checked_datatype(name, entry.get("datatype"))
+    shape = checked_shape(name, entry.get("shape"))
+    data = entry.get("data")
+    if raw is not None and data is not None:
+        raise Malformed(f"tensor {name!r} has both data and {BINARY_DATA_SIZE}")
+    if raw is None:
+        if data is None:
+            raise Malformed(f"tensor {name!r} has neither data nor {BINARY_DATA_SIZE}")
+        check_count(name, shape, room, max_elements)
+        return Tensor(name, datatype, decode_json(name, datatype, shape, data))
+    if datatype == "BYTES":
+        check_count(name, shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
+    return Tensor(name, datatype, decode_raw(name, datatype, shape, raw))
+
+
+def _outputs(entries: Json) -> list[RequestedOutput]:
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        raise Malformed(f"outputs: expected a list, got {json_kind(entries)}")
+    outputs: dict[str, RequestedOutput] = {}
+    for index, entry in enumerate(entries):
+        name = _entry_name(f"outputs[{index}]", entry, OUTPUT_KEYS)
+        if name in outputs:
+            raise Malformed(f"outputs: {name!r} comes twice")
+        where = f"outputs: the parameters of {name!r}"
+        parameters = _parameters(where, entry)
+        _check_keys(where, parameters, (BINARY_DATA,))
+        outputs[name] = RequestedOutput(name, _flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
+    return list(outputs.values())
+
+
+def _entry_name(where: str, entry: Json, keys: Collection[str]) -> str:
+    if not isinstance(entry, dict):
+        raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
+    _check_keys(where, entry, keys)
+    name = entry.get("name")
+    if not isinstance(name, str):
+        raise Malformed(f"{where}.name: expected a string, got {json_kind(name)}")
+    return checked_name(name)
+
+
+def _parameters(where: str, holder: Mapping[str, Json]) -> Mapping[str, Any]:
+    parameters = holder.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise Malformed(f"{where}: expected an object, got {json_kind(parameters)}")
+    return parameters
+
+
+def _check_keys(where: str, found: Mapping[str, Json], known: Collection[str]) -> None:
+    for name in found:
+        if name not in known:
+            raise Malformed(f"{where}: {shorten(name, 40)!r} is not understood here, expected {', '.join(known)}")
+
+
+def _flag(where: str, value: Json) -> bool | None:
+    if not isinstance(value, bool | None):
+        raise Malformed(f"{where}: expected true or false, got {json_kind(value)}")
+    return value

@@ -1,0 +1,245 @@
+"""What a gRPC server in this process says of itself and its model: metadata, readiness, health, reflection, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from hf_transformer import __version__
+from hf_transformer.apis.grpc_v2 import GrpcSettings
+from hf_transformer.app import grpc_server
+from hf_transformer.errors import ConfigError
+from hf_transformer.local_triton import HOST, free_ports
+from hf_transformer.metrics import Metrics
+from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.wire.v2_grpc import SERVICE
+from tests.apis.grpc_model import (
+    Client,
+    ScriptedModel,
+    Server,
+    channel_to,
+    connected,
+    request,
+    service_of,
+    serving,
+    text_of,
+)
+from tests.configuring import config
+
+TLS = Path(__file__).parents[1] / "predictors" / "tls"
+"""A certificate for localhost that only tests trust."""
+HEALTH = "/grpc.health.v1.Health"
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def check(client: Client, service: str) -> Any:
+    call: Any = client.channel.unary_unary(
+        f"{HEALTH}/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+    return call(health_pb2.HealthCheckRequest(service=service))
+
+
+def watch(client: Client, service: str) -> Any:
+    call: Any = client.channel.unary_stream(
+        f"{HEALTH}/Watch",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+    return call(health_pb2.HealthCheckRequest(service=service))
+
+
+async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_what_the_server_is() -> None:
+    async with serving(ScriptedModel()) as server, connected(server) as client:
+        assert (await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)).live
+        about = await client.ask("ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse)
+        assert (about.name, about.version, list(about.extensions)) == (
+            "hf_transformer",
+            __version__,
+            ["binary_tensor_data"],
+        )
+        code, message = await code_of(client.ask("ModelConfig", pb.ModelConfigRequest(), pb.ModelConfigResponse))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert "ModelMetadata" in message
+
+
+async def test_what_the_model_is() -> None:
+    async with serving(ScriptedModel()) as server, connected(server) as client:
+        for version in ("", "1"):
+            asked = pb.ModelMetadataRequest(name="bert", version=version)
+            about = await client.ask("ModelMetadata", asked, pb.ModelMetadataResponse)
+            assert (about.name, list(about.versions), about.platform) == ("bert", ["1"], "hf_transformer")
+            assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1])]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "response"),
+    [
+        ("ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse),
+        ("ModelMetadata", pb.ModelMetadataRequest, pb.ModelMetadataResponse),
+    ],
+)
+async def test_models_that_are_not_served(method: str, kind: Any, response: Any) -> None:
+    async with serving(ScriptedModel()) as server, connected(server) as client:
+        for asked in (kind(name="other"), kind(name="bert", version="9")):
+            code, _ = await code_of(client.ask(method, asked, response))
+            assert code is grpc.StatusCode.NOT_FOUND
+        broken: Any = client.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
+        assert (await code_of(broken(b"\xff")))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_readiness_is_the_models_at_each_call() -> None:
+    model = ScriptedModel()
+    async with serving(model) as server, connected(server) as client:
+
+        async def ready() -> list[bool]:
+            asked = pb.ModelReadyRequest(name="bert")
+            versioned = pb.ModelReadyRequest(name="bert", version="1")
+            return [
+                (await client.ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse)).ready,
+                (await client.ask("ModelReady", asked, pb.ModelReadyResponse)).ready,
+                (await client.ask("ModelReady", versioned, pb.ModelReadyResponse)).ready,
+                *[(await check(client, name)).status == SERVING for name in ("", SERVICE, "bert")],
+            ]
+
+        assert await ready() == [True] * 6
+        model.reason = "no predictor"
+        assert await ready() == [False] * 6
+        assert await code_of(client.infer(request("a"))) == (grpc.StatusCode.UNAVAILABLE, "no predictor")
+        asked = pb.ModelMetadataRequest(name="bert")
+        assert (await code_of(client.ask("ModelMetadata", asked, pb.ModelMetadataResponse)))[0] is (
+            grpc.StatusCode.UNAVAILABLE
+        )
+        assert (await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)).live
+        model.reason = ""
+        assert await ready() == [True] * 6
+
+
+async def test_health_of_a_name_that_is_none() -> None:
+    async with serving(ScriptedModel()) as server, connected(server) as client:
+        code, message = await code_of(check(client, "other"))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert "'other'" in message and "bert" in message
+        watching = watch(client, "other")
+        assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        watching.cancel()
+
+
+async def test_a_watch_tells_each_change_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_transformer.apis.grpc_health.PERIOD", 0.01)
+    model = ScriptedModel()
+    async with serving(model) as server, connected(server) as client:
+        watching = watch(client, "bert")
+        async with asyncio.timeout(20):
+            assert (await watching.read()).status == SERVING
+            model.reason = "no predictor"
+            assert (await watching.read()).status == NOT_SERVING
+            model.reason = ""
+            assert (await watching.read()).status == SERVING
+            ending = asyncio.create_task(server.end())
+            assert (await watching.read()).status == NOT_SERVING
+            assert await watching.read() is grpc.aio.EOF  # type: ignore[attr-defined]
+            await ending
+
+
+async def test_reflection_describes_every_service() -> None:
+    async with serving(ScriptedModel()) as server:
+        assert await asyncio.to_thread(_reflected, server) == {
+            "services": ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", SERVICE],
+            "methods": [
+                "ServerLive",
+                "ServerReady",
+                "ModelReady",
+                "ServerMetadata",
+                "ModelMetadata",
+                "ModelInfer",
+                "ModelStreamInfer",
+                "ModelConfig",
+            ],
+            "health": ["Check", "Watch"],
+        }
+
+
+def _reflected(server: Server) -> dict[str, list[str]]:
+    with grpc.insecure_channel(server.address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        pool = DescriptorPool(database)
+        found = [pool.FindServiceByName(name) for name in (SERVICE, "grpc.health.v1.Health")]
+        names = [[method.name for method in one.methods] for one in found]
+        assert found[0].methods_by_name["ModelInfer"].input_type.fields_by_name["raw_input_contents"].number == 7
+        return {"services": sorted(database.get_services()), "methods": names[0], "health": names[1]}
+
+
+async def test_the_flags_reach_the_server() -> None:
+    port = free_ports(1)[0]
+    limits = ("--grpc_max_receive_message_length=2000", "--grpc_max_send_message_length=1000")
+    given = config(f"--host={HOST}", f"--grpc_port={port}", *limits)
+    service = service_of(ScriptedModel(), Metrics("bert"))
+    server = grpc_server(given, service)
+    assert server is not None
+    async with server, channel_to(f"{HOST}:{port}") as channel:
+        client = Client(channel)
+        assert text_of(await client.infer(request("a" * 500))) == "a" * 500
+        for length in (1500, 2500):
+            code, message = await code_of(client.infer(request("a" * length)))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in message
+    with pytest.raises(ConfigError):
+        grpc_server(replace(given, ssl_certfile="/nowhere"), service)
+    assert grpc_server(replace(given, enable_grpc=False), service) is None
+
+
+async def test_tls_and_nothing_beside_it() -> None:
+    settings = GrpcSettings("", 0, certificate=str(TLS / "localhost.pem"), private_key=str(TLS / "localhost.key"))
+    async with serving(ScriptedModel(), settings) as server:
+        credentials = grpc.ssl_channel_credentials((TLS / "localhost.pem").read_bytes())
+        address = f"localhost:{server.settings.port}"
+        async with grpc.aio.secure_channel(address, credentials) as channel:
+            assert text_of(await Client(channel).infer(request("a"))) == "a"
+        async with connected(server) as client:
+            assert (await code_of(client.infer(request("a"))))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_certificate_that_can_not_be_read() -> None:
+    with pytest.raises(ConfigError, match=r"--ssl_certfile.*nowhere"):
+        async with serving(ScriptedModel(), GrpcSettings("", 0, certificate="/nowhere")):
+            pass
+
+
+async def test_a_certificate_and_its_key_in_one_file(tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes((TLS / "localhost.pem").read_bytes() + (TLS / "localhost.key").read_bytes())
+    async with serving(ScriptedModel(), GrpcSettings("", 0, certificate=str(both))) as server:
+        credentials = grpc.ssl_channel_credentials((TLS / "localhost.pem").read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{server.settings.port}", credentials) as channel:
+            assert text_of(await Client(channel).infer(request("a"))) == "a"
+
+
+async def test_workers_share_a_port_and_others_do_not() -> None:
+    first, second = ScriptedModel(), ScriptedModel()
+    async with asyncio.timeout(20), serving(first) as server, serving(second, port=server.settings.port):
+        while not (first.contexts and second.contexts):  # the kernel hands out connections at random
+            async with connected(server) as client:
+                assert text_of(await client.infer(request("a"))) == "a"
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--grpc_port={port}: can't listen on {HOST}"):
+            async with serving(first, port=port):
+                pass

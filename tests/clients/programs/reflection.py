@@ -1,0 +1,89 @@
+"""A client that knows nothing of the protocol: it reads the messages by server reflection, as grpcurl does, and sends
+typed contents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from task import OUTPUT, answer, elements, plain
+
+SERVICE = "inference.GRPCInferenceService"
+
+
+class Server:
+    """Calls methods by name, with JSON for messages."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address)
+        self.database = ProtoReflectionDescriptorDatabase(self.channel)
+        self.pool = descriptor_pool.DescriptorPool(self.database)
+
+    def call(self, service: str, method: str, message: dict[str, Any]) -> dict[str, Any]:
+        found = self.pool.FindServiceByName(service).FindMethodByName(method)
+        kinds = [message_factory.GetMessageClass(kind) for kind in (found.input_type, found.output_type)]
+        send = self.channel.unary_unary(
+            f"/{service}/{method}",
+            request_serializer=kinds[0].SerializeToString,
+            response_deserializer=kinds[1].FromString,
+        )
+        request = json_format.ParseDict(message, kinds[0]())
+        return json_format.MessageToDict(send(request, timeout=30), preserving_proto_field_name=True)
+
+
+def base64_of(value: Any) -> list[str]:
+    import base64
+
+    return [base64.b64encode(one).decode() for one in elements(value).reshape(-1)]
+
+
+def parameters_of(request: dict[str, Any]) -> dict[str, Any]:
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    return {name: {kinds[type(value)]: value} for name, value in (request.get("parameters") or {}).items()}
+
+
+def output(response: dict[str, Any]) -> Any:
+    import base64
+
+    import numpy as np
+
+    (found,) = [one for one in response["outputs"] if one["name"] == OUTPUT]
+    shape = [int(size) for size in found["shape"]]
+    contents = found["contents"]
+    if found["datatype"] == "BYTES":
+        return plain([base64.b64decode(one) for one in contents["bytes_contents"]])
+    if found["datatype"] == "INT64":
+        return np.array([int(one) for one in contents["int64_contents"]]).reshape(shape).tolist()
+    return np.array(contents["fp32_contents"], np.float32).reshape(shape).tolist()
+
+
+def run(task: dict[str, Any]) -> dict[str, Any]:
+    server, model = Server(task["grpc"]), task["model"]
+    answers, ids = [], []
+    for number, request in enumerate(task["requests"]):
+        inputs = [
+            {
+                "name": name,
+                "datatype": "BYTES",
+                "shape": list(elements(value).shape),
+                "contents": {"bytes_contents": base64_of(value)},
+            }
+            for name, value in request["inputs"].items()
+        ]
+        message = {"model_name": model, "id": str(number), "inputs": inputs, "parameters": parameters_of(request)}
+        response = server.call(SERVICE, "ModelInfer", message)
+        answers.append(output(response))
+        ids.append(response["id"])
+    live = server.call(SERVICE, "ServerLive", {})["live"]
+    ready = [
+        server.call(SERVICE, "ServerReady", {})["ready"],
+        server.call(SERVICE, "ModelReady", {"name": model})["ready"],
+    ]
+    health = server.call("grpc.health.v1.Health", "Check", {})["status"]
+    services = list(server.database.get_services())
+    return {"answers": answers, "ids": ids, "live": live, "ready": ready, "health": health, "services": services}
+
+
+answer(run)

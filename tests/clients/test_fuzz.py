@@ -1,0 +1,17 @@
+"""A million damaged bodies through each codec: no errors but ours, and no memory that the body does not justify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.wire.fuzz_v2_grpc import fuzz as fuzz_grpc
+from tests.wire.fuzz_v2_rest import fuzz as fuzz_rest
+
+BODIES = 1_000_000
+
+
+@pytest.mark.parametrize("fuzz", [fuzz_rest, fuzz_grpc], ids=["rest", "grpc"])
+def test_a_million_mutated_bodies(fuzz: Callable[..., int]) -> None:
+    fuzz(BODIES, seed=1)

@@ -1,0 +1,134 @@
+"""The same inputs through every protocol, sent by clients that others wrote, give the same answers."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.clients.conftest import ROOT, Run
+from tests.integration.conftest import Serve
+from tests.service import Service
+from tests.triton_repository import task_model_folder
+
+COUNT = 100
+CLIENTS = {
+    "V2 JSON": ("triton_http", "json"),
+    "V2 binary": ("triton_http", "binary"),
+    "V2 JSON of KServe's SDK": ("kserve_sdk", "rest"),
+    "gRPC raw": ("triton_grpc", "unary"),
+    "gRPC raw, streamed": ("triton_grpc", "stream"),
+    "gRPC typed, of KServe's SDK": ("kserve_sdk", "grpc"),
+    "gRPC typed, by reflection": ("reflection",),
+}
+TASKS = {
+    "fill_mask": ("bert", ()),
+    "sequence_classification": ("paraphrase", ("--return_probabilities",)),
+    "token_classification": ("ner", ()),
+    "question_answering": ("squad", ()),
+    "zero_shot_classification": ("nli", ("--task=zero_shot_classification",)),
+    "rerank": ("cross", ("--task=rerank",)),
+    "text_embedding": ("minibert_mean", ()),
+    "feature_extraction": ("minibert_mean", ("--task=feature_extraction",)),
+}
+"""Each task's model and flags."""
+
+
+def goldens(task: str) -> list[Any]:
+    cases: list[Any] = json.loads((ROOT / "tests" / "goldens" / f"{task}.json").read_text())["cases"]
+    return cases
+
+
+def texts(task: str) -> list[str]:
+    found = [case["text"] for case in goldens(task) if isinstance(case.get("text"), str) and case["text"].strip()]
+    return list(dict.fromkeys(found))
+
+
+def instances_of(task: str) -> list[Any]:
+    """COUNT instances, as V1 takes them."""
+    found: list[Any]
+    if task == "question_answering":
+        # A question that leaves its context no room in a window is refused.
+        cases = [case for case in goldens(task) if len(case["question"]) < 200]
+        found = [{"question": case["question"], "context": case["context"]} for case in cases]
+    elif task == "zero_shot_classification":
+        found = [{"text": one, "candidate_labels": ["sport", "rain", "food"]} for one in texts("text_embedding")]
+    elif task == "rerank":
+        found = [{"query": case["query"], "texts": case["texts"]} for case in goldens(task)]
+        found += [{**one, "texts": one["texts"][::-1]} for one in found]
+    elif task == "sequence_classification":
+        sentences = texts("text_embedding")
+        found = [{"text": one, "text_pair": two} for one, two in pairwise(sentences)]
+    else:
+        found = texts({"feature_extraction": "text_embedding"}.get(task, task))
+    assert found
+    return (found * COUNT)[:COUNT]
+
+
+def inputs_of(instance: Any) -> dict[str, Any]:
+    """One instance as named inputs of one row."""
+    fields = instance if isinstance(instance, dict) else {"text": instance}
+    return {name: [value] for name, value in fields.items()}
+
+
+def expected(task: str, prediction: Any) -> Any:
+    """What output-0 holds of one prediction, its only row."""
+    if task in ("text_embedding", "feature_extraction"):
+        return np.array(prediction, np.float32).tolist()
+    return prediction
+
+
+def found(task: str, row: Any) -> Any:
+    if task in ("text_embedding", "feature_extraction"):
+        return np.array(row, np.float32).tolist()
+    return json.loads(row) if isinstance(row, str) and task != "fill_mask" else row
+
+
+@pytest.fixture(params=list(TASKS))
+def task(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def service(serve: Serve, task: str) -> Service:
+    model, flags = TASKS[task]
+    folder = () if model == "bert" else (f"--model_dir={task_model_folder(model)}",)
+    return serve(model, "grpc-v2", *folder, *flags)
+
+
+def test_the_same_answers(service: Service, client: Run, task: str) -> None:
+    instances = instances_of(task)
+    golden = [expected(task, service.predict([one])[0]) for one in instances]
+    requests = [{"inputs": inputs_of(one)} for one in instances]
+    for name, program in CLIENTS.items():
+        said = client(*program, service=service, requests=requests)
+        assert [found(task, answer[0]) for answer in said["answers"]] == golden, name
+        assert said["ids"] == [str(number) for number in range(COUNT)], name
+        assert said["live"] is True and said["ready"][:2] == [True, True], name
+
+
+def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> None:
+    embedding = serve("minibert_mean", "grpc-v2", f"--model_dir={task_model_folder('minibert_mean')}")
+    instances = instances_of("text_embedding")
+    golden = [expected("text_embedding", embedding.predict([one])[0]) for one in instances]
+    said = client("openai_sdk", service=embedding, texts=instances)
+    for kind in ("float", "base64"):
+        assert [np.array(one, np.float32).tolist() for one in said[kind]] == golden, kind
+    assert said["answer"] == ["list", "minibert_mean", "embedding"]
+    assert [one["id"] for one in said["models"]] == ["minibert_mean"]
+    classes = {name: (error["class"], error["param"]) for name, error in said["errors"].items()}
+    assert classes["model"] == ("NotFoundError", "model")
+    assert classes["input"] == ("BadRequestError", "input[1]")
+    assert classes["dimensions"] == ("BadRequestError", "dimensions")
+    assert classes["unknown"] == ("BadRequestError", "top_k")
+    assert classes["path"][0] == "NotFoundError"
+    rerank = serve("cross", "grpc-v2", f"--model_dir={task_model_folder('cross')}", "--task=rerank")
+    for instance in instances_of("rerank"):
+        golden = [[one["index"], one["score"]] for one in rerank.predict([instance])[0]]
+        body = {"model": "cross", "query": instance["query"], "documents": instance["texts"]}
+        response = rerank.client.post("/openai/v1/rerank", json=body)
+        assert [[one["index"], one["relevance_score"]] for one in response.json()["results"]] == golden

@@ -1,0 +1,117 @@
+"""schemathesis makes thousands of requests, right and wrong, of /openapi.json; each answer has to be a described one.
+
+It generates a request's values by the schemas, and mutates them so that they break these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import PROGRAMS, clients_environment
+from tests.integration.conftest import Serve
+from tests.service import Service
+from tests.triton_repository import task_model_folder
+
+RUNS = {
+    "fill_mask": ("bert", "v2"),
+    "token_classification": ("ner", "grpc-v2"),
+    "question_answering": ("squad", "v2"),
+    "text_embedding": ("minibert_mean", "grpc-v2"),
+    "rerank": ("cross", "v2", "--task=rerank"),
+}
+"""Model, protocol and flags."""
+CHECKS = (
+    "not_a_server_error",  # 502, 503 and 504 are described, but are none that a healthy pair gives
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+SETTINGS = """
+[checks]
+negative_data_rejection.expected-statuses = [400, 404, 405, 413, 415]
+"""
+"""schemathesis does not count 413 as a refusal."""
+EXAMPLES = 25
+"""Requests per operation that are made at random; more come from the limits and types in the schemas."""
+CASES = 1000
+"""At least, for each run."""
+SUCCESSES = 20
+"""At least, for each API that the task has: requests that get no further than the first check prove little."""
+SECONDS = 300
+COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",status="(\d+)"\} (\d+)')
+
+
+@pytest.fixture(params=RUNS)
+def task(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def service(serve: Serve, task: str) -> Service:
+    model, protocol, *flags = RUNS[task]
+    return serve(model, protocol, f"--model_dir={task_model_folder(model)}", *flags)
+
+
+def run(service: Service, folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """One run, and its report."""
+    (folder / "schemathesis.toml").write_text(SETTINGS)
+    command = [
+        str(clients_environment() / "bin" / "schemathesis"),
+        "run",
+        f"{service.url}/openapi.json",
+        f"--checks={','.join(CHECKS)}",
+        "--phases=examples,coverage,fuzzing",
+        f"--max-examples={EXAMPLES}",
+        "--continue-on-failure",
+        "--seed=1",
+        "--generation-database=none",
+        "--suppress-health-check=all",
+        "--request-timeout=60",
+        "--no-color",
+        "--report=json",
+        f"--report-json-path={folder / 'report.json'}",
+    ]
+    variables = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "NO_PROXY": "*",
+        "PYTHONPATH": str(PROGRAMS),
+        "SCHEMATHESIS_HOOKS": "schemathesis_hooks",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, env=variables, cwd=folder, check=False
+    )
+    assert (folder / "report.json").exists(), done.stdout[-4000:] + done.stderr[-4000:]
+    return done, json.loads((folder / "report.json").read_text())
+
+
+def successes(service: Service) -> dict[str, int]:
+    """Requests that were answered with 200, by API."""
+    found = COUNTER.findall(service.client.get("/metrics").text)
+    return {api: int(count) for api, status, count in found if status == "200"}
+
+
+def test_every_answer_is_described(service: Service, task: str, tmp_path: Path) -> None:
+    before = successes(service)
+    done, report = run(service, tmp_path)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert report["complete"] and not report["failures"] and not report["errors"]
+    operations = sum(len(item) for item in service.client.get("/openapi.json").json()["paths"].values())
+    assert report["operations"]["tested"] == operations
+    assert report["test_cases"]["generated"] >= CASES
+    apis = ["v1", "v2", "tokenize", *(["openai"] if task in ("text_embedding", "rerank") else [])]
+    more = {api: count - before.get(api, 0) for api, count in successes(service).items()}
+    assert all(more[api] >= SUCCESSES for api in apis), more
+    assert "fault of the service" not in service.log

@@ -1,0 +1,172 @@
+"""Tokenize and detokenize over HTTP, against AutoTokenizer, and against what the predict route does with the ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import transformers
+
+from tests.goldens.hard_texts import HARD_TEXTS
+from tests.integration.conftest import MODEL_FOLDER, Serve
+from tests.integration.test_errors import LIMITS, error
+from tests.service import Service
+from tests.triton_repository import task_model_folder
+
+TEXTS = list(HARD_TEXTS.values())
+LENGTH = 128
+"""Tokens that the demo model takes."""
+LONG = "The cat sleeps on the sofa. " * 60
+
+
+@pytest.fixture(scope="module")
+def auto() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(str(MODEL_FOLDER), local_files_only=True)
+
+
+@pytest.fixture
+def mini(serve: Serve) -> Service:
+    return serve("minibert_mean", "v2", f"--model_dir={task_model_folder('minibert_mean')}")
+
+
+def ask(service: Service, verb: str, instances: Any, **parameters: Any) -> httpx.Response:
+    body = {"instances": instances, "parameters": parameters}
+    return service.client.post(f"/v1/models/{service.model}:{verb}", json=body)
+
+
+def answers(service: Service, verb: str, instances: Any, **parameters: Any) -> Any:
+    response = ask(service, verb, instances, **parameters)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    return response.json()["predictions"]
+
+
+def test_the_same_as_auto_tokenizer(serve: Serve, auto: Any) -> None:
+    service = serve("bert")
+    found = answers(service, "tokenize", TEXTS)
+    assert len(found) == len(TEXTS)
+    for text, one in zip(TEXTS, found, strict=True):
+        wanted = auto(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+        assert one["ids"] == wanted["input_ids"]
+        assert one["tokens"] == auto.convert_ids_to_tokens(wanted["input_ids"])
+        assert one["offsets"] == [list(pair) for pair in wanted["offset_mapping"]]
+        assert one["special_tokens_mask"] == wanted["special_tokens_mask"]
+        assert one["type_ids"] == wanted["token_type_ids"]
+        assert (one["count"], one["max_length"]) == (len(one["ids"]), LENGTH)
+        assert one["kept"] == len(auto(text, truncation=True, max_length=LENGTH)["input_ids"])
+        assert one["truncated"] == one["count"] - one["kept"]
+        assert "sequence_ids" not in one
+    cut = [one["truncated_text"] for one in found]
+    assert [None] in cut and any(span != [None] for span in cut)
+    for skip in (False, True):
+        texts = answers(service, "detokenize", [one["ids"] for one in found], skip_special_tokens=skip)
+        assert texts == [auto.decode(one["ids"], skip_special_tokens=skip) for one in found]
+
+
+def test_pairs_and_other_forms(serve: Serve, auto: Any) -> None:
+    service = serve("bert")
+    pair = {"text": "Anna lives in Berlin.", "text_pair": LONG}
+    [one, plain] = answers(service, "tokenize", [pair, {"text": "Anna"}])
+    wanted = auto(pair["text"], pair["text_pair"], return_offsets_mapping=True, verbose=False)
+    assert (one["ids"], one["type_ids"]) == (wanted["input_ids"], wanted["token_type_ids"])
+    assert (one["sequence_ids"], one["kept"]) == (wanted.sequence_ids(0), LENGTH)
+    first, second = one["truncated_text"]
+    assert first is None
+    short = auto(*pair.values(), truncation=True, max_length=LENGTH, return_offsets_mapping=True)
+    last = short["offset_mapping"][-2][1]
+    assert LONG[last : second[0]].strip() == "" and second[1] == len(LONG.rstrip())
+    assert plain["ids"] == auto("Anna")["input_ids"]
+    response = service.client.post("/v1/models/bert:tokenize", json={"inputs": "Anna"})
+    assert response.json() == {"predictions": [plain]}
+
+
+def test_parameters(serve: Serve, auto: Any) -> None:
+    service = serve("bert")
+    [usual], [bare] = (answers(service, "tokenize", LONG, add_special_tokens=special) for special in (True, False))
+    assert bare["ids"] == usual["ids"][1:-1] == auto(LONG, add_special_tokens=False, verbose=False)["input_ids"]
+    assert (bare["truncated"], bare["truncated_text"]) == (usual["truncated"], usual["truncated_text"])
+    [counts] = answers(service, "tokenize", [LONG], return_tokens=False)
+    names = ("count", "max_length", "kept", "truncated", "truncated_text")
+    assert counts == {name: usual[name] for name in names}
+
+
+def test_ids_have_the_embedding_of_their_text(mini: Service) -> None:
+    texts = [text for text in TEXTS if text != HARD_TEXTS["very_long"]]
+    for parameters in ({}, {"prompt_name": "query"}):
+        found = answers(mini, "tokenize", texts, **parameters)
+        fits = [index for index, one in enumerate(found) if not one["truncated"]]
+        assert len(fits) > 30
+        vectors = mini.predict([texts[index] for index in fits], parameters)
+        again = mini.predict([{"token_ids": found[index]["ids"]} for index in fits])
+        assert np.abs(np.array(vectors) - np.array(again)).max() <= 1e-5
+
+
+def test_where_a_text_is_cut(mini: Service) -> None:
+    """The text up to there has the embedding of the whole."""
+    [one] = answers(mini, "tokenize", LONG)
+    [[start, end]] = one["truncated_text"]
+    assert (one["kept"], end) == (one["max_length"], len(LONG.rstrip()))
+    [short] = answers(mini, "tokenize", LONG[:start])
+    assert (short["count"], short["truncated"]) == (one["kept"], 0)
+    whole, part = np.array(mini.predict([LONG, LONG[:start]]))
+    assert np.abs(whole - part).max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "says"),
+    [
+        ("tokenize", b"{", "not JSON"),
+        ("tokenize", {"instances": []}, "instances: expected at least one"),
+        ("tokenize", {"instances": ["a", 7]}, "instances[1]: expected a string"),
+        ("tokenize", {"instances": ["a"], "parameters": {"truncation": True}}, "parameters.truncation: unknown"),
+        ("tokenize", rb'{"instances": ["a", "\ud800"]}', "not JSON"),
+        ("detokenize", {"instances": ["a"]}, "instances[0]: expected a list of token ids"),
+        ("detokenize", {"instances": [2, 3]}, "instances[0]: expected a list of token ids"),
+        ("detokenize", {"instances": [[2], [3, 10**6]]}, "instances[1]: token 1 is 1000000, expected 0 to"),
+        ("detokenize", {"instances": [[2]], "parameters": {"skip": True}}, "parameters.skip: unknown"),
+    ],
+)
+def test_bad_input(serve: Serve, verb: str, body: Any, says: str) -> None:
+    content = {"content": body} if isinstance(body, bytes) else {"json": body}
+    assert says in error(serve("bert").client.post(f"/v1/models/bert:{verb}", **content), 400)
+
+
+@pytest.mark.parametrize(
+    ("verb", "instances", "parameters", "says"),
+    [
+        ("tokenize", ["a"] * 4, {}, "instances: 4 in a request, at most 3 are taken (--max_instances)"),
+        ("tokenize", ["a", "a" * 101], {}, "instances[1]: 101 characters, at most 100 are taken (--max_text_length)"),
+        ("tokenize", ["a " * 50] * 3, {}, "instances: more than 142 tokens in one request"),
+        ("detokenize", [[2]] * 4, {}, "--max_instances"),
+        ("detokenize", [[2] * 101], {}, "--max_text_length"),
+    ],
+)
+def test_over_a_limit(serve: Serve, verb: str, instances: Any, parameters: Any, says: str) -> None:
+    assert says in error(ask(serve("bert", "v2", *LIMITS), verb, instances, **parameters), 413)
+
+
+def test_counting_is_not_bounded_by_the_answer(serve: Serve) -> None:
+    counts = answers(serve("bert", "v2", *LIMITS), "tokenize", ["a " * 50] * 3, return_tokens=False)
+    assert [(one["count"], one["kept"], one["truncated_text"]) for one in counts] == [(52, 32, [[60, 99]])] * 3
+
+
+def test_paths_and_metrics(serve: Serve) -> None:
+    service = serve("bert")
+    for verb in ("tokenize", "detokenize"):
+        refused = service.client.get(f"/v1/models/bert:{verb}")
+        assert "expected POST" in error(refused, 405)
+        assert refused.headers["allow"] == "POST"
+        assert "'other'" in error(service.client.post(f"/v1/models/other:{verb}", json={"instances": ["a"]}), 404)
+    answers(service, "tokenize", "a")
+    assert service.metric('hf_transformer_requests_total{api="tokenize",status="200"}') >= 1
+    assert service.metric('hf_transformer_requests_total{api="tokenize",status="404"}') >= 2
+
+
+def test_not_ready(serve: Serve) -> None:
+    service = serve("absent", "v2", ready=False)
+    for verb, instances in (("tokenize", ["a"]), ("detokenize", [[2]])):
+        refused = ask(service, verb, instances)
+        assert "not ready" in error(refused, 503)
+        assert int(refused.headers["retry-after"]) >= 1

@@ -1,0 +1,124 @@
+"""Instances in tensors, and predictions as tensors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.errors import InvalidInput
+from hf_transformer.tasks import TASKS
+from hf_transformer.tasks.tensors import TEXT, Field, json_tensor, ragged_tensor, read_instances
+from hf_transformer.types import Tensor
+
+PAIR = (TEXT, Field("text_pair", optional=True))
+QUESTION = (Field("question"), Field("context"))
+RERANK = (Field("query"), Field("texts", ("documents",), many=True))
+
+
+def inputs(datatype: str = "BYTES", **named: Any) -> dict[str, Tensor]:
+    """Tensors of strings, by name with hyphens for underscores that stand twice."""
+    tensors = {}
+    for name, value in named.items():
+        name = name.replace("__", "-")
+        data = np.array(value, np.object_)
+        data = np.vectorize(lambda one: one.encode() if isinstance(one, str) else one, otypes=[np.object_])(data)
+        tensors[name] = Tensor(name, datatype, data)
+    return tensors
+
+
+@pytest.mark.parametrize("name", ["text", "input__0", "text_input", "instances"])
+def test_a_text_under_its_names(name: str) -> None:
+    given: dict[str, Any] = {name: ["a", "Zürich 🎉"]}
+    assert read_instances(inputs(**given), (TEXT,)) == ["a", "Zürich 🎉"]
+
+
+@pytest.mark.parametrize("value", [[["a"], ["b"]], ["a", "b"]])
+def test_rows_with_and_without_an_axis_of_one(value: Any) -> None:
+    assert read_instances(inputs(text=value), (TEXT,)) == ["a", "b"]
+
+
+def test_a_scalar_is_one_instance() -> None:
+    assert read_instances(inputs(text="a"), (TEXT,)) == ["a"]
+
+
+def test_an_optional_field_may_be_missing() -> None:
+    assert read_instances(inputs(text=["a", "b"]), PAIR) == ["a", "b"]
+    assert read_instances(inputs(text=["a", "b"], text_pair=["c", "d"]), PAIR) == [
+        {"text": "a", "text_pair": "c"},
+        {"text": "b", "text_pair": "d"},
+    ]
+
+
+def test_one_row_holds_for_all_instances() -> None:
+    found = read_instances(inputs(question=["q1", "q2"], context=["c"]), QUESTION)
+    assert found == [{"question": "q1", "context": "c"}, {"question": "q2", "context": "c"}]
+
+
+@pytest.mark.parametrize("name", ["texts", "documents"])
+@pytest.mark.parametrize("texts", [["a", "b"], [["a", "b"]]])
+def test_a_list_with_and_without_the_axis_of_instances(name: str, texts: Any) -> None:
+    found = read_instances(inputs(**{"query": ["q"], name: texts}), RERANK)
+    assert found == [{"query": "q", "texts": ["a", "b"]}]
+
+
+def test_a_list_per_instance() -> None:
+    found = read_instances(inputs(query=["q", "r"], texts=[["a"], ["b"]]), RERANK)
+    assert found == [{"query": "q", "texts": ["a"]}, {"query": "r", "texts": ["b"]}]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (inputs(nonsense=["a"]), "inputs: 'nonsense' is unknown, expected 'text', 'text_pair' (optional)"),
+        (inputs(text=["a"], input__0=["b"]), "inputs: 'text' comes twice, once as 'input-0'"),
+        (
+            inputs(text_pair=["a"]),
+            "inputs: 'text' is missing, expected 'text', 'text_pair' (optional), got 'text_pair'",
+        ),
+        ({}, "inputs: 'text' is missing, expected 'text', 'text_pair' (optional), got none"),
+        (
+            inputs(text=["a", "b", "c"], text_pair=["d", "e"]),
+            "inputs: 'text_pair' has 2 rows where another input has 3",
+        ),
+        (inputs(text=[["a", "b"]]), "inputs: 'text' has the shape [1, 2], expected [instances] or [instances, 1]"),
+        (inputs(text=["a", b"\xff"]), "inputs: element 1 of 'text' is not UTF-8"),
+        (
+            {"text": Tensor("text", "INT64", np.array([1]))},
+            "inputs: 'text' is INT64, expected BYTES (text in UTF-8)",
+        ),
+    ],
+)
+def test_what_does_not_fit(given: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        read_instances(given, PAIR)
+    assert str(raised.value) == message
+
+
+def test_a_list_of_another_rank() -> None:
+    with pytest.raises(InvalidInput, match=r"'texts' has the shape \[1, 1, 1\], expected \[instances, strings\]"):
+        read_instances(inputs(query=["q"], texts=[[["a"]]]), RERANK)
+
+
+def test_no_rows_at_all() -> None:
+    assert read_instances({"text": Tensor("text", "BYTES", np.empty(0, np.object_))}, (TEXT,)) == []
+
+
+def test_predictions_as_json_text() -> None:
+    tensor = json_tensor([{"label": "ä", "score": 0.5}, [np.float32(0.25)]])
+    assert (tensor.name, tensor.datatype, tensor.shape) == ("output-0", "BYTES", (2,))
+    assert [json.loads(one) for one in tensor.data] == [{"label": "ä", "score": 0.5}, [0.25]]
+
+
+def test_rows_of_different_lengths() -> None:
+    tensor = ragged_tensor([np.array([1, 2, 3]), np.array([4])], "INT64", -100)
+    assert tensor.data.tolist() == [[[1, 2, 3]], [[4, -100, -100]]]
+
+
+@pytest.mark.parametrize("task", [task for task, _ in TASKS], ids=lambda task: task.name)
+def test_every_task_has_fields_with_names_of_their_own(task: Any) -> None:
+    names = [name for field in task.fields for name in (field.name, *field.other_names)]
+    assert len(names) == len(set(names))
+    assert not task.fields[0].optional
