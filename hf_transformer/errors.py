@@ -13,7 +13,8 @@
         │   ├── NotReady                the service is still starting, or the model does not fit the tokenizer
         │   └── PredictorUnavailable    the predictor is down, refuses, or does not have the model
         ├── PredictorError          502 INTERNAL, the predictor's own message quoted
-        └── PredictorTimeout        504 DEADLINE_EXCEEDED
+        ├── PredictorTimeout        504 DEADLINE_EXCEEDED
+        └── CallersDeadline         504 DEADLINE_EXCEEDED
 
 Foreign exceptions are mapped where they enter (one context manager per predictor), each API has one handler
 that renders these. A message names the field, the value and what was expected.
@@ -106,6 +107,13 @@ class PredictorError(RequestError):
 
 class PredictorTimeout(RequestError):
     """The predictor took longer than --predictor_request_timeout_seconds."""
+
+    status = 504
+    grpc_code = "DEADLINE_EXCEEDED"
+
+
+class CallersDeadline(RequestError):
+    """The caller's own deadline has passed; that says nothing about the predictor."""
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"

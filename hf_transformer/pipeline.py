@@ -137,8 +137,10 @@ class Pipeline:
             where = request.where(index)
             item = self._task.item(instance, where, options)
             texts = self._task.texts(item, options)
-            for text in texts:
-                request.characters += self._check_length(text, where)
+            for number, text in enumerate(texts):
+                if characters(text) > limits.max_text_length:
+                    self._check_length(text, self._task.text_name(where, number))
+                request.characters += characters(text)
             request.check_sequences(len(request.texts) + len(texts), limits.max_sequences)
             if request.characters > limits.max_total_length:
                 raise TooLarge(
@@ -170,26 +172,30 @@ class Pipeline:
         truncated = 0
         text = 0
         for index, count in enumerate(request.counts):
-            where = request.where(index)
             mine = windows[text : text + count]
             text += count
             request.encodings.append(mine)
-            for encoding in chain.from_iterable(mine):
-                if not len(encoding):
-                    raise InvalidInput(f"{where}: the text has no tokens")
-                if encoding.truncated and refuse:
-                    raise TooLarge(
-                        f"{where}: the text is longer than the {len(encoding)} tokens that the model takes, "
-                        "and is not to be cut (--on_overflow=error, or truncation: false)"
-                    )
-                self._task.check(encoding, where)
-                request.flat.append(encoding)
-                request.owners.append(index)
+            for number, parts in enumerate(mine):
+                for encoding in parts:
+                    self._check(encoding, request, index, number, refuse)
+                    request.flat.append(encoding)
+                    request.owners.append(index)
             truncated += any(encoding.truncated for encoding in chain.from_iterable(mine))
         request.check_sequences(len(request.flat), self._limits.max_sequences)
         if truncated:
             self._metrics.count_truncated(truncated)
         return request
+
+    def _check(self, encoding: Encoding, request: _Request, index: int, number: int, refuse: bool) -> None:
+        """Raises RequestError for an encoding that can't be predicted; ``number`` is that of its text in the item."""
+        if not len(encoding):
+            raise InvalidInput(f"{self._task.text_name(request.where(index), number)}: the text has no tokens")
+        if encoding.truncated and refuse:
+            raise TooLarge(
+                f"{self._task.text_name(request.where(index), number)}: the text is longer than the {len(encoding)} "
+                "tokens that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
+            )
+        self._task.check(encoding, request.where(index))
 
     def _answer_size(self, request: _Request, options: Any, tensors: bool) -> int:
         """Values in all answers. Raises TooLarge before the predictor is asked for what nobody could send."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hf_transformer.binding import Binding, OutputBinding, axis_error
-from hf_transformer.errors import PredictorError, PredictorTimeout
+from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout
 from hf_transformer.predictors.base import Predictor
 from hf_transformer.types import Array, Context, Encoding, Tensor
 
@@ -169,8 +169,11 @@ class Scheduler:
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            limit = "before the caller's deadline" if callers else self._limit
-            raise PredictorTimeout(f"no answer from the predictor {limit}, waiting for its turn included") from error
+            if callers:
+                raise CallersDeadline("no answer before the caller's deadline") from error
+            raise PredictorTimeout(
+                f"no answer from the predictor {self._limit}, waiting for its turn included"
+            ) from error
         return [answers[index] for index in range(len(encodings))]
 
     async def _send_all(self, work: Sequence[_Work[Answer]], context: Context, executor: Executor | None) -> None:

@@ -14,12 +14,13 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hf_transformer.apis.body import ClientGone, read_body
+from hf_transformer.apis.body import ClientGone, parse_json, read_body, to_utf8
 from hf_transformer.errors import RequestError, TooManyRequests, UnknownModel
 from hf_transformer.metrics import Metrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Json, ModelDescription, Query, TextInput, Tokenization
+from hf_transformer.wire.json_text import JsonLimits
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +107,24 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request whose body is there: what its path names, its headers in lower case, and its context."""
+    """One HTTP request whose body is there: what its path names, its headers in lower case, its context, and what JSON
+    in the body may hold."""
 
     path: Mapping[str, str]
     headers: Mapping[bytes, bytes]
     body: bytes
     context: Context
+    limits: JsonLimits
+
+    def json(self) -> Json:
+        """The value in the body.
+
+        Raises:
+            UnsupportedEncoding: it is in no charset that is taken.
+            InvalidInput: it is not JSON.
+            TooLarge: it has more lists, objects, keys or values than are taken.
+        """
+        return parse_json(to_utf8(self.body, self.headers), self.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +163,7 @@ class Endpoint:
         self._admission = service.admission
         self._metrics = service.metrics
         self._max_bytes = service.max_bytes
+        self._limits = JsonLimits.of(service.max_texts, service.max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -175,7 +189,7 @@ class Endpoint:
             body = await read_body(receive, headers, self._max_bytes)
             with self._admission.place():
                 async with cancelled_when_gone(receive):
-                    return 200, await self._handle(Call(scope["path_params"], headers, body, context))
+                    return 200, await self._handle(Call(scope["path_params"], headers, body, context, self._limits))
         except RequestError as error:
             again = error.retry_after
             extra = ((b"retry-after", str(again).encode()),) if again is not None else ()

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import grpc
+import grpc.aio
 
 from hf_transformer.apis.base import FORWARDED, FORWARDED_PREFIX
-from hf_transformer.errors import RequestError
+from hf_transformer.errors import RequestError, Unavailable
 from hf_transformer.types import Context
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ _USABLE_ID = re.compile(r"[!-~]{1,128}")
 """A request's id that may go into metadata."""
 MOST_DETAILS = 2000
 """Bytes of a message. gRPC sends it as a header, three bytes for each that is not ASCII; clients take 8 KiB in all."""
+
+PATIENCE = 3.0
+"""Seconds that a client has to take a message once the server is closing."""
 
 Rpc = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[bytes, "Caller"], Awaitable[bytes]]
@@ -56,8 +61,39 @@ class Caller:
         return replace(self, headers=dict(self.headers))
 
 
+class AtWork:
+    """The calls that are worked on; what is over may still be on its way to its client."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __bool__(self) -> bool:
+        return self._calls > 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While one call is worked on."""
+        self._calls += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._none.set()
+
+    async def over(self) -> None:
+        """Waits until there are none."""
+        await self._none.wait()
+
+
 def caller_of(rpc: Rpc) -> Caller:
-    """What a call's metadata and deadline say; see base.request_context for the same over HTTP."""
+    """What a call's metadata and deadline say; see base.request_context for the same over HTTP.
+
+    An id that can't go back to the caller is as good as none: gRPC would refuse the whole answer for it.
+    """
     headers = {
         key: value
         for key, value in rpc.invocation_metadata() or ()
@@ -65,16 +101,20 @@ def caller_of(rpc: Rpc) -> Caller:
     }
     remaining = rpc.time_remaining()
     deadline = None if remaining is None else asyncio.get_running_loop().time() + remaining
-    return Caller(headers, deadline, headers.get(REQUEST_ID, ""))
+    request_id = headers.pop(REQUEST_ID, "")
+    if not _USABLE_ID.fullmatch(request_id):
+        return Caller(headers, deadline, "")
+    return Caller({**headers, REQUEST_ID: request_id}, deadline, request_id)
 
 
-def unary(answer: Answer) -> grpc.RpcMethodHandler[bytes, bytes]:
+def unary(answer: Answer, at_work: AtWork) -> grpc.RpcMethodHandler[bytes, bytes]:
     """A method with one request and one response. Both stay bytes: the codec parses them with less copying."""
 
     async def call(body: bytes, rpc: Rpc) -> bytes:
         caller = caller_of(rpc)
         try:
-            response = await answer(body, caller)
+            with at_work.one():
+                response = await answer(body, caller)
         except RequestError as error:
             await refuse(rpc, error, caller)
         except Exception:
@@ -86,11 +126,31 @@ def unary(answer: Answer) -> grpc.RpcMethodHandler[bytes, bytes]:
 
 
 async def refuse(rpc: Rpc, error: RequestError, caller: Caller) -> NoReturn:
-    """Ends a call with an error."""
+    """Ends a call with an error.
+
+    Raises:
+        asyncio.CancelledError: the client is gone; gRPC lets the call go without a word.
+    """
     metadata = [(REQUEST_ID, caller.identify())]
     if error.retry_after is not None:
         metadata.append(("retry-after", str(error.retry_after)))
-    await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(metadata))
+    try:
+        await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(metadata))
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
+
+
+async def refuse_at_the_end(rpc: Rpc, caller: Caller) -> NoReturn:
+    """Ends a call because the server is closing.
+
+    Raises:
+        asyncio.CancelledError: the client is gone, or does not read.
+    """
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await refuse(rpc, Unavailable("the service is shutting down"), caller)
+    except TimeoutError:
+        raise asyncio.CancelledError from None
 
 
 def details_of(error: RequestError) -> str:

@@ -1,28 +1,65 @@
-"""Inference over gRPC: one request at a time, or a stream of them."""
+"""Inference over gRPC: a serialized request -> a serialized response, counted and within the limits."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
-import grpc
-
-from hf_transformer.apis.base import CLIENT_GONE, Service
-from hf_transformer.apis.grpc_calls import REQUEST_ID, Caller, Rpc, caller_of, details_of, our_fault, refuse
+from hf_transformer.apis.base import CLIENT_GONE, Admission, Service
+from hf_transformer.apis.grpc_calls import Caller, details_of, our_fault
 from hf_transformer.apis.tensors import check_version, clients_fault, infer
-from hf_transformer.errors import RequestError, Unavailable
+from hf_transformer.errors import RequestError, TooLarge, TooManyRequests
 from hf_transformer.wire import v2_grpc_inbound as wire
 
 API = "grpc"
 """The name of this API in the metrics."""
-STREAM_IN_FLIGHT = 32
-"""Requests of one stream that are read and not answered yet; the rest waits at the client, by HTTP/2's flow control."""
+
+
+class Places:
+    """The places that the requests of one stream take: one that finds none waits for another one of its stream."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._taken = 0
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """A place for one request.
+
+        Raises:
+            TooManyRequests: all are taken, and none by this stream.
+        """
+        with ExitStack() as place:
+            while True:
+                try:
+                    place.enter_context(self._admission.place())
+                    break
+                except TooManyRequests:
+                    if not self._taken:
+                        raise
+                    self._freed.clear()
+                    await self._freed.wait()
+            self._taken += 1
+            try:
+                yield
+            finally:
+                self._taken -= 1
+                self._freed.set()
 
 
 class Inference:
-    """Answers serialized ModelInferRequests, counted and within the limit of requests in flight."""
+    """Answers serialized ModelInferRequests.
 
-    def __init__(self, service: Service) -> None:
+    Args:
+        max_send: how many bytes an answer may have; -1 is unlimited. What gRPC itself finds too long ends a whole
+            stream.
+    """
+
+    def __init__(self, service: Service, max_send: int = -1) -> None:
         self._service = service
+        self._max_send = max_send
 
     async def one(self, body: bytes, caller: Caller) -> bytes:
         """The serialized ModelInferResponse.
@@ -30,22 +67,26 @@ class Inference:
         Raises:
             RequestError: it can't be answered.
         """
-        return await self._counted(body, caller, streamed=False)
+        with self._counted(caller), self._service.admission.place():
+            return self._checked(await self._answer(body, caller, streamed=False))
 
-    async def streamed(self, body: bytes, caller: Caller) -> bytes:
+    async def streamed(self, body: bytes, caller: Caller, places: Places) -> bytes:
         """The serialized ModelStreamInferResponse, which is also what says why there is no answer."""
         try:
-            return wire.encode_stream_response(await self._counted(body, caller, streamed=True))
+            with self._counted(caller):
+                async with places.place():
+                    return self._checked(wire.encode_stream_response(await self._answer(body, caller, streamed=True)))
         except RequestError as error:
-            return wire.encode_stream_error(details_of(error), wire.request_id(body))
+            said = wire.encode_stream_error(details_of(error), wire.request_id(body))
+            # The id is the client's, and may be as long as a message.
+            return said if self._fits(said) else wire.encode_stream_error(details_of(error), "")
 
-    async def _counted(self, body: bytes, caller: Caller, *, streamed: bool) -> bytes:
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
         status = 500
         try:
-            with self._service.admission.place():
-                response = await self._answer(body, caller, streamed)
+            yield
             status = 200
-            return response
         except RequestError as error:
             status = error.status
             raise
@@ -57,7 +98,7 @@ class Inference:
         finally:
             self._service.metrics.count_request(API, status)
 
-    async def _answer(self, body: bytes, caller: Caller, streamed: bool) -> bytes:
+    async def _answer(self, body: bytes, caller: Caller, *, streamed: bool) -> bytes:
         with clients_fault():
             name, version, request = wire.decode_infer_request(body, self._service.max_texts)
         context = caller.context(request.id)
@@ -65,58 +106,13 @@ class Inference:
         check_version(model, version)
         return wire.encode_infer_response(await infer(model, request, context), request, final=streamed)
 
+    def _fits(self, answer: bytes) -> bool:
+        return self._max_send == -1 or len(answer) <= self._max_send
 
-class Streams:
-    """ModelStreamInfer: answers in the order of the requests, several of which are worked on at a time.
-
-    Once ``closing`` is set no more requests are read; what was read is answered, and the stream ends as unavailable.
-    """
-
-    def __init__(self, inference: Inference, closing: asyncio.Event) -> None:
-        self._inference = inference
-        self._closing = closing
-
-    @property
-    def handler(self) -> grpc.RpcMethodHandler[bytes, bytes]:
-        return grpc.stream_stream_rpc_method_handler(self._serve)
-
-    async def _serve(self, requests: object, rpc: Rpc) -> None:
-        """One stream; a request that fails does not end it."""
-        caller = caller_of(rpc)
-        places = asyncio.Semaphore(STREAM_IN_FLIGHT)
-        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
-        async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read(rpc, caller, group, places, answers))
-            waiting = group.create_task(self._end_reading(reading, answers))
-            while (answer := await answers.get()) is not None:
-                await rpc.write(await answer)
-                places.release()
-            reading.cancel()
-            waiting.cancel()
-        if self._closing.is_set():
-            await refuse(rpc, Unavailable("the service is shutting down"), caller)
-        rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
-
-    async def _read(
-        self,
-        rpc: Rpc,
-        caller: Caller,
-        group: asyncio.TaskGroup,
-        places: asyncio.Semaphore,
-        answers: asyncio.Queue[asyncio.Task[bytes] | None],
-    ) -> None:
-        """Begins a task for each request; None follows the last one."""
-        while True:
-            await places.acquire()
-            body = await rpc.read()
-            if not isinstance(body, bytes):  # grpc.aio.EOF, which the type stubs don't know
-                answers.put_nowait(None)
-                return
-            answers.put_nowait(group.create_task(self._inference.streamed(body, caller.fork())))
-
-    async def _end_reading(
-        self, reading: asyncio.Task[None], answers: asyncio.Queue[asyncio.Task[bytes] | None]
-    ) -> None:
-        await self._closing.wait()
-        reading.cancel()
-        answers.put_nowait(None)
+    def _checked(self, answer: bytes) -> bytes:
+        if not self._fits(answer):
+            raise TooLarge(
+                f"the answer has {len(answer)} bytes, --grpc_max_send_message_length allows {self._max_send}; ask for "
+                "fewer instances or less about each"
+            )
+        return answer

@@ -12,6 +12,7 @@ Source: https://github.com/kserve/open-inference-protocol/blob/main/specificatio
 from __future__ import annotations
 
 import asyncio
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +21,14 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from hf_transformer import __version__
-from hf_transformer.apis import grpc_health
+from hf_transformer.apis import grpc_calls, grpc_health, grpc_reflection
 from hf_transformer.apis.base import Model, Models, Service
-from hf_transformer.apis.grpc_calls import Caller, Rpc, unary
-from hf_transformer.apis.grpc_infer import Inference, Streams
+from hf_transformer.apis.grpc_calls import AtWork, Caller, Rpc, unary
+from hf_transformer.apis.grpc_infer import Inference
+from hf_transformer.apis.grpc_stream import Streams
 from hf_transformer.apis.tensors import check_version, clients_fault
 from hf_transformer.apis.v2 import EXTENSIONS, PLATFORM, SERVER
 from hf_transformer.errors import ConfigError, NotReady
@@ -34,6 +36,8 @@ from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.v2_grpc import SERVICE
 from hf_transformer.wire.v2_grpc_inbound import decode, encode_model_metadata
 
+# There is no maximum_concurrent_rpcs: it would refuse health checks too, and a busy service would be restarted. What
+# infers is within --max_concurrent_requests, and grpc_stream bounds what streams hold.
 _OPTIONS = (
     # All workers listen on one port; serve has made sure that nobody else does.
     ("grpc.so_reuseport", 1),
@@ -51,6 +55,7 @@ _OPTIONS = (
 class GrpcSettings:
     """Where the server listens, with which certificate, and how large messages may be (in bytes, -1 is unlimited).
 
+    ``certificate`` and ``private_key`` are PEM files; there is none of them or both.
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
     """
 
@@ -67,7 +72,7 @@ class GrpcServer:
     """The server; an async context manager that serves while it is open.
 
     Raises:
-        ConfigError: the certificate can't be read, or, when it is opened, the port can't be had.
+        ConfigError: the certificate can't be used, or, when it is opened, the port can't be had.
     """
 
     def __init__(self, service: Service, settings: GrpcSettings) -> None:
@@ -75,6 +80,7 @@ class GrpcServer:
         self._settings = settings
         self._credentials = _credentials(settings)
         self._closing = asyncio.Event()
+        self._at_work = AtWork()
         self._server: grpc.aio.Server
         self._ending: asyncio.Task[None] | None = None
 
@@ -85,12 +91,12 @@ class GrpcServer:
             ("grpc.max_send_message_length", settings.max_send),
         )
         self._server = grpc.aio.server(options=(*_OPTIONS, *limits))
-        methods = {**_questions(self._service.models), **_inference(self._service, self._closing)}
+        methods = {**_questions(self._service.models, self._at_work), **self._inference()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
         add_HealthServicer_to_server(health, self._server)
-        names = (SERVICE, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        names = (SERVICE, grpc_health.SERVICE_NAME, grpc_reflection.SERVICE_NAME)
+        add_ServerReflectionServicer_to_server(grpc_reflection.Reflection(names, self._closing), self._server)
         self._listen()
         await self._server.start()
         return self
@@ -106,7 +112,28 @@ class GrpcServer:
         """Takes no more calls, and gives those in flight the time to finish; to be awaited by closing the server."""
         self._closing.set()
         if self._ending is None:
-            self._ending = asyncio.create_task(self._server.stop(self._settings.grace))
+            self._ending = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        """Once nothing is worked on, clients have PATIENCE seconds to take what is on its way: who does not read would
+        hold up the end for the whole grace, and gRPC can't break off a call alone."""
+        stopping = asyncio.create_task(self._server.stop(self._settings.grace))
+        while not stopping.done():
+            over = asyncio.create_task(self._at_work.over())
+            await asyncio.wait((stopping, over), return_when=asyncio.FIRST_COMPLETED)
+            over.cancel()
+            await asyncio.wait((stopping,), timeout=grpc_calls.PATIENCE)
+            if not self._at_work:
+                break
+        if not stopping.done():
+            await self._server.stop(None)
+        await stopping
+
+    def _inference(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        inference = Inference(self._service, self._settings.max_send)
+        longest = self._settings.max_receive
+        streams = Streams(inference, self._service.admission, self._at_work, self._closing, longest)
+        return {"ModelInfer": unary(inference.one, self._at_work), "ModelStreamInfer": streams.handler}
 
     def _listen(self) -> None:
         host, port = self._settings.host, self._settings.port
@@ -121,23 +148,25 @@ class GrpcServer:
 
 
 def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    """The certificate that HTTPS has too; its private key may stand in the same file."""
+    """The certificate that HTTPS has too, and its private key."""
     if settings.certificate is None:
         return None
+    where = f"--ssl_certfile={settings.certificate}, --ssl_keyfile={settings.private_key}"
+    if settings.private_key is None:
+        raise ConfigError(f"{where}: a certificate needs its private key")
     try:
-        chain = Path(settings.certificate).read_bytes()
-        key = chain if settings.private_key is None else Path(settings.private_key).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"--ssl_certfile, --ssl_keyfile: can't be read: {error}") from error
+        # gRPC takes any bytes, and fails with the first connection. A password would be asked for at the terminal.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.certificate, settings.private_key, password=str)
+        chain, key = Path(settings.certificate).read_bytes(), Path(settings.private_key).read_bytes()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"{where}: can't be used: {error}; expected a certificate and its key as PEM files"
+        ) from error
     return grpc.ssl_server_credentials([(key, chain)])
 
 
-def _inference(service: Service, closing: asyncio.Event) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    inference = Inference(service)
-    return {"ModelInfer": unary(inference.one), "ModelStreamInfer": Streams(inference, closing).handler}
-
-
-def _questions(models: Models) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+def _questions(models: Models, at_work: AtWork) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     """The methods that only tell something."""
 
     async def server_live(body: bytes, caller: Caller) -> bytes:
@@ -165,11 +194,11 @@ def _questions(models: Models) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         return encode_model_metadata(model.describe(), PLATFORM)
 
     return {
-        "ServerLive": unary(server_live),
-        "ServerReady": unary(server_ready),
-        "ModelReady": unary(model_ready),
-        "ServerMetadata": unary(server_metadata),
-        "ModelMetadata": unary(model_metadata),
+        "ServerLive": unary(server_live, at_work),
+        "ServerReady": unary(server_ready, at_work),
+        "ModelReady": unary(model_ready, at_work),
+        "ServerMetadata": unary(server_metadata, at_work),
+        "ModelMetadata": unary(model_metadata, at_work),
         "ModelConfig": grpc.unary_unary_rpc_method_handler(_no_configuration),
     }
 

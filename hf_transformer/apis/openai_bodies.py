@@ -15,7 +15,6 @@ from contextlib import contextmanager
 import orjson
 
 from hf_transformer.apis.base import Call, Model, Models
-from hf_transformer.apis.body import to_utf8
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge, UnknownModel
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -37,11 +36,9 @@ def read_fields(call: Call, known: Sequence[str]) -> dict[str, Json]:
 
     Raises:
         InvalidInput: not a JSON object, or one with fields that are not known.
+        RequestError: the body can't be read, see Call.json.
     """
-    try:
-        payload: Json = orjson.loads(to_utf8(call.body, call.headers))
-    except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"body: not JSON: {error}") from None
+    payload = call.json()
     if not isinstance(payload, dict):
         raise InvalidInput(f"body: expected an object, got {describe(payload)}")
     unknown = [name[:40] for name in payload if name not in known]
@@ -103,8 +100,10 @@ def named_as_sent(whole: str | None = None) -> Iterator[None]:
         yield
     except RequestError as error:
         message = str(error).removeprefix("parameters.")
-        if whole is not None and message.startswith(f"{whole}[0]"):
-            message = whole + message.removeprefix(f"{whole}[0]")
+        for prefix in (f"{whole}[0].texts", f"{whole}[0]") if whole is not None else ():
+            if message.startswith(prefix):
+                message = f"{whole}{message.removeprefix(prefix)}"
+                break
         raise type(error)(message) from error
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import orjson
 
 from hf_transformer.apis.base import Model
-from hf_transformer.errors import InvalidInput, UnknownModel
+from hf_transformer.errors import InvalidInput, TooLarge, UnknownModel
 from hf_transformer.tasks.base import Task, describe
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
 from hf_transformer.types import Answers, Context, Json, Query, Tensor
 from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.infer import InferRequest, InferResponse
+from hf_transformer.wire.json_text import SMALL
 
 MORE_PARAMETERS = "parameters"
 """A request's parameter with further ones as JSON text: over gRPC a parameter is a string, a number or a boolean, and
@@ -56,7 +57,7 @@ def to_query(task: Task[Any, Any, Any], request: InferRequest) -> Query:
         elif wanted.name != OUTPUT:
             known = ", ".join((OUTPUT, *task.switched_on_by))
             raise InvalidInput(f"outputs: {wanted.name[:100]!r} is unknown, expected one of {known}")
-    return Query(read_instances(request.inputs, task.fields), parameters, tensors=True, name="inputs")
+    return Query(read_instances(request.inputs, task.fields), parameters, tensors=True)
 
 
 def _parameters(given: Mapping[str, Json]) -> dict[str, Json]:
@@ -64,6 +65,10 @@ def _parameters(given: Mapping[str, Json]) -> dict[str, Json]:
         return dict(given)
     more = given[MORE_PARAMETERS]
     if isinstance(more, str):
+        if len(more) > SMALL:
+            raise TooLarge(
+                f"parameters.{MORE_PARAMETERS}: {len(more)} characters, at most {SMALL} are taken of parameters as text"
+            )
         try:
             more = orjson.loads(more)
         except orjson.JSONDecodeError as error:

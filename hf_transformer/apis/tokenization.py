@@ -17,9 +17,8 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis.base import Call, Endpoint, Reply, Service, error_json
-from hf_transformer.apis.body import to_utf8
 from hf_transformer.apis.v1 import parse
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tasks.base import Task, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
@@ -45,7 +44,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def tokenize(call: Call) -> Reply:
         model = models[call.path["model"]]
-        query = parse(to_utf8(call.body, call.headers))
+        query = read_query(call, service.max_texts)
         # Not ready comes first: the tokenizer may still have to learn from the predictor how long a text can be.
         tokenizer = model.tokenizer
         given = read_tokenize(query, model.task)
@@ -61,7 +60,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def detokenize(call: Call) -> Reply:
         model = models[call.path["model"]]
-        query = parse(to_utf8(call.body, call.headers))
+        query = read_query(call, service.max_texts)
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
         tokenizer = model.tokenizer
         texts = read_lists(query)
@@ -99,6 +98,21 @@ class Tokenize:
     texts: Sequence[Text]
     special_tokens: bool | None
     tokens: bool
+
+
+def read_query(call: Call, max_texts: int) -> Query:
+    """A request's instances and parameters.
+
+    Raises:
+        TooLarge: there are more instances than any flags allow; that is found before they are looked at one by one.
+        RequestError: the body can't be read or has another shape.
+    """
+    query = parse(call.json())
+    if len(query.instances) > max_texts:
+        raise TooLarge(
+            f"{query.name}: {len(query.instances)} in a request, at most {max_texts} are taken (--max_instances)"
+        )
+    return query
 
 
 def read_tokenize(query: Query, task: Task[Any, Any, Any]) -> Tokenize:

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis.base import Call, Endpoint, JsonResponse, Reply, Service, error_json
-from hf_transformer.apis.body import to_utf8
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Answers, Json, Query
@@ -42,7 +41,7 @@ def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
 
     async def predict(call: Call) -> Reply:
         model = models[call.path["model"]]
-        return Reply(render(await model.predict(parse(to_utf8(call.body, call.headers)), call.context)))
+        return Reply(render(await model.predict(parse(call.json()), call.context)))
 
     async def list_models(request: Request) -> Response:
         return JsonResponse({"models": models.names, **more.of_list})
@@ -76,16 +75,8 @@ def render(answers: Answers) -> bytes:
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def parse(body: bytes) -> Query:
-    """A predict request's JSON.
-
-    Raises:
-        InvalidInput: not JSON, or not the shape above.
-    """
-    try:
-        payload: Json = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"body: not JSON: {error}") from None
+def parse(payload: Json) -> Query:
+    """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
     if not isinstance(payload, dict):
         raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
     given = [name for name in INSTANCES if name in payload]

@@ -23,7 +23,7 @@ from hf_transformer import __version__
 from hf_transformer.apis.base import Call, Endpoint, JsonResponse, Model, Models, Reply, Service, error_json
 from hf_transformer.apis.body import to_utf8
 from hf_transformer.apis.tensors import check_version, clients_fault, infer
-from hf_transformer.errors import NotReady
+from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.types import Json, TensorSpec
 from hf_transformer.wire.infer import InferRequest
 from hf_transformer.wire.v2_rest import HEADER_LENGTH, parse_header_length
@@ -75,6 +75,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def answer(call: Call) -> Reply:
         model = _find(models, call.path)
         request = _parse(call, service.max_texts)
+        _check_named(model, request)
         body, length = encode_infer_response(await infer(model, request, call.context), request)
         return Reply(body) if length is None else Reply(body, BINARY, ((HEADER, str(length).encode()),))
 
@@ -124,6 +125,17 @@ def _metadata(model: Model) -> Json:
 
 def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
     return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in specs]
+
+
+def _check_named(model: Model, request: InferRequest) -> None:
+    """Raises InvalidInput for a body that names another model or version than its path, or than is served."""
+    served = model.describe().version
+    for field, named, expected in (
+        ("model_name", request.model_name, model.name),
+        ("model_version", request.model_version, served),
+    ):
+        if named and named != expected:
+            raise InvalidInput(f"{field}: {named[:100]!r} differs from what is asked here, {expected!r}")
 
 
 def _parse(call: Call, max_texts: int) -> InferRequest:

@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -46,6 +47,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     configure_logging(config)
     for note in notes:
         logger.warning("%s", note)
+    check_certificate(config)
     parts = load_parts(config)
     logger.info(
         "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
@@ -70,6 +72,19 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         gc.freeze()
         server.run(sockets=[listening])
         return 0 if server.started else 1
+
+
+def check_certificate(config: Config) -> None:
+    """Raises ConfigError for a certificate or key that can't be used, before anything is started with them."""
+    if config.ssl_certfile is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"--ssl_certfile={config.ssl_certfile}, --ssl_keyfile={config.ssl_keyfile}: can't be used: "
+            f"{error.strerror or error}; expected a certificate and its key as PEM files"
+        ) from error
 
 
 def listen(config: Config) -> socket.socket:

@@ -172,6 +172,10 @@ class Task(ABC, Generic[Item, Options, Part]):
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
         """What is tokenized of an item: usually one text, several where it is scored against many."""
 
+    def text_name(self, where: str, number: int) -> str:
+        """What an item's text is called in messages, by its number among those that ``texts`` gives."""
+        return where
+
     def tokenization(self, options: Options) -> Tokenization:
         """How the texts are tokenized."""
         return PLAIN

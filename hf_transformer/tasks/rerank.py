@@ -101,6 +101,9 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     def texts(self, item: RerankItem, options: RerankOptions) -> Sequence[TextInput]:
         return [(item.query, text) for text in item.texts]
 
+    def text_name(self, where: str, number: int) -> str:
+        return f"{where}.texts[{number}]"
+
     def overflow(self, options: RerankOptions) -> Overflow:
         return options.overflow
 

@@ -187,7 +187,7 @@ def _round_to_bfloat16(data: Array) -> Array:
 
 def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> Array:
     """The array in a JSON list, flat or nested, row-major. Strings are UTF-8 elements of BYTES."""
-    elements = _flattened(name, data)
+    elements = _flattened(name, shape, data)
     _check_sizes_agree(name, shape, len(elements))
     if datatype == "BYTES":
         if any(type(element) is not str for element in elements):
@@ -226,16 +226,32 @@ def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iter
         raise Malformed(f"tensor {name!r} holds a number that does not fit {datatype}") from exc
 
 
-def _flattened(name: str, data: Json) -> list[Any]:
-    """The elements of a list of lists of ..., which has to have one depth throughout."""
+def _flattened(name: str, shape: Sequence[int], data: Json) -> list[Any]:
+    """The elements of a list of lists of ..., which has to have one depth throughout.
+
+    Nothing is looked at, or put together, that is larger than the shape; nor is anything deeper than one more level.
+    """
     if not isinstance(data, list):
         raise Malformed(f"the data of tensor {name!r} is {json_kind(data)}, expected a list")
+    extent = math.prod(max(size, 1) for size in shape)
     elements: list[Any] = data
+    _check_extent(name, shape, extent, len(elements))
+    depth = 1
     while list in (kinds := set(map(type, elements))):
         if len(kinds) > 1:
             raise Malformed(f"the data of tensor {name!r} mixes lists and elements")
+        depth += 1
+        if depth > len(shape) + 1:
+            raise Malformed(f"the data of tensor {name!r} is nested deeper than its shape {list(shape)}")
+        _check_extent(name, shape, extent, sum(map(len, elements)))
         elements = list(chain.from_iterable(elements))
     return elements
+
+
+def _check_extent(name: str, shape: Sequence[int], extent: int, given: int) -> None:
+    """Raises Malformed where one level of the data has more lists or elements than fit the shape."""
+    if given > extent:
+        raise Malformed(f"tensor {name!r} has {given} elements, but {list(shape)} takes {math.prod(shape)}")
 
 
 def shorten(value: object, limit: int = 80) -> str:

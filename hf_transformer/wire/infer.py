@@ -22,7 +22,8 @@ class InferRequest:
 
     ``id`` is empty if the client gave none. ``outputs`` is empty where it wants all that there are. ``parameters`` are
     those of the request without the protocol's own (``binary_data_output``), which ``binary`` holds: whether outputs
-    are sent raw unless they say otherwise themselves.
+    are sent raw unless they say otherwise themselves. ``model_name`` and ``model_version`` are what a body says beside
+    its path, empty if it says nothing.
     """
 
     inputs: Mapping[str, Tensor]
@@ -30,6 +31,8 @@ class InferRequest:
     parameters: Mapping[str, Json] = field(default_factory=dict)
     id: str = ""
     binary: bool = False
+    model_name: str = ""
+    model_version: str = ""
 
     def wants_binary(self, output: str) -> bool:
         """Whether an output is sent raw."""

@@ -8,7 +8,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -26,19 +26,25 @@ from hf_transformer.wire.datatypes import (
     encode_raw,
     shorten,
 )
+from hf_transformer.wire.inbound import (
+    BINARY_DATA_OUTPUT,
+    BINARY_DATA_SIZE,
+    check_input_parameters,
+    check_inputs,
+    check_outputs,
+    read_flag,
+    requested_outputs,
+)
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.v2_grpc import DELIMITED, TYPED_CONTENTS, Part, decode_typed, parts
 
-BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """Asks for one more, empty response where a model gives any number of them; ours gives one, which is the final one."""
 FINAL_RESPONSE = "triton_final_response"
 
 MOST_PARTS = 1000
 """Fields of a message, its inputs and its outputs, each; a few bytes of one may take a hundred times as many parsed."""
-MOST_INPUTS = 16
-"""More than any task has."""
 MOST_SHAPE_BYTES = 320
 """Of a shape: 32 axes, which is what checked_shape allows, in ten bytes each."""
 
@@ -79,7 +85,7 @@ def decode_infer_request(body: bytes, max_elements: int) -> Inference:
     message = decode(pb.ModelInferRequest, rest)
     parameters = _parameters("parameters", message.parameters)
     parameters.pop(EMPTY_FINAL_RESPONSE, None)
-    binary = _flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
     request = InferRequest(
         inputs=_inputs(message.inputs, raw, max_elements),
         outputs=_outputs(message.outputs),
@@ -186,8 +192,7 @@ def _take_apart(body: memoryview, max_elements: int) -> tuple[bytes, list[memory
         if part.key == _INPUTS:
             _check_input(inputs, part.value, max_elements)
             inputs += 1
-            if inputs > MOST_INPUTS:
-                raise Malformed(f"inputs: more than {MOST_INPUTS} tensors")
+            check_inputs(inputs)
         elif part.key == _OUTPUTS:
             for _ in _few("outputs", part.value):
                 pass
@@ -229,7 +234,7 @@ def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: 
             raise Malformed(f"inputs: tensor {name!r} comes twice")
         where = f"inputs: the parameters of tensor {name!r}"
         parameters = _parameters(where, entry.parameters)
-        _check_keys(where, parameters, (BINARY_DATA_SIZE,))
+        check_input_parameters(name, parameters)
         size = 0 if contents is None else len(contents)
         if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients say it, as over REST
             raise Malformed(f"{where}: {BINARY_DATA_SIZE} differs from the {size} raw bytes that it has")
@@ -251,16 +256,10 @@ def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) 
 
 
 def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[RequestedOutput]:
-    outputs: dict[str, RequestedOutput] = {}
-    for entry in entries:
-        name = checked_name(entry.name)
-        if name in outputs:
-            raise Malformed(f"outputs: {name!r} comes twice")
-        where = f"outputs: the parameters of {name!r}"
-        parameters = _parameters(where, entry.parameters)
-        _check_keys(where, parameters, (BINARY_DATA,))
-        outputs[name] = RequestedOutput(name, _flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
-    return list(outputs.values())
+    check_outputs(len(entries))
+    return requested_outputs(
+        (one.name, _parameters(f"outputs: the parameters of {shorten(one.name)!r}", one.parameters)) for one in entries
+    )
 
 
 def _parameters(where: str, given: Mapping[str, pb.InferParameter]) -> dict[str, Json]:
@@ -272,15 +271,3 @@ def _parameters(where: str, given: Mapping[str, pb.InferParameter]) -> dict[str,
             raise Malformed(f"{where}: {shorten(name, 40)!r} has no value that is understood")
         parameters[name] = getattr(value, choice)
     return parameters
-
-
-def _check_keys(where: str, found: Mapping[str, Json], known: Collection[str]) -> None:
-    for name in found:
-        if name not in known:
-            raise Malformed(f"{where}: {shorten(name, 40)!r} is not understood here, expected {', '.join(known)}")
-
-
-def _flag(where: str, value: Json) -> bool | None:
-    if not isinstance(value, bool | None):
-        raise Malformed(f"{where}: expected true or false")
-    return value

@@ -68,7 +68,8 @@ def decode_infer_response(body: bytes | memoryview, header_length: int | None) -
         PredictorError: the body breaks the protocol, or is an error in spite of its status.
     """
     try:
-        header, raw = split_body(memoryview(body), header_length)
+        text, raw = split_body(memoryview(body), header_length)
+        header = json_object(_parsed(text))
         if "error" in header:
             raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
         return decode_tensors(header.get("outputs"), raw)
@@ -89,16 +90,16 @@ def parse_header_length(text: str | None) -> int | None:
     return int(text)
 
 
-def split_body(body: memoryview, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
-    """The JSON header and the bytes behind it.
+def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview, memoryview]:
+    """The JSON header's text and the bytes behind it.
 
     Raises:
-        Malformed: the body is shorter than that, or the header is no JSON object.
+        Malformed: the body is shorter than that.
     """
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
         raise Malformed(f"{HEADER_LENGTH}: the JSON header is said to have {length} bytes, the body has {len(body)}")
-    return _object(body[:length]), body[length:]
+    return body[:length], body[length:]
 
 
 def decode_tensors(entries: Json, raw: memoryview) -> dict[str, Tensor]:
@@ -168,13 +169,13 @@ def parse_model_spec(metadata: bytes | memoryview, config: bytes | memoryview | 
         PredictorError: one of the bodies is not what it should be.
     """
     try:
-        about = _object(memoryview(metadata))
+        about = json_object(_parsed(metadata))
         name, versions = about.get("name"), about.get("versions") or [""]
         if not isinstance(name, str) or not isinstance(versions, list):
             raise Malformed("the metadata has no name, or its versions are no list")
         version = str(versions[-1])
         if config is not None:
-            return _from_config(name, version, _object(memoryview(config)))
+            return _from_config(name, version, json_object(_parsed(config)))
         inputs, outputs = (_metadata_tensors(about, key) for key in ("inputs", "outputs"))
         return ModelSpec(name, version, inputs, outputs, max_batch_size=None)
     except Malformed as exc:
@@ -237,11 +238,15 @@ def _integer(what: str, value: Json) -> int:
     raise Malformed(f"{what} is {shorten(value)}, expected an integer")
 
 
-def _object(text: memoryview) -> dict[str, Any]:
+def _parsed(text: bytes | memoryview) -> Json:
     try:
-        value = orjson.loads(text)
+        return orjson.loads(text)
     except orjson.JSONDecodeError as exc:
         raise Malformed(f"body: not JSON: {exc}") from exc
+
+
+def json_object(value: Json) -> dict[str, Any]:
+    """A JSON value that has to be an object. Raises Malformed where it is another."""
     if not isinstance(value, dict):
         raise Malformed(f"body: {json_kind(value)} is not a JSON object")
     return value

@@ -26,14 +26,23 @@ from hf_transformer.wire.datatypes import (
     decode_raw,
     encode_raw,
     json_kind,
-    shorten,
+)
+from hf_transformer.wire.inbound import (
+    BINARY_DATA_OUTPUT,
+    BINARY_DATA_SIZE,
+    check_input_parameters,
+    check_inputs,
+    check_keys,
+    check_outputs,
+    read_flag,
+    requested_outputs,
 )
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
-from hf_transformer.wire.v2_rest import binary_size, split_body
+from hf_transformer.wire.json_text import JsonLimits, parse_json
+from hf_transformer.wire.v2_rest import binary_size, json_object, split_body
 
-BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
 REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
-"""Of a request; KServe's clients repeat the model's name in it, though the path has it."""
+"""Of a request; clients may repeat the model's name and version in it, though the path has them."""
 INPUT_KEYS = ("name", "datatype", "shape", "parameters", "data")
 OUTPUT_KEYS = ("name", "parameters")
 
@@ -48,22 +57,22 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
 
     Raises:
         Malformed: the body breaks the protocol, or uses an extension of it that is not there.
-        TooLarge: a tensor has more than ``max_elements`` elements.
+        TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
     """
-    header, raw = split_body(memoryview(body), header_length)
-    _check_keys("body", header, REQUEST_KEYS)
+    text, raw = split_body(memoryview(body), header_length)
+    header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
+    check_keys("body", header, REQUEST_KEYS)
     parameters = dict(_parameters("parameters", header))
-    binary = _flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
-    request_id = header.get("id")
-    if not isinstance(request_id, str | None):
-        raise Malformed(f"id: expected a string, got {json_kind(request_id)}")
-    room = len(body) - len(raw)  # an element takes two bytes of JSON: "1,"
+    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    room = len(text)  # an element takes two bytes of JSON: "1,"
     return InferRequest(
         inputs=_inputs(header.get("inputs"), raw, room // 2 + 1, max_elements),
         outputs=_outputs(header.get("outputs")),
         parameters=parameters,
-        id=request_id or "",
+        id=_string("id", header),
         binary=binary or False,
+        model_name=_string("model_name", header),
+        model_version=_string("model_version", header),
     )
 
 
@@ -101,6 +110,7 @@ def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dic
     """The input tensors by name; ``room`` is how many elements the JSON can hold at most."""
     if not isinstance(entries, list):
         raise Malformed(f"inputs: expected a list of tensors, got {json_kind(entries)}")
+    check_inputs(len(entries))
     tensors: dict[str, Tensor] = {}
     position = 0
     for index, entry in enumerate(entries):
@@ -108,7 +118,7 @@ def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dic
         if name in tensors:
             raise Malformed(f"inputs: tensor {name!r} comes twice")
         parameters = _parameters(f"inputs: the parameters of tensor {name!r}", entry)
-        _check_keys(f"inputs: the parameters of tensor {name!r}", parameters, (BINARY_DATA_SIZE,))
+        check_input_parameters(name, parameters)
         size = binary_size(name, parameters, len(raw) - position)
         data = None if size is None else raw[position : position + size]
         position += size or 0
@@ -139,22 +149,23 @@ def _outputs(entries: Json) -> list[RequestedOutput]:
         return []
     if not isinstance(entries, list):
         raise Malformed(f"outputs: expected a list, got {json_kind(entries)}")
-    outputs: dict[str, RequestedOutput] = {}
-    for index, entry in enumerate(entries):
-        name = _entry_name(f"outputs[{index}]", entry, OUTPUT_KEYS)
-        if name in outputs:
-            raise Malformed(f"outputs: {name!r} comes twice")
-        where = f"outputs: the parameters of {name!r}"
-        parameters = _parameters(where, entry)
-        _check_keys(where, parameters, (BINARY_DATA,))
-        outputs[name] = RequestedOutput(name, _flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
-    return list(outputs.values())
+    check_outputs(len(entries))
+    named = [(_entry_name(f"outputs[{index}]", one, OUTPUT_KEYS), one) for index, one in enumerate(entries)]
+    return requested_outputs((name, _parameters(f"outputs: the parameters of {name!r}", one)) for name, one in named)
+
+
+def _string(name: str, header: Mapping[str, Json]) -> str:
+    """A string that need not be there, and is empty then."""
+    value = header.get(name)
+    if not isinstance(value, str | None):
+        raise Malformed(f"{name}: expected a string, got {json_kind(value)}")
+    return value or ""
 
 
 def _entry_name(where: str, entry: Json, keys: Collection[str]) -> str:
     if not isinstance(entry, dict):
         raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
-    _check_keys(where, entry, keys)
+    check_keys(where, entry, keys)
     name = entry.get("name")
     if not isinstance(name, str):
         raise Malformed(f"{where}.name: expected a string, got {json_kind(name)}")
@@ -168,15 +179,3 @@ def _parameters(where: str, holder: Mapping[str, Json]) -> Mapping[str, Any]:
     if not isinstance(parameters, dict):
         raise Malformed(f"{where}: expected an object, got {json_kind(parameters)}")
     return parameters
-
-
-def _check_keys(where: str, found: Mapping[str, Json], known: Collection[str]) -> None:
-    for name in found:
-        if name not in known:
-            raise Malformed(f"{where}: {shorten(name, 40)!r} is not understood here, expected {', '.join(known)}")
-
-
-def _flag(where: str, value: Json) -> bool | None:
-    if not isinstance(value, bool | None):
-        raise Malformed(f"{where}: expected true or false, got {json_kind(value)}")
-    return value

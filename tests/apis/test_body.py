@@ -6,8 +6,9 @@ import zlib
 import pytest
 from starlette.types import Message
 
-from hf_transformer.apis.body import ClientGone, read_body, to_utf8
+from hf_transformer.apis.body import ClientGone, parse_json, read_body, to_utf8
 from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
+from hf_transformer.wire.json_text import JsonLimits
 
 BODY = b'{"instances": ["a"]}'
 
@@ -124,3 +125,12 @@ async def test_many_gzip_members_are_refused() -> None:
 def test_a_body_in_another_charset_is_refused(charset: bytes) -> None:
     with pytest.raises(InvalidInput, match="charset"):
         to_utf8(b"\xff\xfe\xff", {b"content-type": b"text/plain; charset=" + charset})
+
+
+def test_json() -> None:
+    limits = JsonLimits(parts=9, values=9)
+    assert parse_json(BODY, limits) == {"instances": ["a"]}
+    with pytest.raises(InvalidInput, match=r"^body: not JSON: "):
+        parse_json(BODY[:-1], limits)
+    with pytest.raises(TooLarge, match=r"^body: 40000 lists, objects and keys, at most 9"):
+        parse_json(b"[]" * 40_000, limits)

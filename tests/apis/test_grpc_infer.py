@@ -10,10 +10,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from hf_transformer.apis.grpc_calls import caller_of
 from hf_transformer.apis.grpc_v2 import GrpcSettings
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooManyRequests
 from hf_transformer.types import Context
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from tests.apis.bare_grpc import bare_call
 from tests.apis.grpc_model import IN_FLIGHT, Gate, ScriptedModel, connected, count, failure, request, serving, text_of
 
 
@@ -62,6 +64,42 @@ async def test_the_id_of_a_request_without_metadata(given: str, kept: bool) -> N
         assert (found == given) is kept
         assert found == model.contexts[0].request_id == model.contexts[0].headers["x-request-id"]
         assert model.contexts[0].deadline is None
+
+
+class Metadata:
+    """What a call says of itself."""
+
+    def __init__(self, **headers: str | bytes) -> None:
+        self.headers = headers
+
+    def invocation_metadata(self) -> Any:
+        return tuple((name.replace("_", "-"), value) for name, value in self.headers.items())
+
+    def time_remaining(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("given", ["é", "a\x7fb", "a\x01b", "ÿþ", b"\xff", "a b", "", "a" * 129])
+def test_an_id_that_can_not_go_back_is_replaced(given: str | bytes) -> None:
+    call: Any = Metadata(x_request_id=given, authorization="Bearer é")
+    caller = caller_of(call)
+    assert (caller.request_id, caller.headers) == ("", {"authorization": "Bearer é"})
+    assert caller.identify("7") == caller.headers["x-request-id"] == "7"
+    call = Metadata(x_request_id="a" * 128)
+    assert caller_of(call).identify("7") == "a" * 128
+
+
+@pytest.mark.parametrize("given", ["é".encode(), b"\xff\xfe", b"a\x7fb", b"a\x01b", b"a" * 126 * 8])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_any_bytes_as_an_id(given: bytes, method: str) -> None:
+    """As no library sends them."""
+    model = ScriptedModel()
+    async with serving(model) as server:
+        async with bare_call(server.settings.port, method, request("a"), given) as answer, asyncio.timeout(20):
+            await answer.readuntil(b"grpc-status\x01")
+            assert await answer.readexactly(1) == b"0"
+        assert len(model.contexts[0].request_id) == 36
+        assert server.metric(count(200)) == 1
 
 
 @pytest.mark.parametrize(
@@ -162,7 +200,11 @@ async def test_a_message_over_the_limit() -> None:
         assert text_of(await client.infer(request("a"), compression=grpc.Compression.Gzip)) == "a"
 
 
-async def test_an_answer_over_the_limit() -> None:
+async def test_an_answer_over_the_limit(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(ScriptedModel(), GrpcSettings("", 0, max_send=2000)) as server, connected(server) as client:
         found = await failure(client.infer(request("a" * 3000)))
         assert found.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "--grpc_max_send_message_length allows 2000" in str(found.details())
+        assert text_of(await client.infer(request("a"))) == "a"
+        assert (server.metric(count(413)), server.metric(count(200))) == (1, 1)
+    assert not caplog.records

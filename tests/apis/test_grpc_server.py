@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hf_transformer import __version__
@@ -187,6 +188,21 @@ def _reflected(server: Server) -> dict[str, list[str]]:
         return {"services": sorted(database.get_services()), "methods": names[0], "health": names[1]}
 
 
+async def test_reflection_that_stays_open_does_not_hold_up_the_end() -> None:
+    settings = GrpcSettings("", 0, grace=3600)
+    async with serving(ScriptedModel(), settings) as server, connected(server) as client, asyncio.timeout(20):
+        method: Any = client.channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        stream = method()
+        await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert SERVICE in [one.name for one in (await stream.read()).list_services_response.service]
+        await server.end()
+        assert await code_of(stream.read()) == (grpc.StatusCode.UNAVAILABLE, "the service is shutting down")
+
+
 async def test_the_flags_reach_the_server() -> None:
     port = free_ports(1)[0]
     limits = ("--grpc_max_receive_message_length=2000", "--grpc_max_send_message_length=1000")
@@ -197,12 +213,12 @@ async def test_the_flags_reach_the_server() -> None:
     async with server, channel_to(f"{HOST}:{port}") as channel:
         client = Client(channel)
         assert text_of(await client.infer(request("a" * 500))) == "a" * 500
-        for length in (1500, 2500):
+        for length, says in ((1500, "--grpc_max_send_message_length allows 1000"), (2500, "larger than max")):
             code, message = await code_of(client.infer(request("a" * length)))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "larger than max" in message
+            assert says in message
     with pytest.raises(ConfigError):
-        grpc_server(replace(given, ssl_certfile="/nowhere"), service)
+        grpc_server(replace(given, ssl_certfile="/nowhere", ssl_keyfile="/nowhere"), service)
     assert grpc_server(replace(given, enable_grpc=False), service) is None
 
 
@@ -217,19 +233,22 @@ async def test_tls_and_nothing_beside_it() -> None:
             assert (await code_of(client.infer(request("a"))))[0] is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_certificate_that_can_not_be_read() -> None:
-    with pytest.raises(ConfigError, match=r"--ssl_certfile.*nowhere"):
-        async with serving(ScriptedModel(), GrpcSettings("", 0, certificate="/nowhere")):
+@pytest.mark.parametrize(
+    ("certificate", "key"),
+    [
+        ("/nowhere", TLS / "localhost.key"),
+        (TLS / "localhost.pem", "/nowhere"),
+        (Path(__file__), TLS / "localhost.key"),
+        (TLS / "localhost.pem", TLS / "localhost.pem"),
+        (TLS / "localhost.pem", None),
+    ],
+    ids=["no file", "no key file", "no PEM", "no key in it", "no key"],
+)
+async def test_a_certificate_that_can_not_be_used(certificate: object, key: object) -> None:
+    settings = GrpcSettings("", 0, certificate=str(certificate), private_key=None if key is None else str(key))
+    with pytest.raises(ConfigError, match=f"--ssl_certfile={certificate}, --ssl_keyfile={key}: "):
+        async with serving(ScriptedModel(), settings):
             pass
-
-
-async def test_a_certificate_and_its_key_in_one_file(tmp_path: Path) -> None:
-    both = tmp_path / "both.pem"
-    both.write_bytes((TLS / "localhost.pem").read_bytes() + (TLS / "localhost.key").read_bytes())
-    async with serving(ScriptedModel(), GrpcSettings("", 0, certificate=str(both))) as server:
-        credentials = grpc.ssl_channel_credentials((TLS / "localhost.pem").read_bytes())
-        async with grpc.aio.secure_channel(f"localhost:{server.settings.port}", credentials) as channel:
-            assert text_of(await Client(channel).infer(request("a"))) == "a"
 
 
 async def test_workers_share_a_port_and_others_do_not() -> None:

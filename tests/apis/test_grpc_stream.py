@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
-from hf_transformer.apis.grpc_infer import STREAM_IN_FLIGHT
+from hf_transformer.apis.grpc_stream import STREAM_IN_FLIGHT, STREAMS_AT_MOST, Held, Room
 from hf_transformer.apis.grpc_v2 import GrpcSettings
 from hf_transformer.errors import InvalidInput
 from hf_transformer.types import Context
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from tests.apis.bare_grpc import bare_call
 from tests.apis.grpc_model import IN_FLIGHT, Gate, ScriptedModel, connected, count, failure, request, serving, text_of
 
 
@@ -80,6 +83,107 @@ async def test_a_stream_reads_no_further_than_it_works() -> None:
         stream.cancel()
 
 
+async def test_a_stream_holds_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_transformer.apis.grpc_stream.STREAM_BYTES", 5000)
+    gate = Gate()
+    async with serving(ScriptedModel(gate), GrpcSettings("", 0, max_receive=3000)) as server:
+        async with connected(server) as client:
+            stream = client.stream()
+            texts = [str(number) * 2000 for number in range(8)]
+            writing = asyncio.create_task(_write(stream, [request(text, id="x") for text in texts]))
+            await server.until(IN_FLIGHT, 3)
+            assert text_of(await client.infer(request("at once"))) == "at once"
+            assert gate.waiting == texts[:3]
+            gate.open.set()
+            assert [(await read(stream))[1] for _ in texts] == texts
+            await writing
+            stream.cancel()
+
+
+async def test_room_in_bytes() -> None:
+    held = Held(5 << 20)
+    assert (held.most_of_one, held.most) == (5 << 20, STREAMS_AT_MOST * 5 << 20)
+    held.most = 5 << 20
+    first, second = Room(held), Room(held)
+    small = first.read(b"q")
+    await first.until_free()
+    first.answered(bytes(3 << 20), small)
+    assert held.bytes == 3 << 20
+    assert first.read(b"q") == 3 << 20  # as much as the last answer had
+    waiting = asyncio.create_task(first.until_free())
+    await second.until_free()  # it holds nothing
+    second.read(b"q")
+    others = asyncio.create_task(second.until_free())
+    await asyncio.sleep(0)
+    first.written(bytes(3 << 20))
+    assert held.bytes == (3 << 20) + 1
+    await waiting
+    second.answered(b"", 1)
+    await others
+    first.close()
+    second.close()
+    assert held.bytes == 0
+
+
+async def test_an_answer_over_the_limit_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    settings = GrpcSettings("", 0, max_send=2000)
+    async with serving(ScriptedModel(), settings) as server, connected(server) as client:
+        stream = client.stream()
+        sent = [request("a", id="1"), request("a" * 3000, id="2"), request("b", id="3" * 3000), request("c", id="4")]
+        await _write(stream, sent)
+        answers = [await read(stream) for _ in sent]
+        assert [answer[:2] for answer in answers] == [("1", "a"), ("2", ""), ("", ""), ("4", "c")]
+        for answer in answers[1:3]:
+            assert "--grpc_max_send_message_length allows 2000" in answer[2] and answer[3]
+        assert (server.metric(count(413)), server.metric(count(200))) == (2, 2)
+        stream.cancel()
+    assert not caplog.records
+
+
+async def test_a_stream_does_not_take_its_own_places() -> None:
+    gate = Gate()
+    async with serving(ScriptedModel(gate), concurrent=2) as server, connected(server) as client:
+        stream = client.stream()
+        texts = [str(number) for number in range(9)]
+        await _write(stream, [request(text) for text in texts])
+        await server.until(IN_FLIGHT, 2)
+        assert (await failure(client.infer(request("at once")))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert gate.waiting == texts[:2]
+        gate.open.set()
+        assert [(await read(stream))[1:3] for _ in texts] == [(text, "") for text in texts]
+        assert (server.metric(count(200)), server.metric(count(429))) == (9, 1)
+        stream.cancel()
+
+
+async def test_a_stream_is_refused_where_others_have_all_places() -> None:
+    gate = Gate()
+    async with serving(ScriptedModel(gate), concurrent=1) as server, connected(server) as client:
+        first, stream = client.infer(request("a")), client.stream()
+        await server.until(IN_FLIGHT, 1)
+        await stream.write(request("b"))
+        assert "--max_concurrent_requests" in (await read(stream))[2]
+        gate.open.set()
+        assert text_of(await first) == "a"
+        await stream.write(request("c"))
+        assert (await read(stream))[1:3] == ("c", "")
+        stream.cancel()
+
+
+async def test_a_client_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """At each point between two answers that are too long to be buffered."""
+    caplog.set_level(logging.WARNING)
+    async with serving(ScriptedModel()) as server, connected(server) as client:
+        for answers in range(8):
+            stream = client.stream()
+            await _write(stream, [request("a" * 100_000)] * 8)
+            for _ in range(answers):
+                await read(stream)
+            stream.cancel()
+        await server.until(IN_FLIGHT, 0)
+        assert text_of(await client.infer(request("a"))) == "a"
+    assert not caplog.records
+
+
 async def _write(stream: Any, messages: list[pb.ModelInferRequest]) -> None:
     for message in messages:
         await stream.write(message)
@@ -112,6 +216,23 @@ async def test_the_end_of_the_server_waits_for_what_is_in_flight() -> None:
         assert (found.code(), found.details()) == (grpc.StatusCode.UNAVAILABLE, "the service is shutting down")
         await ending
         assert (await failure(client.infer(request("c")))).code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_the_end_of_the_server_does_not_wait_for_who_does_not_read(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(text: str, context: Context) -> str:
+        return "a" * 1_000_000
+
+    monkeypatch.setattr("hf_transformer.apis.grpc_calls.PATIENCE", 0.1)
+    caplog.set_level(logging.WARNING)
+    settings = GrpcSettings("", 0, grace=3600)
+    async with asyncio.timeout(20), serving(ScriptedModel(answer), settings) as server:
+        async with bare_call(server.settings.port, method, request("a")) as answered:
+            await answered.readuntil(b"a" * 10_000)
+            await server.end()
+    assert not caplog.records
 
 
 async def test_the_end_of_the_server_does_not_wait_for_ever() -> None:

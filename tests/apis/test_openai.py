@@ -15,6 +15,7 @@ from hf_transformer.apis.openai import errors_by_path, model_cards, model_list, 
 from hf_transformer.apis.openai_bodies import find_model, named_as_sent, read_fields, render_error
 from hf_transformer.errors import InvalidInput, PredictorError, RequestError, TooLarge, TooManyRequests, UnknownModel
 from hf_transformer.types import Answers, Context
+from hf_transformer.wire.json_text import JsonLimits
 
 KNOWN = ("model", "input", "user")
 
@@ -38,7 +39,7 @@ def models(task: str = "text_embedding") -> Models:
 
 def fields_of(body: bytes, **headers: bytes) -> dict[str, Any]:
     found = {name.replace("_", "-").encode(): value for name, value in headers.items()}
-    return read_fields(Call({}, found, body, Context("id", {})), KNOWN)
+    return read_fields(Call({}, found, body, Context("id", {}), JsonLimits(9, 9)), KNOWN)
 
 
 def test_fields() -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.apis.tokenization import Text, Tokenize, check_ids, read_lists, read_tokenize, render
-from hf_transformer.errors import InvalidInput
+from hf_transformer.apis.base import Call
+from hf_transformer.apis.tokenization import Text, Tokenize, check_ids, read_lists, read_query, read_tokenize, render
+from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Cut, Encoding, Query, TokenIds, Tokenization
+from hf_transformer.types import Context, Cut, Encoding, Query, TokenIds, Tokenization
+from hf_transformer.wire.json_text import JsonLimits
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
 WHOLE = Tokenization(detail=True, whole=True)
@@ -61,6 +63,14 @@ def test_requests(tokenizer: Tokenizer) -> None:
 def test_wrong_requests(tokenizer: Tokenizer, instance: Any, parameters: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         read(tokenizer, "a", instance, **parameters)
+
+
+def test_many_instances_are_counted_before_they_are_looked_at() -> None:
+    body = json.dumps({"instances": [None] * 3}).encode()
+    call = Call({}, {}, body, Context("id", {}), JsonLimits.of(2, len(body)))
+    with pytest.raises(TooLarge, match=r"instances: 3 in a request, at most 2 are taken \(--max_instances\)"):
+        read_query(call, 2)
+    assert read_query(call, 3).instances == [None] * 3
 
 
 def test_lists_of_ids(tokenizer: Tokenizer) -> None:

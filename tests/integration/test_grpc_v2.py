@@ -102,7 +102,7 @@ def test_a_stream(serve: Serve, protocol: str) -> None:
     assert all(one.infer_response.parameters["triton_final_response"].bool_param for one in answers)
     for text, one in zip(texts, answers, strict=True):
         if text == "no mask":
-            assert "inputs[0]: no [MASK]" in one.error_message
+            assert "instances[0]: no [MASK]" in one.error_message
         else:
             assert (one.error_message, values(one.infer_response)) == ("", ["paris" if text == FRANCE else "rome"])
 
@@ -115,7 +115,7 @@ def test_a_stream(serve: Serve, protocol: str) -> None:
         pytest.param(request("bert", {"txt": [FRANCE]}), INVALID, "'txt' is unknown", id="input"),
         pytest.param(request("bert", TEXT, outputs=["logits"]), INVALID, "'logits' is unknown", id="output"),
         pytest.param(request("bert", TEXT, parameters={"topk": 1}), INVALID, "parameters.topk", id="parameter"),
-        pytest.param(request("bert", {"text": ["no mask"]}), INVALID, "inputs[0]: no [MASK]", id="mask"),
+        pytest.param(request("bert", {"text": ["no mask"]}), INVALID, "instances[0]: no [MASK]", id="mask"),
         pytest.param(request("bert", {"text": [[FRANCE] * 2]}), INVALID, "the shape [1, 2]", id="shape"),
         pytest.param(request("bert", {"text": []}), INVALID, "at least one", id="no texts"),
         pytest.param(request("bert", {"text": [FRANCE] * 2049}, raw=True), EXHAUSTED, "--max_sequences", id="texts"),

@@ -143,3 +143,13 @@ def test_a_start_that_fails_says_why_in_one_line(flags: list[str], code: int, sa
     line = result.stderr.strip()
     assert says in line
     assert "\n" not in line
+
+
+def test_a_certificate_that_is_none_is_said_in_one_line(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("no PEM")
+    tls = [f"--ssl_certfile={tmp_path / 'cert'}", f"--ssl_keyfile={tmp_path / 'key'}"]
+    command = [sys.executable, "-W", "error", "-m", "hf_transformer", "--predictor_host=x", *tls]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "--ssl_certfile" in result.stderr and result.stderr.count("\n") == 1

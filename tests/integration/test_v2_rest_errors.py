@@ -25,7 +25,7 @@ BAD = {
     "no inputs": ({}, "inputs: expected a list of tensors"),
     "V1": ({"instances": [FRANCE]}, "'instances' is not understood"),
     "empty inputs": ({"inputs": []}, "inputs: 'text' is missing"),
-    "no instances": ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "inputs: expected at least one"),
+    "no instances": ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
     "unknown input": ({"inputs": [{**TENSOR, "name": "input_ids"}]}, "inputs: 'input_ids' is unknown, expected 'text'"),
     "two names": ({"inputs": [TENSOR, {**TENSOR, "name": "input-0"}]}, "inputs: 'text' comes twice"),
     "datatype": ({"inputs": [{**TENSOR, "datatype": "INT64", "data": [1]}]}, "'text' is INT64, expected BYTES"),
@@ -44,8 +44,14 @@ BAD = {
         {"inputs": [{**TENSOR, "data": None, "parameters": {"shared_memory_region": "x"}}]},
         "'shared_memory_region' is not understood",
     ),
+    "other model": ({"inputs": [TENSOR], "model_name": "other"}, "'other' differs from what is asked here, 'bert'"),
+    "other version": ({"inputs": [TENSOR], "model_version": "2"}, "'2' differs from what is asked here, '1'"),
+    "content type": (
+        {"inputs": [{**TENSOR, "parameters": {"content_type": "np"}}]},
+        "content_type is 'np', expected 'str'",
+    ),
     "unknown parameter": ({"inputs": [TENSOR], "parameters": {"topk": 1}}, "parameters.topk: unknown"),
-    "no mask": ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "inputs[0]: no [MASK]"),
+    "no mask": ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: no [MASK]"),
 }
 
 
@@ -88,10 +94,12 @@ def test_what_is_not_there(serve: Serve) -> None:
 def test_over_a_limit(serve: Serve, raw: bool) -> None:
     service = serve("bert", "v2", *LIMITS)
     assert "--max_request_bytes" in error(post(service, {"text": ["x" * 3000]}, raw), 413)
-    assert "inputs: 4 in a request" in error(post(service, {"text": [FRANCE] * 4}, raw), 413)
+    assert "instances: 4 in a request" in error(post(service, {"text": [FRANCE] * 4}, raw), 413)
     assert "--max_text_length" in error(post(service, {"text": ["x" * 101]}, raw), 413)
     logits = {"return_raw_logits": True}
     assert "--max_answer_values" in error(post(service, {"text": [FRANCE]}, raw, parameters=logits), 413)
+    text = {"parameters": json.dumps({"top_k": "1" * 2**16})}
+    assert "parameters.parameters: 65" in error(post(serve("bert"), {"text": [FRANCE]}, raw, parameters=text), 413)
     many = error(post(serve("bert"), {"text": [""] * 2049}, raw), 413)
     assert "2049 elements" in many and "--max_instances" in many and "--max_sequences" in many
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.types import NUMPY_DTYPES, Tensor
+from hf_transformer.wire import datatypes
 from hf_transformer.wire.datatypes import Malformed, checked_shape, decode_json, decode_raw, encode_raw
 
 
@@ -173,3 +174,33 @@ def test_any_strings_survive(values: list[bytes | str]) -> None:
     raw = encode_raw(Tensor("t", "BYTES", data))
     decoded = decode_raw("t", "BYTES", (len(values),), memoryview(raw)).tolist()
     assert decoded == [value.encode() if isinstance(value, str) else value for value in values]
+
+
+class Unread(list[Any]):
+    """A list that may be counted, and no more."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("the elements were looked at")
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "says"),
+    [
+        ((1,), Unread([[]] * 1000), r"'t' has 1000 elements, but \[1\] takes 1"),
+        ((0,), Unread([1, 2]), r"'t' has 2 elements, but \[0\] takes 0"),
+        ((2, 3), [[1] * 1000, [2]], r"'t' has 1001 elements, but \[2, 3\] takes 6"),
+        ((), [[1]], r"nested deeper than its shape \[\]"),
+    ],
+    ids=["lists", "none", "level", "scalar"],
+)
+def test_json_that_does_not_fit_is_not_put_together(
+    shape: tuple[int, ...], data: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datatypes, "chain", None)
+    with pytest.raises(Malformed, match=says):
+        decode_json("t", "INT64", shape, data)
+
+
+def test_json_deeper_than_its_shape_is_not_followed() -> None:
+    with pytest.raises(Malformed, match=r"nested deeper than its shape \[1\]"):
+        decode_json("t", "INT64", (1,), [[[Unread()]]])

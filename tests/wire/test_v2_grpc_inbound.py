@@ -9,10 +9,10 @@ import pytest
 
 from hf_transformer.errors import TooLarge
 from hf_transformer.wire.datatypes import Malformed
+from hf_transformer.wire.inbound import MOST_INPUTS, MOST_OUTPUTS
 from hf_transformer.wire.infer import RequestedOutput
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.v2_grpc_inbound import (
-    MOST_INPUTS,
     MOST_PARTS,
     Inference,
     decode,
@@ -219,8 +219,9 @@ def test_as_many_elements_as_are_taken() -> None:
     [
         pytest.param(b"\x3a\x00" * (MOST_PARTS + 1), "body: more than 1000 fields", id="raw contents"),
         pytest.param(b"\x2a\x00" * (MOST_INPUTS + 1), "inputs: more than 16 tensors", id="inputs"),
+        pytest.param(b"\x32\x00" * (MOST_OUTPUTS + 1), "outputs: more than 16 tensors", id="outputs"),
         pytest.param(b"\x2a\xd2\x0f" + b"\x22\x00" * 1001, r"inputs\[0\]: more than 1000 fields", id="parameters"),
-        pytest.param(b"\x32\xd2\x0f" + b"\x12\x00" * 1001, "outputs: more than 1000 fields", id="outputs"),
+        pytest.param(b"\x32\xd2\x0f" + b"\x12\x00" * 1001, "outputs: more than 1000 fields", id="an output"),
     ],
 )
 def test_small_fields_that_grow_large(body: bytes, problem: str) -> None:

@@ -39,6 +39,7 @@ def request(header: Any, raw: bytes = b"") -> InferRequest:
         pytest.param(RAW_ENTRY, RAW, id="raw"),
         pytest.param({**RAW_ENTRY, "data": None}, RAW, id="raw, data null"),
         pytest.param({**ENTRY, "parameters": None}, b"", id="parameters null"),
+        pytest.param({**ENTRY, "parameters": {"content_type": "str"}}, b"", id="content type"),
     ],
 )
 def test_texts(entry: Any, raw: bytes) -> None:
@@ -52,7 +53,7 @@ def test_what_goes_with_them() -> None:
         {
             "id": "17",
             "model_name": "bert",
-            "model_version": None,
+            "model_version": None,  # as if it were not there
             "parameters": {"top_k": 3, "targets": ["a"], "binary_data_output": True},
             "inputs": [RAW_ENTRY, tensor("text_pair", [1, 1], data=["x"])],
             "outputs": [
@@ -63,7 +64,7 @@ def test_what_goes_with_them() -> None:
         },
         RAW,
     )
-    assert found.id == "17"
+    assert (found.id, found.model_name, found.model_version) == ("17", "bert", "")
     assert found.parameters == {"top_k": 3, "targets": ["a"]}
     assert {name: one.data.tolist() for name, one in found.inputs.items()} == {"text": TEXTS, "text_pair": [[b"x"]]}
     assert found.outputs == [RequestedOutput("output-0"), RequestedOutput("a", False), RequestedOutput("b", True)]
@@ -94,6 +95,11 @@ WRONG_REQUESTS = {
         {"inputs": [ENTRY], "parameters": {"binary_data_output": "yes"}},
         "parameters.binary_data_output: expected true or false, got a string",
     ),
+    "model_name": ({"inputs": [ENTRY], "model_name": ["bert"]}, "model_name: expected a string, got a list"),
+    "model_version": ({"inputs": [ENTRY], "model_version": 1}, "model_version: expected a string, got a number"),
+    # None of the entries is one: the number is looked at first.
+    "many inputs": ({"inputs": [1] * 17}, "inputs: more than 16 tensors"),
+    "many outputs": ({"inputs": [ENTRY], "outputs": [1] * 17}, "outputs: more than 16 tensors"),
     "a tensor twice": ({"inputs": [ENTRY, ENTRY]}, "inputs: tensor 'text' comes twice"),
     "outputs": ({"inputs": [ENTRY], "outputs": "output-0"}, "outputs: expected a list, got a string"),
     "output": ({"inputs": [ENTRY], "outputs": ["output-0"]}, r"outputs\[0\]: expected an object with a name"),
@@ -133,8 +139,11 @@ WRONG_INPUTS = {
     "parameters": ({**ENTRY, "parameters": 1}, "inputs: the parameters of tensor 'text': expected an object"),
     "shared memory": (
         tensor("text", [1], parameters={"shared_memory_region": "x", "shared_memory_byte_size": 8}),
-        "the parameters of tensor 'text': 'shared_memory_region' is not understood here, expected binary_data_size",
+        "the parameters of tensor 'text': 'shared_memory_region' is not understood here, expected binary_data_size, "
+        "content_type",
     ),
+    "content type": ({**ENTRY, "parameters": {"content_type": "np"}}, "content_type is 'np', expected 'str'"),
+    "no content type": ({**ENTRY, "parameters": {"content_type": None}}, "content_type is 'None', expected 'str'"),
     "fractions": ({"name": "n", "datatype": "INT64", "shape": [1], "data": [0.5]}, "'n' is INT64"),
     "too large": ({"name": "n", "datatype": "INT8", "shape": [1], "data": [128]}, "'n' holds a number"),
 }
@@ -186,7 +195,7 @@ def test_a_header_longer_than_the_body(length: int) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b'{"inputs":[1e999]}', b"[" * 100_000, b'{"id":"\xff"}'],
+    [b"", b"{", b'{"inputs":[1e999]}', b"[" * 40_000, b'{"id":"\xff"}'],
     ids=["empty", "cut off", "infinite", "deep", "not UTF-8"],
 )
 def test_no_json(body: bytes) -> None:
@@ -207,6 +216,21 @@ def test_more_elements_than_are_taken() -> None:
         with pytest.raises(TooLarge, match=r"2049 elements, at most 2048 .*--max_instances and --max_sequences"):
             request({"inputs": [entry]}, behind)
     assert request({"inputs": [tensor("text", [count - 1], data=["a"] * (count - 1))]}).inputs["text"].shape == (2048,)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b'{"inputs":[' + b"[]," * 50_000 + b"[]]}", b'{"x":{' + b'"a":0,' * 50_000 + b'"a":0}}'],
+    ids=["lists", "keys"],
+)
+def test_more_of_json_than_is_taken(header: bytes) -> None:
+    with pytest.raises(TooLarge, match=r"body: 50\d\d\d lists, objects and keys, at most 42768 are taken"):
+        decode_infer_request(header, None, MAX_ELEMENTS)
+
+
+def test_more_values_than_are_taken() -> None:
+    with pytest.raises(TooLarge, match=r"50003 values, at most 42768 .*--max_instances"):
+        decode_infer_request(dump({"inputs": [tensor("text", [1], data=[0] * 50_001)]}), None, MAX_ELEMENTS)
 
 
 def test_answers_in_json() -> None:

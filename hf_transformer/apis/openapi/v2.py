@@ -18,6 +18,8 @@ from hf_transformer.apis.tensors import MORE_PARAMETERS
 from hf_transformer.tasks.schema_forms import BOOLEAN, INTEGER, STRING, Schema, any_of, array, nullable, record, text
 from hf_transformer.tasks.tensors import OUTPUT, Field
 from hf_transformer.types import Json
+from hf_transformer.wire.inbound import CONTENT_TYPE, MOST_INPUTS, MOST_OUTPUTS, TEXT
+from hf_transformer.wire.json_text import SMALL
 from hf_transformer.wire.v2_rest import HEADER_LENGTH
 
 TAG = "V2"
@@ -148,12 +150,14 @@ def schemas(about: Described) -> dict[str, Schema]:
         ),
         "V2Request": record(
             {
-                "inputs": array(any_of(*(_input(field, about) for field in about.task.fields)), minItems=1),
-                "outputs": _optional(array(wanted)),
+                "inputs": array(
+                    any_of(*(_input(field, about) for field in about.task.fields)), minItems=1, maxItems=MOST_INPUTS
+                ),
+                "outputs": _optional(array(wanted, maxItems=MOST_OUTPUTS)),
                 "parameters": _optional(_parameters(about)),
                 "id": text("Comes back with the answer."),
-                "model_name": {"description": "Not looked at: the path names the model."},
-                "model_version": {"description": "Not looked at."},
+                "model_name": nullable({**STRING, "enum": [*about.models, ""]}, "The model that the path names."),
+                "model_version": nullable(STRING, "The version that is served; another one is refused."),
             },
             "outputs",
             "parameters",
@@ -193,7 +197,9 @@ def _optional(schema: Schema) -> Schema:
 def _parameters(about: Described) -> Schema:
     """The task's parameters, and those of the protocol."""
     of_task = about.schemas.parameters
-    more = any_of(ref("Parameters"), {"type": "string"}, description="Further parameters, also as JSON text.")
+    more = any_of(
+        ref("Parameters"), {"type": "string", "maxLength": SMALL}, description="Further parameters, also as JSON text."
+    )
     own = {"binary_data_output": nullable(BOOLEAN, "Whether all outputs are to come raw."), MORE_PARAMETERS: more}
     return record({**of_task["properties"], **own}, *of_task["properties"], *own)
 
@@ -209,7 +215,7 @@ def _input(field: Field, about: Described) -> Schema:
             "datatype": {"const": "BYTES"},
             "shape": array({**INTEGER, "minimum": 0}, maxItems=2, description=forms),
             "data": array(any_of(element, array(element)), description="Flat or nested."),
-            "parameters": _optional(record({}, maxProperties=0)),
+            "parameters": _optional(record({CONTENT_TYPE: {"const": TEXT}}, CONTENT_TYPE)),
         },
         "parameters",
         description=f"Strings in UTF-8, {forms}" + (", optional." if field.optional else "."),

@@ -1,0 +1,198 @@
+"""Streams of inference over gRPC: several requests of each are worked on at a time, and bounded in what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from hf_transformer.apis import grpc_calls
+from hf_transformer.apis.base import Admission
+from hf_transformer.apis.grpc_calls import REQUEST_ID, AtWork, Caller, Rpc, caller_of, refuse_at_the_end
+from hf_transformer.apis.grpc_infer import Inference, Places
+
+STREAM_IN_FLIGHT = 32
+"""Requests of one stream that are read and not answered yet; the rest waits at the client, by HTTP/2's flow control."""
+STREAM_BYTES = 4 << 20
+"""Bytes that a stream may hold and read on, in requests and answers, where a message may not be larger than that."""
+STREAMS_AT_MOST = 16
+"""As many streams may hold that much. Are there more, each may hold one request, which is no more than a call does."""
+
+
+class Held:
+    """The bytes that all streams together hold, and how many they and one of them may and read on."""
+
+    def __init__(self, longest_message: int) -> None:
+        self.bytes = 0
+        self.most_of_one = max(STREAM_BYTES, longest_message)
+        self.most = STREAMS_AT_MOST * self.most_of_one
+
+
+class Room:
+    """What one stream holds: requests that are not answered yet, and answers that are not written yet.
+
+    A stream that holds nothing may read whatever the others hold, so that each of them goes on.
+    """
+
+    def __init__(self, all_streams: Held) -> None:
+        self._all = all_streams
+        self._requests = 0
+        self._bytes = 0
+        self._last_answer = 0
+        self._freed = asyncio.Event()
+
+    async def until_free(self) -> None:
+        """Waits until one more request may be read."""
+        while self._requests and (
+            self._requests >= STREAM_IN_FLIGHT
+            or self._bytes >= self._all.most_of_one
+            or self._all.bytes >= self._all.most
+        ):
+            self._freed.clear()
+            await self._freed.wait()
+
+    def read(self, request: bytes) -> int:
+        """A request is there. Gives the bytes that are reckoned for it: its answer is expected to be as long as the
+        last one."""
+        expected = max(len(request), self._last_answer)
+        self._requests += 1
+        self._add(expected)
+        return expected
+
+    def answered(self, answer: bytes, expected: int) -> None:
+        """The answer is held in place of the request."""
+        self._last_answer = len(answer)
+        self._add(len(answer) - expected)
+        self._freed.set()
+
+    def written(self, answer: bytes) -> None:
+        self._requests -= 1
+        self._add(-len(answer))
+        self._freed.set()
+
+    def close(self) -> None:
+        """Gives back what is left."""
+        self._add(-self._bytes)
+
+    def _add(self, size: int) -> None:
+        self._bytes += size
+        self._all.bytes += size
+
+
+class Streams:
+    """ModelStreamInfer: answers in the order of the requests, several of which are worked on at a time.
+
+    Once ``closing`` is set no more requests are read; what was read is answered, and the stream ends as unavailable.
+
+    Args:
+        longest_message: bytes that a request may have; -1 is unlimited.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        admission: Admission,
+        at_work: AtWork,
+        closing: asyncio.Event,
+        longest_message: int,
+    ) -> None:
+        self._inference = inference
+        self._admission = admission
+        self._at_work = at_work
+        self._closing = closing
+        self._held = Held(longest_message)
+
+    @property
+    def handler(self) -> grpc.RpcMethodHandler[bytes, bytes]:
+        return grpc.stream_stream_rpc_method_handler(self._serve)
+
+    async def _serve(self, requests: object, rpc: Rpc) -> None:
+        with self._at_work.one():
+            await self._answer(rpc)
+
+    async def _answer(self, rpc: Rpc) -> None:
+        caller = caller_of(rpc)
+        room = Room(self._held)
+        stream = _Stream(rpc, caller, self._inference, Places(self._admission), room, self._closing)
+        try:
+            client_is_there = await stream.serve()
+        finally:
+            room.close()
+        if not client_is_there:
+            raise asyncio.CancelledError  # gRPC lets the call go without a word
+        if self._closing.is_set():
+            await refuse_at_the_end(rpc, caller)
+        rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One stream; a request that fails does not end it."""
+
+    rpc: Rpc
+    caller: Caller
+    inference: Inference
+    places: Places
+    room: Room
+    closing: asyncio.Event
+    writing: asyncio.Timeout | None = None
+
+    async def serve(self) -> bool:
+        """Whether the client was there for every answer: False if it is gone, or does not read while the server is
+        closing.
+        """
+        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        written = True
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read(group, answers))
+            waiting = group.create_task(self._end_reading(reading, answers))
+            while written and (answer := await answers.get()) is not None:
+                written = await self._write(await answer)
+            reading.cancel()
+            waiting.cancel()
+            while not answers.empty():
+                if (unwanted := answers.get_nowait()) is not None:
+                    unwanted.cancel()
+        return written
+
+    async def _read(self, group: asyncio.TaskGroup, answers: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
+        """Begins a task for each request; None follows the last one."""
+        while True:
+            await self.room.until_free()
+            try:
+                body = await self.rpc.read()
+            except grpc.aio.BaseError:  # the call is over
+                body = None
+            if not isinstance(body, bytes):  # grpc.aio.EOF, which the type stubs don't know
+                answers.put_nowait(None)
+                return
+            answers.put_nowait(group.create_task(self._answer(body, self.room.read(body))))
+            del body  # or it would be held while the next one is waited for
+
+    async def _answer(self, body: bytes, expected: int) -> bytes:
+        answer = await self.inference.streamed(body, self.caller.fork(), self.places)
+        self.room.answered(answer, expected)
+        return answer
+
+    async def _write(self, answer: bytes) -> bool:
+        """Whether the client has taken it."""
+        try:
+            async with asyncio.timeout(grpc_calls.PATIENCE if self.closing.is_set() else None) as self.writing:
+                await self.rpc.write(answer)
+        except (grpc.aio.BaseError, TimeoutError):
+            return False
+        finally:
+            self.writing = None
+        self.room.written(answer)
+        return True
+
+    async def _end_reading(
+        self, reading: asyncio.Task[None], answers: asyncio.Queue[asyncio.Task[bytes] | None]
+    ) -> None:
+        await self.closing.wait()
+        reading.cancel()
+        answers.put_nowait(None)
+        if self.writing is not None:
+            self.writing.reschedule(asyncio.get_running_loop().time() + grpc_calls.PATIENCE)

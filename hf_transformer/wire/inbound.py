@@ -1,0 +1,66 @@
+"""What the V2 protocol has in common over REST and over gRPC, as a server reads it: names, parameters and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from hf_transformer.types import Json
+from hf_transformer.wire.datatypes import Malformed, checked_name, json_kind, shorten
+from hf_transformer.wire.infer import RequestedOutput
+
+BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
+CONTENT_TYPE = "content_type"
+"""A parameter of an input by which clients of MLServer and Seldon say what a tensor of bytes is."""
+TEXT = "str"
+"""Its value for text in UTF-8, which is all that BYTES are here."""
+
+MOST_INPUTS = 16
+"""More than any task has."""
+MOST_OUTPUTS = 16
+
+
+def check_inputs(count: int) -> None:
+    """Raises Malformed for more inputs than any task has."""
+    if count > MOST_INPUTS:
+        raise Malformed(f"inputs: more than {MOST_INPUTS} tensors")
+
+
+def check_outputs(count: int) -> None:
+    """Raises Malformed for more outputs than any task has."""
+    if count > MOST_OUTPUTS:
+        raise Malformed(f"outputs: more than {MOST_OUTPUTS} tensors")
+
+
+def check_keys(where: str, found: Mapping[str, Json], known: Collection[str]) -> None:
+    """Raises Malformed for a key that means nothing."""
+    for name in found:
+        if name not in known:
+            raise Malformed(f"{where}: {shorten(name, 40)!r} is not understood here, expected {', '.join(known)}")
+
+
+def read_flag(where: str, value: Json) -> bool | None:
+    """True, false, or nothing. Raises Malformed."""
+    if not isinstance(value, bool | None):
+        raise Malformed(f"{where}: expected true or false, got {json_kind(value)}")
+    return value
+
+
+def check_input_parameters(name: str, parameters: Mapping[str, Json]) -> None:
+    """Raises Malformed for a parameter of an input that means nothing, or that calls it anything but text."""
+    where = f"inputs: the parameters of tensor {name!r}"
+    check_keys(where, parameters, (BINARY_DATA_SIZE, CONTENT_TYPE))
+    if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
+        raise Malformed(f"{where}: {CONTENT_TYPE} is {shorten(parameters[CONTENT_TYPE], 40)!r}, expected {TEXT!r}")
+
+
+def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list[RequestedOutput]:
+    """The outputs of a request, from their names and parameters. Raises Malformed."""
+    outputs: dict[str, RequestedOutput] = {}
+    for given, parameters in entries:
+        name = checked_name(given)
+        if name in outputs:
+            raise Malformed(f"outputs: {name!r} comes twice")
+        where = f"outputs: the parameters of {name!r}"
+        check_keys(where, parameters, (BINARY_DATA,))
+        outputs[name] = RequestedOutput(name, read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
+    return list(outputs.values())
