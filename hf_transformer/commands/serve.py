@@ -79,7 +79,11 @@ def check_certificate(config: Config) -> None:
     if config.ssl_certfile is None:
         return
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.ssl_certfile,
+            config.ssl_keyfile,
+            password="",  # or an encrypted key would ask the terminal for one
+        )
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
             f"--ssl_certfile={config.ssl_certfile}, --ssl_keyfile={config.ssl_keyfile}: can't be used: "
