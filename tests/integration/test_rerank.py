@@ -112,4 +112,4 @@ def test_pairs_that_are_too_long(serve: Serve, protocol: str) -> None:
     assert service.metric(counter) == before + 1
     refused = service.post({**body, "parameters": {"truncation": False}})
     assert refused.status_code == 413
-    assert "instances[0]: the text is longer" in refused.json()["error"]
+    assert "instances[0].texts[1]: the text is longer" in refused.json()["error"]
