@@ -1,4 +1,4 @@
-.PHONY: help install demo test test-models test-clients check clean
+.PHONY: help install demo test test-models test-clients check bench clean
 
 help:
 	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
@@ -6,6 +6,7 @@ help:
 	@echo "make test-models  what needs torch: the goldens are current, the real MiniLM gives the right embeddings"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make check    style, types, generated code"
+	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick)"
 	@echo "make install  the environments that these need   (they do it themselves)"
 	@echo "make clean    remove what these have made"
 
@@ -28,6 +29,10 @@ test-clients:
 check: install
 	@scripts/check
 
+bench:
+	@scripts/bench $(ARGS)
+
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-clients .venv-bench build dist
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,20 +15,24 @@ from starlette.types import ASGIApp
 from hf_transformer.apis import docs_page, openai, openapi, ops, tokenization, v1, v2
 from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.apis.base import Admission, Models, Service
+from hf_transformer.apis.direct import Direct
+from hf_transformer.batches import Filling
 from hf_transformer.binding import Binding
 from hf_transformer.config import Config
 from hf_transformer.contract import bind
 from hf_transformer.endings import told_of_the_end
 from hf_transformer.engines import strings
+from hf_transformer.latency_log import LatencyLog
 from hf_transformer.metrics import Metrics
 from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.pipeline import Limits, Pipeline
 from hf_transformer.predictors import open_predictor
 from hf_transformer.predictors.base import Predictor, PredictorSettings
-from hf_transformer.scheduler import Filling, Scheduler
+from hf_transformer.scheduler import Scheduler, SchedulerSettings
 from hf_transformer.served_model import ServedModel
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
+from hf_transformer.workers import Roster
 
 if TYPE_CHECKING:
     from hf_transformer.apis.grpc_v2 import GrpcServer
@@ -37,19 +41,23 @@ logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
 
 
-def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
+def build_app(config: Config, parts: Parts | None = None, roster: Roster | None = None) -> ASGIApp:
     """The ASGI application for one configuration.
 
     Args:
         config: the frozen configuration; a worker process builds its own application from it.
         parts: what ``load_parts`` gave, loaded here if None.
+        roster: the workers, where this process is one of several.
     """
+    if roster is not None:
+        roster.claim()
     parts = parts or load_parts(config)
     metrics = Metrics(config.model_name)
     predictor = open_predictor(
-        config.predictor_protocol, predictor_settings(config), retries=config.predictor_request_retries
+        config.predictor_protocol, predictor_settings(config), config.predictor_request_retries, metrics
     )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
+    latency_log = LatencyLog() if config.enable_latency_logging else None
     model = ServedModel(
         config.model_name,
         parts.task,
@@ -57,7 +65,8 @@ def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
         pipeline_builder(config, parts, predictor, metrics, executor),
         metrics,
         check_health=config.enable_predictor_health_check,
-        log_latency=config.enable_latency_logging,
+        latency_log=latency_log,
+        roster=roster,
     )
     service = Service(
         models=Models([model]),
@@ -67,32 +76,40 @@ def build_app(config: Config, parts: Parts | None = None) -> ASGIApp:
         max_texts=max(config.max_instances, config.max_sequences),
     )
     grpc = grpc_server(config, service)
+    routes = [
+        *ops.routes(service),
+        *tokenization.routes(service),
+        *v1.routes(service, openai.shared_fields(service, config.openai_route_prefix)),
+        *v2.routes(service),
+        *openai.routes(service, config.openai_route_prefix),
+        *openapi.routes(service, config.openai_route_prefix),
+        *(docs_page.routes() if config.enable_docs_url else ()),
+    ]
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app = Starlette(
-        routes=[
-            *ops.routes(service),
-            *tokenization.routes(service),
-            *v1.routes(service, openai.shared_fields(service, config.openai_route_prefix)),
-            *v2.routes(service),
-            *openai.routes(service, config.openai_route_prefix),
-            *openapi.routes(service, config.openai_route_prefix),
-            *(docs_page.routes() if config.enable_docs_url else ()),
-        ],
+        routes=routes,
         exception_handlers=ops.error_handlers(openai.errors_by_path(config.openai_route_prefix)),
-        lifespan=lambda app: _lifespan(predictor, model, executor, grpc),
+        lifespan=lambda app: _lifespan(predictor, model, executor, grpc, latency_log),
     )
     app.router.redirect_slashes = False
+    direct = Direct(app, routes, service.models.names)
     if config.access_log_format:
-        return AccessLog(app, config.access_log_format, logging.getLogger("hf_transformer.access"))
-    return app
+        return AccessLog(direct, config.access_log_format, logging.getLogger("hf_transformer.access"))
+    return direct
 
 
 @asynccontextmanager
 async def _lifespan(
-    predictor: Predictor, model: ServedModel, executor: ThreadPoolExecutor, grpc: GrpcServer | None
+    predictor: Predictor,
+    model: ServedModel,
+    executor: ThreadPoolExecutor,
+    grpc: GrpcServer | None,
+    latency_log: LatencyLog | None,
 ) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        if latency_log is not None:
+            stack.callback(latency_log.flush)
         await stack.enter_async_context(predictor)
         connecting = asyncio.create_task(model.connect())
         stack.push_async_callback(_cancel, connecting)
@@ -141,6 +158,8 @@ def predictor_settings(config: Config) -> PredictorSettings:
         ca_path=config.predictor_ca_path,
         max_send_message_length=config.grpc_max_send_message_length,
         max_receive_message_length=config.grpc_max_receive_message_length,
+        shared_memory_bytes=config.predictor_shared_memory_bytes if config.predictor_shared_memory == "auto" else 0,
+        shared_memory_min_bytes=config.predictor_shared_memory_min_bytes,
     )
 
 
@@ -172,8 +191,9 @@ def pipeline_builder(
             predictor,
             binding,
             filling(tokenizer, binding),
-            max_batches_in_flight=config.max_batches_in_flight,
-            timeout=config.predictor_request_timeout_seconds,
+            scheduler_settings(config),
+            executor=executor,
+            metrics=metrics,
         )
         return Pipeline(
             parts.task,
@@ -186,6 +206,16 @@ def pipeline_builder(
         )
 
     return build
+
+
+def scheduler_settings(config: Config) -> SchedulerSettings:
+    """How much goes to the predictor at a time."""
+    return SchedulerSettings(
+        max_batches_in_flight=config.max_batches_in_flight,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_output_bytes=config.max_batch_output_bytes,
+        timeout=config.predictor_request_timeout_seconds,
+    )
 
 
 def fitted(tokenizer: Tokenizer, spec: ModelSpec, binding: Binding) -> Tokenizer:

@@ -26,12 +26,32 @@ class InputBinding:
 
 @dataclass(frozen=True, slots=True)
 class OutputBinding:
-    """A model output: its name there, the role that reads it, its datatype, and its axes per instance."""
+    """A model output: its name there, the role that reads it, its datatype, and its axes per instance.
+
+    ``sizes`` are those of the axes as the model's configuration has them, -1 where it leaves one free.
+    """
 
     name: str
     role: str
     datatype: str
     axes: tuple[Axis, ...]
+    sizes: tuple[int, ...] = ()
+
+    def row_bytes(self, width: int, *, guess: bool = False) -> int | None:
+        """Bytes of one instance's output in a batch of ``width`` tokens.
+
+        None where a free axis leaves it open, unless ``guess`` takes the least that the axis may have.
+        """
+        total = 2 if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype].itemsize
+        for axis, size in zip(self.axes, self.sizes or (-1,) * len(self.axes), strict=True):
+            if axis.tokens:
+                size = width
+            elif size < 0:
+                if not guess:
+                    return None
+                size = axis.minimum
+            total *= size
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +70,10 @@ class Binding:
     batch_axis: bool
     length: int | None
     masked: bool
+
+    def output_bytes(self, width: int) -> int:
+        """Bytes of all outputs of one instance in a batch of ``width`` tokens, a lower bound where axes are free."""
+        return sum(output.row_bytes(width, guess=True) or 0 for output in self.outputs)
 
 
 def axis_error(axis: Axis, size: int) -> str:

@@ -132,6 +132,15 @@ class Config:
         PREDICTOR, "Times that a call is tried again when the predictor was not reached.", Integer(0, 100), 0)
     enable_predictor_health_check: bool = option(
         PREDICTOR, "Be ready only while the predictor says that it is.", BOOLEAN, False, switch=True)
+    predictor_shared_memory: Literal["auto", "off"] = option(
+        PREDICTOR, "Have the predictor write large outputs into shared memory; auto does where it sees our /dev/shm.",
+        Choice(("auto", "off")), "auto")
+    predictor_shared_memory_bytes: int = option(
+        PREDICTOR, "Bytes of shared memory that each worker takes once there is a large output: enough for the outputs "
+        "of all batches in flight. What finds no room travels in the response.", Integer(2**16, 2**40), 64 * 2**20)
+    predictor_shared_memory_min_bytes: int = option(
+        PREDICTOR, "Bytes of a batch's outputs from which on they travel through shared memory.", Integer(1, 2**40),
+        128 * 2**10)
     tensor_input_names: tuple[str, ...] = option(
         PREDICTOR, "The model's inputs that are sent.", Names(), (), many=True,
         default_text="all that the model declares")
@@ -179,7 +188,12 @@ class Config:
         Integer(1), 1_000_000)
     max_concurrent_requests: int = option(
         LIMITS, "Requests in flight; more are answered with 429.", Integer(1), 1024)
-    max_batches_in_flight: int = option(LIMITS, "Batches at the predictor at a time.", Integer(1), 16)
+    max_batches_in_flight: int = option(
+        LIMITS, "Batches at the predictor at a time; what comes meanwhile waits and leaves together.", Integer(1), 4)
+    max_batch_tokens: int = option(
+        LIMITS, "Tokens of a batch, padding included; a longer text is sent alone.", Integer(1), 16384)
+    max_batch_output_bytes: int = option(
+        LIMITS, "Bytes of a batch's outputs: logits of a whole vocabulary are megabytes.", Integer(1), 4 * 2**20)
 
     log_level: int = option(
         LOGGING, "What is logged: debug, info, warning, error, critical or a number.", Level(), 20,

@@ -190,7 +190,7 @@ def _bind_outputs(
         before = len(problems)
         axes = _check_output(tensor, role, leading, task, problems)
         if len(problems) == before:
-            bound.append(OutputBinding(tensor.name, role.name, tensor.datatype, axes))
+            bound.append(OutputBinding(tensor.name, role.name, tensor.datatype, axes, tensor.shape[leading:]))
     if len({output.name for output in bound}) < len(bound):
         needed = " and ".join(role.name for role in roles)
         problems.append(f"{task} reads {needed}, each an output of its own: export them so, or set --task.")

@@ -77,6 +77,8 @@ class RustEngine:
             InvalidInput: a text is not Unicode, a pair can't fit, or a stride is too long.
             TooLarge: more than ``how.max_windows`` or ``how.max_tokens``; that is found before they are made.
         """
+        if how is PLAIN and len(texts) == 1 and isinstance(texts[0], str):
+            return [self._one(texts[0])]
         if how.whole:
             return self._whole(texts, how)
         limit = min(how.max_length or self._max_length, self._max_length)
@@ -188,6 +190,14 @@ class RustEngine:
                 "of the pair takes; shorten that text"
             )
         return encoded
+
+    def _one(self, text: str) -> list[Encoding]:
+        """What ``encode`` does for one text in the usual way, with little around the library's own work."""
+        try:
+            encoded = self._backend.encode_batch_fast([text], add_special_tokens=self._special_tokens)[0]
+        except Exception as exc:
+            raise InvalidInput(f"the tokenizer can't encode a text: {_reason([text]) or exc}") from exc
+        return self._windows(encoded, self._max_length, PLAIN)
 
     def _run(
         self, backend: tokenizers.Tokenizer, texts: Sequence[TextInput], how: Tokenization

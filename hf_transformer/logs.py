@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hf_transformer.errors import ConfigError
+from hf_transformer.latency_log import TIME_FORMAT, LineHandler
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
+LINES = f"{LineHandler.__module__}.{LineHandler.__qualname__}"
 ACCESS_LOGGER = "hf_transformer.access"
 """The logger of --access_log_format: its lines go to stdout as they are, as KServe's do."""
 UNUSABLE = (
@@ -67,7 +68,7 @@ def default_logging(level: int) -> dict[str, Any]:
             "bare": {"format": "%(message)s"},
         },
         "handlers": {
-            "stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"},
+            "stderr": {"class": LINES, "formatter": "line", "stream": "ext://sys.stderr"},
             "stdout": {"class": "logging.StreamHandler", "formatter": "bare", "stream": "ext://sys.stdout"},
         },
         "root": {"level": level, "handlers": ["stderr"]},

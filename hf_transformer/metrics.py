@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from hf_transformer.histograms import LightHistogram
 from hf_transformer.types import Timings
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 """Bucket bounds: prometheus_client's own begin at 5 ms, where most requests here are over already."""
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
@@ -39,6 +47,20 @@ class Metrics:
             ["model_name"],
             registry=self._registry,
         ).labels(model_name)
+        self._finished: dict[tuple[str, int], Counter] = {}
+        self._batch_instances = self._light(
+            "hf_transformer_batch_instances", "Instances in a batch, of one request or of several.", BATCH_SIZES
+        )
+        tokens = Counter(
+            "hf_transformer_batch_tokens",
+            "Tokens in batches, by whether they are of a text or only fill it up.",
+            ["kind"],
+            registry=self._registry,
+        )
+        self._real_tokens, self._padding_tokens = tokens.labels("real"), tokens.labels("padding")
+        self._queue = self._light(
+            "hf_transformer_queue_seconds", "Time until all instances of a request are on their way to the predictor."
+        )
         self._in_flight = Gauge(
             "hf_transformer_requests_in_flight",
             "Predict requests being worked on.",
@@ -51,28 +73,47 @@ class Metrics:
             registry=self._registry,
         ).labels(model_name)
 
-    def _histogram(self, stage: str, text: str, model_name: str) -> Histogram:
-        name = f"request_{stage}_seconds"
-        histogram = Histogram(name, text, ["model_name"], registry=self._registry, buckets=SECONDS)
-        return histogram.labels(model_name)
+    def _histogram(self, stage: str, text: str, model_name: str) -> LightHistogram:
+        return self._light(f"request_{stage}_seconds", text, labels={"model_name": model_name})
+
+    def _light(
+        self, name: str, text: str, bounds: Sequence[float] = SECONDS, labels: Mapping[str, str] | None = None
+    ) -> LightHistogram:
+        histogram = LightHistogram(name, text, bounds, labels)
+        self._registry.register(histogram)
+        return histogram
 
     def observe(self, timings: Timings) -> None:
         """Adds one answered request's stages."""
         self._preprocess.observe(timings.preprocess)
+        self._queue.observe(timings.queue)
         self._predict.observe(timings.predict)
         self._postprocess.observe(timings.postprocess)
 
+    def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
+        """Adds one batch on its way to the predictor."""
+        self._batch_instances.observe(instances)
+        self._real_tokens.inc(tokens)
+        self._padding_tokens.inc(padding)
+
+    def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
+        """Shows what ``use`` says at the time of each scrape; counting costs a request nothing."""
+        self._registry.register(_SharedMemoryCollector(use))
+
     def count_request(self, api: str, status: int) -> None:
         """Adds one finished request, answered or failed."""
-        self._requests.labels(api, str(status)).inc()
+        counter = self._finished.get((api, status))
+        if counter is None:
+            counter = self._finished[api, status] = self._requests.labels(api, str(status))
+        counter.inc()
 
     def count_truncated(self, instances: int) -> None:
         """Adds instances whose text was cut."""
         self._truncated.inc(instances)
 
-    def set_in_flight(self, requests: int) -> None:
-        """Says how many requests are being worked on."""
-        self._in_flight.set(requests)
+    def watch_in_flight(self, requests: Callable[[], int]) -> None:
+        """Shows how many requests are being worked on at the time of each scrape."""
+        self._in_flight.set_function(requests)
 
     def set_ready(self, ready: bool) -> None:
         """Says whether the model can be asked."""
@@ -81,3 +122,39 @@ class Metrics:
     def render(self) -> bytes:
         """The text exposition format, as a scraper reads it."""
         return generate_latest(self._registry)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryUse:
+    """What there is in shared memory at a moment.
+
+    Args:
+        registered: whether the predictor has a region now.
+        slots: slots by what they are: in_use, quarantined.
+        bytes: bytes by what they are: in_use, quarantined, free.
+        batches: batches whose outputs were large enough, by how they travelled, since the start.
+    """
+
+    registered: bool
+    slots: Mapping[str, int]
+    bytes: Mapping[str, int]
+    batches: Mapping[str, int]
+
+
+class _SharedMemoryCollector(Collector):
+    """The metrics of a SharedMemoryUse."""
+
+    def __init__(self, use: Callable[[], SharedMemoryUse]) -> None:
+        self._use = use
+
+    def collect(self) -> Iterator[Metric]:
+        name, use = "hf_transformer_shared_memory", self._use()
+        text = "1 while the predictor has a region of our shared memory, else 0: outputs travel inline."
+        yield GaugeMetricFamily(f"{name}_registered", text, int(use.registered))
+        slots = GaugeMetricFamily(f"{name}_slots", "Slots by what they are.", labels=["state"])
+        room = GaugeMetricFamily(f"{name}_bytes", "Bytes of shared memory by what they are.", labels=["state"])
+        batches = CounterMetricFamily(f"{name}_batches", "Large outputs by how they travelled.", labels=["transfer"])
+        for family, values in ((slots, use.slots), (room, use.bytes), (batches, use.batches)):
+            for label, value in values.items():
+                family.add_metric([label], value)
+            yield family

@@ -25,7 +25,7 @@ from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Query, TextInput, Tokenization
 
 INLINE_VALUES = 20_000
-"""Answers of more values than this are decoded in a thread; about 5 ms of work, as long as a thread keeps the
+"""Answers of more values than this are put together in a thread; about 5 ms of work, as long as a thread keeps the
 interpreter before others get their turn (sys.getswitchinterval)."""
 
 
@@ -65,6 +65,7 @@ class Pipeline:
         self._limits = limits
         self._metrics = metrics
         self._log_texts = log_texts
+        self._default_options = task.options({})
 
     async def __call__(self, query: Query, context: Context) -> Answers:
         """Gives one prediction per instance, in their order.
@@ -74,23 +75,22 @@ class Pipeline:
         """
         started = time.perf_counter()
         task = self._task
-        options = task.options(query.parameters)
+        # Most requests have no parameters: what those choose is found out once.
+        options = task.options(query.parameters) if query.parameters else self._default_options
         request = await self._tokenize(self._read(query, options, context), options)
         flat, items = request.flat, request.items
-        size = self._answer_size(request, options, query.tensors)
-        cost = max(size, sum(task.decode_cost(encoding, options) for encoding in flat))
-        executor = self._executor if cost > INLINE_VALUES else None
+        executor = self._executor if self._answer_size(request, options, query.tensors) > INLINE_VALUES else None
         tokenized = time.perf_counter()
         parts = await self._scheduler.run(
             flat,
             lambda index, rows: task.decode(items[request.owners[index]], flat[index], rows, options),
             context,
-            executor,
+            lambda encoding: task.decode_cost(encoding, options),
         )
         answered = time.perf_counter()
         timings = context.timings
         timings.preprocess = tokenized - started
-        timings.predict = answered - tokenized - timings.postprocess
+        timings.predict = max(0.0, answered - tokenized - timings.postprocess)
         if executor is None:
             answers = request.answers(task, parts, options, query.tensors)
         else:

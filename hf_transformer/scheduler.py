@@ -1,6 +1,7 @@
-"""Turns instances into batches and back, so that no answer depends on what it shared a batch with.
+"""Lets instances of all requests share batches, so that no answer depends on what it shared one with.
 
-The unit is one encoding: a request larger than a batch is split, and nobody notices.
+Nobody waits for company: while a place at the predictor is free, what there is leaves at once. While all places are
+taken instances queue, and leave together as soon as one is free.
 """
 
 from __future__ import annotations
@@ -10,212 +11,223 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import lru_cache, partial
+from typing import Any
 
-import numpy as np
-
-from hf_transformer.binding import Binding, OutputBinding, axis_error
-from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout
+from hf_transformer.batches import Filling, own_rows, pack, verify
+from hf_transformer.binding import Binding
+from hf_transformer.errors import CallersDeadline, PredictorTimeout, PredictorUnavailable
+from hf_transformer.in_flight import Batch, Decode, Entry, Request
+from hf_transformer.metrics import Metrics
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.types import Array, Context, Encoding, Tensor
+from hf_transformer.types import Context, Encoding, Tensor
+from hf_transformer.waiting import BatchLimits, Waiting
 
-Answer = TypeVar("Answer")
-Decode = Callable[[int, Mapping[str, Array]], Answer]
-"""Called with an instance's index and its own rows of the outputs, by role; what it gives is the answer."""
+INLINE_COST = 20_000
+"""Decoding of a batch that costs more (see Task.decode_cost) is done in a thread; about 5 ms of work, as long as a
+thread keeps the interpreter before others get their turn (sys.getswitchinterval)."""
 
 
-def plan(lengths: Sequence[int], binding: Binding) -> list[list[int]]:
-    """Groups instances into batches.
-
-    Without an attention mask only instances of equal length share a batch (unless the model's length is fixed, so
-    that its input is padded anyway). With one, neighbours in order of length do, as long as no more than half of
-    the batch would be padding.
-
-    Args:
-        lengths: tokens of each instance.
-        binding: how large a batch may be, and whether it may be padded.
-
-    Returns:
-        Indices into ``lengths``; every index once.
-    """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    batches: list[list[int]] = []
-    tokens = 0
-    for index in order:
-        length = lengths[index]
-        if batches and len(batches[-1]) < binding.max_rows:
-            batch = batches[-1]
-            same = length == lengths[batch[-1]]
-            little_padding = length * (len(batch) + 1) <= 2 * (tokens + length)
-            if same or binding.length is not None or (binding.masked and little_padding):
-                batch.append(index)
-                tokens += length
-                continue
-        batches.append([index])
-        tokens = length
-    return batches
+MOST_REFUSED = 8
+"""Batches that the model refuses in a row before their requests are no longer asked for one by one: then it is not the
+instances that break it, and to ask more would multiply the trouble."""
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
-    """What goes into padded positions, and on which side of the text they are."""
-
-    pad_id: int
-    left: bool
-
-
-def pack(encodings: Sequence[Encoding], binding: Binding, filling: Filling) -> list[Tensor]:
-    """The input tensors of one batch: [rows, tokens] each, [tokens] for a model without a batch axis."""
-    rows = binding.exact_rows or len(encodings)
-    width = binding.length or max(len(encoding) for encoding in encodings)
-    tensors = []
-    for one in binding.inputs:
-        data = np.full((rows, width), filling.pad_id if one.role == "input_ids" else 0, one.dtype)
-        for row in range(rows):
-            # Rows that only fill up an exact batch repeat its last instance: always a valid input.
-            encoding = encodings[min(row, len(encodings) - 1)]
-            place = slice(width - len(encoding), width) if filling.left else slice(0, len(encoding))
-            if one.role == "input_ids":
-                data[row, place] = encoding.ids
-            elif one.role == "attention_mask":
-                data[row, place] = 1
-            else:
-                data[row, place] = encoding.type_ids
-        tensors.append(Tensor(one.name, one.datatype, data if binding.batch_axis else data[0]))
-    return tensors
-
-
-def verify(tensor: Tensor, output: OutputBinding, rows: int, width: int, batch_axis: bool) -> Array:
-    """Checks a response's tensor against the contract; Triton itself does not check what a model returns.
-
-    Returns:
-        The data with a batch axis, [rows, ...].
-
-    Raises:
-        PredictorError: the datatype, the rank or an axis is not what the model's configuration promised.
-    """
-    if tensor.datatype != output.datatype:
-        raise PredictorError(
-            f"the model answered {output.name!r} as {tensor.datatype}, its configuration says {output.datatype}"
-        )
-    data = tensor.data if batch_axis else tensor.data[np.newaxis]
-    expected = [rows, *(width if axis.tokens else -1 for axis in output.axes)]
-    fits = len(data.shape) == len(expected) and all(
-        want in (-1, size) for want, size in zip(expected, data.shape, strict=True)
-    )
-    if not fits:
-        shown = expected if batch_axis else expected[1:]
-        raise PredictorError(
-            f"the model answered {output.name!r} with the shape {list(tensor.shape)}, expected {shown} (-1 is any size)"
-        )
-    for axis, size in zip(output.axes, data.shape[1:], strict=True):
-        wrong = "" if axis.tokens else axis_error(axis, size)
-        if wrong:
-            raise PredictorError(f"the model answered {output.name!r} with {wrong}")
-    return data
-
-
-@dataclass(frozen=True, slots=True)
-class _Work(Generic[Answer]):
-    """One batch of a request: its instances, their places in the request, and where their answers go."""
-
-    encodings: Sequence[Encoding]
-    indices: Sequence[int]
-    decode: Decode[Answer]
-    answers: dict[int, Answer]
-
-
-class Scheduler:
-    """Sends encodings to one predictor, at most ``max_batches_in_flight`` batches at a time.
+class SchedulerSettings:
+    """How much goes to the predictor at a time.
 
     ``timeout`` is in seconds and bounds a whole request, waiting for a place included; so does the caller's deadline.
     """
 
+    max_batches_in_flight: int
+    max_batch_tokens: int
+    max_batch_output_bytes: int
+    timeout: float
+
+
+class Scheduler:
+    """Sends instances to one predictor, in batches, ``settings.max_batches_in_flight`` of them at a time.
+
+    A batch whose requests differ is sent with the headers of the one that has waited longest; requests with different
+    ``authorization`` never share one. ``executor`` has the threads for long decoding.
+    """
+
     def __init__(
-        self, predictor: Predictor, binding: Binding, filling: Filling, *, max_batches_in_flight: int, timeout: float
+        self,
+        predictor: Predictor,
+        binding: Binding,
+        filling: Filling,
+        settings: SchedulerSettings,
+        *,
+        executor: Executor,
+        metrics: Metrics,
     ) -> None:
         self._predictor = predictor
         self._binding = binding
         self._filling = filling
+        self._executor = executor
+        self._metrics = metrics
+        self._timeout = settings.timeout
+        self._places = settings.max_batches_in_flight
         self._output_names = [output.name for output in binding.outputs]
-        self._places = asyncio.Semaphore(max_batches_in_flight)
-        self._timeout = timeout
-        self._limit = f"in {timeout:g} s (--predictor_request_timeout_seconds)"
+        self._waiting: Waiting[Entry] = Waiting(batch_limits(binding, settings))
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._woken = False
+        self._refused_in_a_row = 0
 
     async def run(
-        self,
-        encodings: Sequence[Encoding],
-        decode: Decode[Answer],
-        context: Context,
-        executor: Executor | None = None,
-    ) -> list[Answer]:
+        self, encodings: Sequence[Encoding], decode: Decode, context: Context, cost: Callable[[Encoding], int]
+    ) -> list[Any]:
         """Gives one answer per encoding, in their order.
 
-        ``decode`` runs while the predictor's buffer is held, in ``executor`` if there is one, else on the event loop.
-        If one batch fails the others are given up.
+        ``decode`` runs while the predictor's buffer is held; in a thread if the ``cost`` of the batch is high. If one
+        instance fails the others of the request are given up, and nobody else's.
 
         Raises:
             PredictorTimeout: not all answers were there in time.
-            RequestError: the first failure of a batch.
+            RequestError: the first failure of an instance.
         """
-        answers: dict[int, Answer] = {}
-        batches = plan([len(encoding) for encoding in encodings], self._binding)
-        work = [_Work([encodings[index] for index in batch], batch, decode, answers) for batch in batches]
-        latest = asyncio.get_running_loop().time() + self._timeout
-        callers = context.deadline is not None and context.deadline < latest
+        if not encodings:
+            return []
+        loop = asyncio.get_running_loop()
+        request = Request(len(encodings), decode, context, loop.create_future())
+        key = context.headers.get("authorization", "")
+        entries = [Entry(request, index, one, key, cost(one)) for index, one in enumerate(encodings)]
+        for entry in entries:
+            self._waiting.add(entry)
+        latest = loop.time() + self._timeout
+        if context.deadline is not None and context.deadline < latest:
+            timer = loop.call_at(
+                context.deadline, request.fail, CallersDeadline("no answer before the caller's deadline")
+            )
+        else:
+            timer = loop.call_at(latest, self._expire, request)
+        self._wake(loop)
         try:
-            async with asyncio.timeout_at(context.deadline if callers else latest) as timeout:
-                await self._send_all(work, context, executor)
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            if callers:
-                raise CallersDeadline("no answer before the caller's deadline") from error
-            raise PredictorTimeout(
-                f"no answer from the predictor {self._limit}, waiting for its turn included"
-            ) from error
-        return [answers[index] for index in range(len(encodings))]
+            await request.future
+        finally:
+            timer.cancel()
+            if not request.future.done() or request.future.cancelled() or request.future.exception() is not None:
+                request.future.cancel()
+                request.leave()
+                self._waiting.left(sum(not entry.taken for entry in entries))
+        return request.answers
 
-    async def _send_all(self, work: Sequence[_Work[Answer]], context: Context, executor: Executor | None) -> None:
-        if len(work) == 1:
-            await self._send(work[0], context, executor)
-            return
+    def _expire(self, request: Request) -> None:
+        limit = f"{self._timeout:g} s (--predictor_request_timeout_seconds)"
+        request.fail(PredictorTimeout(f"no answer from the predictor in {limit}, waiting for its turn included"))
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sends what waits at the end of this turn of the event loop: what arrives in one turn leaves together."""
+        if not self._woken and len(self._in_flight) < self._places:
+            self._woken = True
+            loop.call_soon(self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        self._woken = False
+        loop = asyncio.get_running_loop()
+        while len(self._in_flight) < self._places:
+            entries = self._waiting.take()
+            if not entries:
+                return
+            batch = Batch(entries, may_be_cancelled=self._predictor.stops_when_cancelled)
+            batch.task = loop.create_task(self._send(batch))
+            self._in_flight.add(batch.task)
+            batch.task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        self._send_waiting()
+
+    async def _send(self, batch: Batch) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                for one in work:
-                    group.create_task(self._send(one, context, executor))
-        except* Exception as failures:
-            raise failures.exceptions[0] from None
+            await self._infer(batch.entries)
+            self._refused_in_a_row = 0
+        except (PredictorUnavailable, PredictorTimeout) as error:
+            self._fail(batch.entries, error)
+        except asyncio.CancelledError:
+            # Nobody waits for a batch that was cancelled for that; one that the transport broke off has to be answered.
+            self._fail(batch.entries, PredictorUnavailable("the call to the predictor was broken off"))
+            raise
+        except Exception as error:
+            self._refused_in_a_row += 1
+            if batch.shared and self._refused_in_a_row <= MOST_REFUSED:
+                self._ask_again_alone(batch.entries)
+            else:
+                self._fail(batch.entries, error)
+        finally:
+            batch.close()
 
-    async def _send(self, work: _Work[Answer], context: Context, executor: Executor | None) -> None:
-        async with self._places:
-            inputs = pack(work.encodings, self._binding, self._filling)
-            async with self._predictor.infer(inputs, self._output_names, context.headers) as outputs:
-                started = time.perf_counter()
-                if executor is None:
-                    self._decode(work, inputs[0].shape, outputs)
-                else:
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(executor, self._decode, work, inputs[0].shape, outputs)
-                context.timings.postprocess += time.perf_counter() - started
+    def _ask_again_alone(self, entries: Sequence[Entry]) -> None:
+        """One instance may have broken the model for the others: each request goes to the end of the queue, to leave
+        without company."""
+        for entry in entries:
+            if not entry.gone:
+                key = f"{entry.key} {id(entry.request)}"
+                self._waiting.add(Entry(entry.request, entry.index, entry.encoding, key, entry.cost))
 
-    def _decode(self, work: _Work[Answer], shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> None:
+    def _fail(self, entries: Sequence[Entry], error: Exception) -> None:
+        for entry in entries:
+            entry.request.fail(error)
+
+    async def _infer(self, entries: Sequence[Entry]) -> None:
+        """One call to the predictor, and the answers of its instances."""
+        started = time.perf_counter()
+        inputs = pack([entry.encoding for entry in entries], self._binding, self._filling)
+        self._observe(entries, inputs[0], started)
+        headers = entries[0].request.context.headers
+        sizes = self._sizes(inputs[0])
+        async with self._predictor.infer(inputs, self._output_names, headers, sizes=sizes) as outputs:
+            decode = partial(self._decode, entries, inputs[0].shape, outputs)
+            if sum(entry.cost for entry in entries) <= INLINE_COST:
+                decode()
+            else:
+                await _to_the_end(asyncio.get_running_loop().run_in_executor(self._executor, decode))
+        for entry in entries:
+            entry.request.settle(entry.index)
+
+    def _observe(self, entries: Sequence[Entry], ids: Tensor, started: float) -> None:
+        real = sum(entry.length for entry in entries)
+        self._metrics.observe_batch(len(entries), real, ids.data.size - real)
+        for entry in entries:
+            timings = entry.request.context.timings
+            timings.queue = max(timings.queue, started - entry.request.since)
+
+    def _sizes(self, ids: Tensor) -> dict[str, int]:
+        """Bytes of each output of a batch, where its configuration tells."""
+        rows, width = ids.shape if self._binding.batch_axis else (1, ids.shape[0])
+        sizes = {output.name: output.row_bytes(width) for output in self._binding.outputs}
+        return {name: rows * size for name, size in sizes.items() if size is not None}
+
+    def _decode(self, entries: Sequence[Entry], shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> None:
         """Verifies a batch's outputs and hands every instance its own rows."""
         batch_axis = self._binding.batch_axis
         rows, width = shape if batch_axis else (1, shape[0])
         verified = [
             (output, verify(outputs[output.name], output, rows, width, batch_axis)) for output in self._binding.outputs
         ]
-        for row, (encoding, index) in enumerate(zip(work.encodings, work.indices, strict=True)):
-            length = len(encoding)
-            mine = {output.role: self._own_rows(data[row], output, length) for output, data in verified}
-            work.answers[index] = work.decode(index, mine)
+        for row, entry in enumerate(entries):
+            mine = {output.role: own_rows(data[row], output, entry.length, self._filling) for output, data in verified}
+            entry.request.answer(entry.index, mine)
 
-    def _own_rows(self, array: Array, output: OutputBinding, length: int) -> Array:
-        """Leaves the padding out of every tokens axis of one instance's output."""
-        for number, axis in enumerate(output.axes):
-            if axis.tokens:
-                size = array.shape[number]
-                place = slice(size - length, size) if self._filling.left else slice(0, length)
-                array = array[(slice(None),) * number + (place,)]
-        return array
+
+async def _to_the_end(work: asyncio.Future[None]) -> None:
+    """Waits for a thread's work, also when cancelled: it reads a buffer that is given back afterwards."""
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+def batch_limits(binding: Binding, settings: SchedulerSettings) -> BatchLimits:
+    """What a model's configuration and the settings allow in one batch."""
+    return BatchLimits(
+        max_rows=binding.max_rows,
+        max_tokens=settings.max_batch_tokens,
+        max_output_bytes=settings.max_batch_output_bytes,
+        output_bytes=lru_cache(maxsize=4096)(binding.output_bytes),
+        padding=binding.masked or binding.length is not None,
+        fixed_length=binding.length,
+    )

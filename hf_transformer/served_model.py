@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.latency_log import LatencyLog
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Pipeline
 from hf_transformer.predictors.base import Predictor
@@ -24,9 +25,9 @@ from hf_transformer.types import (
     TextInput,
     Tokenization,
 )
+from hf_transformer.workers import Roster
 
 logger = logging.getLogger(__name__)
-latency_logger = logging.getLogger("hf_transformer.latency")
 
 QUESTION_TIMEOUT = 5.0
 """Seconds that the predictor has to answer a question about its model; a hung one must not hold up the next try."""
@@ -43,7 +44,8 @@ class ServedModel:
         predictor: open, or to be opened around ``connect``.
         build: makes the pipeline for what the predictor says of the model; raises ContractError if it does not fit.
         check_health: whether ``ready`` asks the predictor each time (--enable_predictor_health_check).
-        log_latency: whether a line per request says how long each stage took.
+        latency_log: gets a line per request that says how long each stage took.
+        roster: the workers of this service, which are ready together; None if there is one.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class ServedModel:
         metrics: Metrics,
         *,
         check_health: bool = False,
-        log_latency: bool = True,
+        latency_log: LatencyLog | None = None,
+        roster: Roster | None = None,
     ) -> None:
         self.name = name
         self.task = task
@@ -63,7 +66,8 @@ class ServedModel:
         self._build = build
         self._metrics = metrics
         self._check_health = check_health
-        self._log_latency = log_latency
+        self._latency_log = latency_log
+        self._roster = roster
         self._pipeline: Pipeline | None = None
         self._spec: ModelSpec | None = None
         self._failing = False
@@ -94,10 +98,10 @@ class ServedModel:
         if self._pipeline is not None and spec == self._spec:
             return
         self._pipeline = None
-        self._metrics.set_ready(False)
+        self._say(ready=False)
         self._pipeline = self._build(spec)
         self._spec = spec
-        self._metrics.set_ready(True)
+        self._say(ready=True)
         logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
 
     async def _describe(self) -> ModelSpec:
@@ -126,10 +130,18 @@ class ServedModel:
             try:
                 await self._bind()
             except RequestError as error:
-                self._metrics.set_ready(False)
+                self._say(ready=False)
                 raise NotReady(f"model {self.name!r} is not ready: {error}") from error
-            self._metrics.set_ready(True)
+            self._say(ready=True)
         self._ready_pipeline()
+        if self._roster is not None and (missing := self._roster.waiting_for):
+            raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
+
+    def _say(self, *, ready: bool) -> None:
+        """To the metrics and the other workers."""
+        self._metrics.set_ready(ready)
+        if self._roster is not None:
+            self._roster.say(ready=ready)
 
     def _ready_pipeline(self) -> Pipeline:
         if self._pipeline is None:
@@ -152,17 +164,9 @@ class ServedModel:
         if self._failing:
             self._failing = False
             logger.info("the predictor answers again")
-        timings = context.timings
-        self._metrics.observe(timings)
-        if self._log_latency:
-            # The fields of KServe's line (python/kserve/kserve/model.py), for tools that read it.
-            latency_logger.info(
-                "requestId: %s, preprocess_ms: %.3f, explain_ms: 0, predict_ms: %.3f, postprocess_ms: %.3f",
-                context.request_id,
-                timings.preprocess * 1e3,
-                timings.predict * 1e3,
-                timings.postprocess * 1e3,
-            )
+        self._metrics.observe(context.timings)
+        if self._latency_log is not None:
+            self._latency_log.add(context)
         return answers
 
     def describe(self) -> ModelDescription:

@@ -20,6 +20,7 @@ CHARSETS = frozenset(
     ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
 )
 """The charsets that JSON comes in. Not all that Python knows: some of its codecs take quadratic time."""
+USUAL_TYPE = b"application/json"
 MAX_MEMBERS = 16
 """Members of one gzip body: the rest is copied after each, so their number has to be bounded."""
 GZIP_WINDOW = zlib.MAX_WBITS | 16
@@ -101,7 +102,10 @@ def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
         UnsupportedEncoding: the charset is not one of CHARSETS.
         InvalidInput: the body is not in that charset.
     """
-    found = CHARSET.search(headers.get(b"content-type", b""))
+    content_type = headers.get(b"content-type", b"")
+    if content_type == USUAL_TYPE and body[:1] == b"{":
+        return body
+    found = CHARSET.search(content_type)
     charset = found[1].decode("latin-1").lower()[:40] if found else "utf-8"
     try:
         codec = codecs.lookup(charset).name

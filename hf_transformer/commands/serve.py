@@ -23,6 +23,7 @@ from hf_transformer.config import Config, parse_config
 from hf_transformer.errors import ConfigError
 from hf_transformer.logs import configure_logging
 from hf_transformer.model_parts import load_parts
+from hf_transformer.workers import Roster
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,8 @@ def _server_config(config: Config, factory: partial[ASGIApp]) -> uvicorn.Config:
         lifespan="on",
         log_config=None,
         access_log=False,
+        # Only the access log says where a request came from.
+        proxy_headers=bool(config.access_log_format),
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=config.timeout_keep_alive,
@@ -176,10 +179,10 @@ def _serve_with_workers(config: Config, listening: socket.socket) -> None:
 
     Each is a fresh interpreter that builds its own application from the frozen configuration.
     """
-    server_config = _server_config(config, partial(_worker_app, config))
+    server_config = _server_config(config, partial(_worker_app, config, Roster(config.workers)))
     Multiprocess(server_config, sockets=[listening]).run()
 
 
-def _worker_app(config: Config) -> ASGIApp:
+def _worker_app(config: Config, roster: Roster) -> ASGIApp:
     configure_logging(config)
-    return build_app(config)
+    return build_app(config, roster=roster)

@@ -5,40 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hf_transformer.errors import ConfigError
-from hf_transformer.predictors.base import Predictor, PredictorSettings
+from hf_transformer.metrics import Metrics
+from hf_transformer.predictors.base import PlacingPredictor, Predictor, PredictorSettings
 
 
-def _rest(settings: PredictorSettings) -> Predictor:
+def _rest(settings: PredictorSettings) -> PlacingPredictor:
     from hf_transformer.predictors.rest import RestPredictor
 
     return RestPredictor(settings)
 
 
-def _grpc(settings: PredictorSettings) -> Predictor:
+def _grpc(settings: PredictorSettings) -> PlacingPredictor:
     from hf_transformer.predictors.grpc import GrpcPredictor
 
     return GrpcPredictor(settings)
 
 
-PROTOCOLS: Mapping[str, Callable[[PredictorSettings], Predictor]] = {"v2": _rest, "grpc-v2": _grpc}
+PROTOCOLS: Mapping[str, Callable[[PredictorSettings], PlacingPredictor]] = {"v2": _rest, "grpc-v2": _grpc}
 """--predictor_protocol to transport. The import waits for the call: each library costs over 10 MB and 100 ms,
 and one service needs one of them."""
 
 
-def open_predictor(protocol: str, settings: PredictorSettings, retries: int) -> Predictor:
+def open_predictor(
+    protocol: str, settings: PredictorSettings, retries: int, metrics: Metrics | None = None
+) -> Predictor:
     """The predictor that speaks ``protocol``, still to be entered with ``async with``.
 
     Args:
         protocol: a key of PROTOCOLS.
-        settings: where the predictor is.
+        settings: where the predictor is, and whether outputs go through shared memory.
         retries: how often one infer is tried again while the predictor is unavailable; 0 is never.
+        metrics: show what becomes of shared memory, where there is any.
 
     Raises:
         ConfigError: the protocol is unknown, or the settings can't be used.
     """
     if protocol not in PROTOCOLS:
         raise ConfigError(f"predictor_protocol is {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
-    predictor = PROTOCOLS[protocol](settings)
+    transport = PROTOCOLS[protocol](settings)
+    predictor: Predictor = transport
+    if settings.shared_memory_bytes > 0:
+        from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
+
+        shared = SharedMemoryPredictor(transport, settings.shared_memory_bytes, settings.shared_memory_min_bytes)
+        if metrics is not None:
+            metrics.watch_shared_memory(shared.use)
+        predictor = shared
     if retries > 0:
         from hf_transformer.predictors.retrying import RetryingPredictor
 

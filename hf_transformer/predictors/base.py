@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from hf_transformer.errors import PredictorUnavailable
 from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.wire.placements import Placement
 
 
 class Predictor(ABC):
@@ -18,6 +20,9 @@ class Predictor(ABC):
     Every method raises PredictorUnavailable, PredictorTimeout or PredictorError and nothing else (apart from
     asyncio.CancelledError); a foreign library's exceptions never leave a transport.
     """
+
+    stops_when_cancelled: bool = False
+    """Whether the predictor stops its work on a call of ``infer`` that is cancelled. Over REST it never does."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
@@ -37,7 +42,12 @@ class Predictor(ABC):
 
     @abstractmethod
     def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
     ) -> AbstractAsyncContextManager[Mapping[str, Tensor]]:
         """Runs the model once.
 
@@ -45,11 +55,73 @@ class Predictor(ABC):
             inputs: tensors in the datatypes that the model declares.
             outputs: names of the outputs wanted; no others are sent back.
             headers: passed on to the predictor (lower-case names).
+            sizes: the exact number of bytes of each output whose size is known beforehand; only those can travel
+                through shared memory.
 
-        Gives the outputs by name. They are views into a buffer that is given back when the context ends, so
-        they are decoded inside it. Names are verified against ``outputs``; dtypes and shapes are for the
-        caller to check.
+        Gives the outputs by name. They are views into a buffer that is given back when the context ends, so they are
+        decoded inside it: no thread may read them any longer when it is left. Names are verified against
+        ``outputs``; dtypes and shapes are for the caller to check.
         """
+
+
+class UnknownRegion(PredictorUnavailable):
+    """The predictor knows no such shared-memory region, so it has restarted since. The model was not run."""
+
+
+@dataclass(slots=True)
+class Destination:
+    """Where the outputs of one call go instead of into its response.
+
+    ``region`` is the name that all ``placements`` share. The transport sets ``settled`` as soon as the predictor itself
+    has said how the call ended, with an answer or an error: from then on it certainly writes nothing more. A call that
+    ends in any other way, such as a lost connection, may go on at the predictor for as long as it likes.
+    """
+
+    region: str
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    settled: bool = False
+
+
+class PlacingPredictor(Predictor):
+    """A transport whose predictor can write outputs into a file in /dev/shm that both see."""
+
+    @abstractmethod
+    def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        destination: Destination | None = None,
+    ) -> AbstractAsyncContextManager[Mapping[str, Tensor]]:
+        """Runs the model once; outputs with a placement in ``destination`` are views into that.
+
+        Raises, beside what every predictor does:
+            UnknownRegion: the destination's region is not registered.
+        """
+
+    @abstractmethod
+    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+        """Makes the predictor map a file.
+
+        Args:
+            name: what requests call it; never one that this predictor has had before.
+            key: a slash and the name of the file in /dev/shm; never used before either.
+            byte_size: the length of the file.
+        """
+
+    @abstractmethod
+    async def unregister_region(self, name: str) -> None:
+        """Makes the predictor unmap a region; nothing happens if it has none of this name.
+
+        Raises PredictorError, in Triton 24.09 and newer, while a request that writes into it is under way. Later
+        versions wait for such requests instead; earlier ones crash, so call this only when there is none.
+        """
+
+    @abstractmethod
+    async def region_names(self) -> Sequence[str]:
+        """The names of all regions that anybody has registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +131,8 @@ class PredictorSettings:
     ``host`` is ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port`` (port 80, or 443 with ``use_ssl``,
     if none). ``timeout`` is in seconds and bounds one call. ``ca_file`` and ``ca_path`` name a bundle and a
     folder of certificates to trust instead of the system's. Message limits are in bytes, -1 is unlimited;
-    REST has none.
+    REST has none. Outputs of together ``shared_memory_min_bytes`` or more travel through shared memory, of which there
+    are ``shared_memory_bytes``; 0 is none.
     """
 
     model_name: str
@@ -70,3 +143,5 @@ class PredictorSettings:
     ca_path: str | None = None
     max_send_message_length: int = -1
     max_receive_message_length: int = -1
+    shared_memory_bytes: int = 0
+    shared_memory_min_bytes: int = 0

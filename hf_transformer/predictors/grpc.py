@@ -20,7 +20,7 @@ from hf_transformer.errors import (
 )
 from hf_transformer.predictors.address import parse_address
 from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted, verified
-from hf_transformer.predictors.base import Predictor, PredictorSettings
+from hf_transformer.predictors.base import Destination, PlacingPredictor, PredictorSettings, UnknownRegion
 from hf_transformer.predictors.certificates import root_certificates
 from hf_transformer.predictors.headers import forwarded
 from hf_transformer.types import ModelSpec, Tensor
@@ -51,6 +51,34 @@ _SAID: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "gave no answer in time",
 }
 """Statuses that gRPC itself sets more often than a server does."""
+
+_METHODS = (
+    "ModelReady",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelInfer",
+    "SystemSharedMemoryStatus",
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+)
+
+_ENDED = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # gRPC's own: a request that was not sent, a response that has come
+    }
+)
+"""Statuses after which the predictor certainly does nothing more for a call."""
+
+_CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2")
+"""In gRPC's own messages with the status INTERNAL, which is also what Triton says when a model fails."""
+
+_REFUSALS = ("queue size", "Request timeout expired", "stopped accepting", "unknown model", "failed to connect")
+"""In messages with the status UNAVAILABLE: Triton's own, and gRPC's where a call was not even sent. The rest of gRPC's
+are about connections that were lost during a call."""
 
 _CHANNEL_OPTIONS = (
     # A predictor that hangs answers no ping: its calls end within 20 s instead of after the whole timeout. Without
@@ -94,12 +122,14 @@ def map_errors(where: str, seconds: float) -> Iterator[None]:
         raise PredictorError(f"the call to the predictor at {where} failed: {quoted(str(exc))}") from exc
 
 
-class GrpcPredictor(Predictor):
+class GrpcPredictor(PlacingPredictor):
     """A predictor behind gRPC, with a channel of its own.
 
     Messages go in and come out as bytes, serialized by the codec in wire.v2_grpc: a deserializer that raises
-    inside grpc is logged there and lost.
+    inside grpc is logged there and lost. A call whose caller goes away is cancelled, at the predictor too.
     """
+
+    stops_when_cancelled = True
 
     def __init__(self, settings: PredictorSettings) -> None:
         self._address = parse_address(settings)
@@ -120,10 +150,7 @@ class GrpcPredictor(Predictor):
             self._channel = grpc.aio.insecure_channel(self._where, self._options)
         else:
             self._channel = grpc.aio.secure_channel(self._where, self._credentials, self._options)
-        self._methods = {
-            name: self._channel.unary_unary(f"/{v2_grpc.SERVICE}/{name}", None, None)
-            for name in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer")
-        }
+        self._methods = {name: self._channel.unary_unary(f"/{v2_grpc.SERVICE}/{name}", None, None) for name in _METHODS}
         return self
 
     async def __aexit__(
@@ -151,11 +178,39 @@ class GrpcPredictor(Predictor):
 
     @asynccontextmanager
     async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        destination: Destination | None = None,
     ) -> AsyncIterator[Mapping[str, Tensor]]:
-        request = v2_grpc.encode_infer_request(self._model_name, inputs, outputs)
-        response = await self._call("ModelInfer", request, metadata_of(headers))
-        yield verified(outputs, v2_grpc.decode_infer_response(response))
+        if destination is None:
+            request = v2_grpc.encode_infer_request(self._model_name, inputs, outputs)
+            response = await self._call("ModelInfer", request, metadata_of(headers))
+            yield verified(outputs, v2_grpc.decode_infer_response(response))
+            return
+        placements = destination.placements
+        request = v2_grpc.encode_infer_request(self._model_name, inputs, outputs, placements)
+        try:
+            response = await self._call("ModelInfer", request, metadata_of(headers))
+        except RequestError as error:
+            destination.settled = _has_ended(error)
+            if _code(error) is grpc.StatusCode.NOT_FOUND and destination.region in str(error):
+                raise UnknownRegion(str(error)) from error
+            raise
+        destination.settled = True
+        yield verified(outputs, v2_grpc.decode_infer_response(response, placements))
+
+    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+        await self._call("SystemSharedMemoryRegister", v2_grpc.encode_registration(name, key, byte_size), ())
+
+    async def unregister_region(self, name: str) -> None:
+        await self._call("SystemSharedMemoryUnregister", v2_grpc.encode_unregistration(name), ())
+
+    async def region_names(self) -> Sequence[str]:
+        return v2_grpc.parse_region_names(await self._call("SystemSharedMemoryStatus", b"", ()))
 
     async def _ask(self, method: str) -> bytes:
         return await self._call(method, v2_grpc.encode_model_request(method, self._model_name), ())
@@ -181,6 +236,20 @@ def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 def _code(error: RequestError) -> Any:
     """The status behind an error that map_errors made, None where it came from elsewhere."""
     return error.__cause__.code() if isinstance(error.__cause__, grpc.aio.AioRpcError) else None
+
+
+def _has_ended(error: RequestError) -> bool:
+    """Whether a failed call has certainly ended at the predictor too; not sure is no."""
+    code, text = _code(error), str(error)
+    if any(part in text for part in _CONNECTION_FAULTS):
+        return False
+    if code is grpc.StatusCode.INTERNAL:
+        return True
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return "larger than max" in text
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return any(part in text for part in _REFUSALS)
+    return code in _ENDED
 
 
 def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:

@@ -2,149 +2,126 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import io
+import ssl
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from types import SimpleNamespace, TracebackType
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
-import aiohttp
 import numpy as np
 import orjson
-from aiohttp.http_exceptions import HttpProcessingError
-from yarl import URL
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.predictors.address import parse_address
+from hf_transformer.errors import (
+    ConfigError,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
+from hf_transformer.predictors.address import Address, parse_address
 from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted, verified
-from hf_transformer.predictors.base import Predictor, PredictorSettings
+from hf_transformer.predictors.base import Destination, PlacingPredictor, PredictorSettings, UnknownRegion
 from hf_transformer.predictors.certificates import ssl_context
 from hf_transformer.predictors.headers import forwarded
+from hf_transformer.predictors.http1 import Http1Client
+from hf_transformer.predictors.http1_errors import (
+    ConnectTimeout,
+    DeadlineExceeded,
+    Disconnected,
+    Http1Error,
+    NoAnswer,
+    NotHttp,
+)
+from hf_transformer.predictors.http1_parser import Answer
 from hf_transformer.types import ModelSpec, Tensor
-from hf_transformer.wire import v2_rest
+from hf_transformer.wire import v2_rest, v2_rest_regions
 from hf_transformer.wire.datatypes import Malformed
-
-_CONNECT_SECONDS = 10.0
-"""How long a connection may take to open; a host that drops packets would cost the whole timeout."""
-
-_LARGE_BODY = 2**20
-"""Above this aiohttp wants a file object, which it sends in parts, instead of bytes."""
-
-_READ_BUFFER = 2**18
-"""Bytes that may wait in the response's buffer before reading pauses."""
+from hf_transformer.wire.placements import NOWHERE, Placement
 
 _ALIGNMENT = 64
+_WORTH_ALIGNING = 16 * 1024
+"""Bytes of a body; for less it costs more to find the address than it saves."""
 
 TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
 
 _UNAVAILABLE = frozenset({404, 429, 502, 503})
 """Nobody has the model or takes the request now. 429 and 502 come from proxies on the way."""
 
-_DISCONNECTED = (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError, aiohttp.ClientOSError)
-"""What a stale connection gives. Once an answer's body has begun it is ClientPayloadError."""
+_OF_PROXIES = frozenset({408, 429, 502, 504})
+"""What a proxy says, of a call that may still go on behind it."""
 
 _NO_CONFIG = frozenset({400, 404, 405, 501})
 """What servers other than Triton say of a route that they do not have."""
 
+_LENGTH_KEY = v2_rest.HEADER_LENGTH.lower()
 
-@contextmanager
-def map_errors(where: str, seconds: float) -> Iterator[None]:
-    """aiohttp's errors as ours; ``where`` names the predictor in the message, ``seconds`` the timeout."""
-    try:
-        yield
-    except aiohttp.ConnectionTimeoutError as exc:
-        raise PredictorUnavailable(f"no connection to the predictor at {where} in time") from exc
-    except TimeoutError as exc:  # aiohttp's other timeouts are subclasses of it
-        raise PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})") from exc
-    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as exc:
-        hint = f" ({TLS_FLAGS} ask for TLS)" if isinstance(exc, aiohttp.ClientSSLError) else ""
-        raise PredictorUnavailable(f"the predictor at {where} is unavailable: {_reason(exc)}{hint}") from exc
-    except (aiohttp.ClientError, HttpProcessingError) as exc:
-        if "Expected HTTP/" in str(exc):
-            raise PredictorError(
+
+def mapped(exc: OSError | Http1Error, where: str, seconds: float) -> RequestError:
+    """The client's error as ours; ``where`` names the predictor in the message, ``seconds`` the timeout."""
+    match exc:
+        case ConnectTimeout():
+            return PredictorUnavailable(f"no connection to the predictor at {where} in time")
+        case DeadlineExceeded():
+            return PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
+        case OSError() | Disconnected():
+            about_tls = isinstance(exc, ssl.SSLError) or isinstance(exc.__cause__, ssl.SSLError)
+            hint = f" ({TLS_FLAGS} ask for TLS)" if about_tls else ""
+            return PredictorUnavailable(f"the predictor at {where} is unavailable: {_reason(exc)}{hint}")
+        case NotHttp():
+            return PredictorError(
                 f"the predictor at {where} does not speak HTTP/1.1; if that is its gRPC port, "
                 "use --predictor_protocol=grpc-v2"
-            ) from exc
-        raise PredictorError(f"the call to the predictor at {where} failed: {_reason(exc)}") from exc
+            )
+        case _:
+            return PredictorError(f"the call to the predictor at {where} failed: {_reason(exc)}")
 
 
-def _reason(exc: BaseException) -> str:
-    """What went wrong, without aiohttp's "ssl:default" in front, which it writes for plain HTTP too."""
-    cause = exc.__cause__ if isinstance(exc, aiohttp.ClientConnectorError) and exc.__cause__ else exc
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return quoted(text or type(cause).__name__)
+def _reason(exc: OSError | Http1Error) -> str:
+    text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+    return quoted(text or type(exc).__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    method: str
-    url: URL
-    body: bytes | None
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: memoryview
-
-
-class RestPredictor(Predictor):
+class RestPredictor(PlacingPredictor):
     """A predictor behind HTTP.
 
-    Connections are kept and used again, as many as there are calls in flight. A kept one that the predictor
-    has closed meanwhile (after a restart, or because it was idle) shows only when it is used: the request is
-    then sent once more, on a new connection, which is safe because an inference changes nothing.
+    Connections are kept and used again, as many as there are calls in flight. Where the predictor closes one at
+    the moment in which it is used, the request is sent once more, on a new connection, which is safe because an
+    inference changes nothing.
     """
 
     def __init__(self, settings: PredictorSettings) -> None:
-        address = parse_address(settings)
-        self._where = str(address)
-        self._ssl = ssl_context(settings) if address.use_ssl else True
+        self._address = parse_address(settings)
+        self._where = str(self._address)
+        self._ssl = ssl_context(settings) if self._address.use_ssl else None
         self._seconds = settings.timeout
-        scheme = "https" if address.use_ssl else "http"
-        model = f"{scheme}://{address}/v2/models/{quote(settings.model_name, safe='')}"
-        self._metadata_url = URL(model, encoded=True)
-        self._config_url, self._ready_url, self._infer_url = (
-            URL(f"{model}/{action}", encoded=True) for action in ("config", "ready", "infer")
+        # identity: or Triton spends 30 times longer on gzip than on the inference
+        fields = f"HTTP/1.1\r\nHost: {host_header(settings, self._address)}\r\nAccept-Encoding: identity\r\n"
+        path = f"/v2/models/{_escaped(settings.model_name)}"
+        self._metadata, self._config, self._ready = (
+            f"GET {path}{action} {fields}\r\n".encode() for action in ("", "/config", "/ready")
         )
-        self._kept: aiohttp.ClientSession
-        self._fresh: aiohttp.ClientSession
+        self._infer = f"POST {path}/infer {fields}Content-Type: application/octet-stream\r\n"
+        self._region = f"/v2/systemsharedmemory/region/{{}}/{{}} {fields}"
+        self._regions = f"GET /v2/systemsharedmemory/status {fields}\r\n".encode()
+        self._client: Http1Client
 
     async def __aenter__(self) -> Self:
-        self._kept = self._session(force_close=False)
-        self._fresh = self._session(force_close=True)
+        self._client = Http1Client(self._address, self._ssl, self._seconds, _room)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._kept.close()
-        await self._fresh.close()
-
-    def _session(self, force_close: bool) -> aiohttp.ClientSession:
-        tracing = aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_note_reuse)
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl, force_close=force_close),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(_CONNECT_SECONDS, self._seconds)),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            read_bufsize=_READ_BUFFER,
-            skip_auto_headers=("User-Agent",),
-            trace_configs=[tracing],
-        )
+        await self._client.close()
 
     async def model_spec(self) -> ModelSpec:
-        metadata = await self._call("GET", self._metadata_url)
+        metadata = await self._call(self._metadata)
         self._raise_for_status(metadata)
-        config = await self._call("GET", self._config_url)
+        config = await self._call(self._config)
         if config.status in _NO_CONFIG:
             return v2_rest.parse_model_spec(metadata.body, None)
         self._raise_for_status(config)
@@ -152,7 +129,7 @@ class RestPredictor(Predictor):
 
     async def model_ready(self) -> bool:
         """Triton's body is empty; other servers may say ``{"ready": false}`` with a 200."""
-        answer = await self._call("GET", self._ready_url)
+        answer = await self._call(self._ready)
         if answer.status in (400, 404, 503):
             return False
         self._raise_for_status(answer)
@@ -164,33 +141,81 @@ class RestPredictor(Predictor):
 
     @asynccontextmanager
     async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        destination: Destination | None = None,
     ) -> AsyncIterator[Mapping[str, Tensor]]:
-        body, header_length = v2_rest.encode_infer_request(inputs, outputs)
-        own = {"content-type": "application/octet-stream", v2_rest.HEADER_LENGTH.lower(): str(header_length)}
-        answer = await self._call("POST", self._infer_url, body, {**dict(forwarded(headers)), **own})
+        placements = NOWHERE
+        if destination is None:
+            answer = await self._run(inputs, outputs, headers)
+        else:
+            answer, placements = await self._run_placed(inputs, outputs, headers, destination)
         self._raise_for_status(answer)
-        yield verified(outputs, v2_rest.decode_infer_response(answer.body, _header_length(answer.headers)))
+        length = _header_length(answer.headers)
+        yield verified(outputs, v2_rest.decode_infer_response(answer.body, length, placements))
 
-    async def _call(
-        self, method: str, url: URL, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> _Answer:
-        # identity: or Triton spends 30 times longer on gzip than on the inference
-        request = _Request(method, url, body, {**(headers or {}), "accept-encoding": "identity"})
-        connection = SimpleNamespace(reused=False)
-        if self._kept.closed:
+    async def _run(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        placements: Mapping[str, Placement] = NOWHERE,
+    ) -> Answer:
+        body, header_length = v2_rest.encode_infer_request(inputs, outputs, placements)
+        passed_on = "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)]) if headers else ""
+        head = (
+            f"{self._infer}{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {len(body)}\r\n{passed_on}\r\n"
+        )
+        return await self._call(head.encode(), body, resend=not placements)
+
+    async def _run_placed(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], destination: Destination
+    ) -> tuple[Answer, Mapping[str, Placement]]:
+        """The answer, and where the outputs are that are not in it."""
+        try:
+            answer = await self._run(inputs, outputs, headers, destination.placements)
+        except RequestError as error:
+            match error.__cause__:
+                case NoAnswer():
+                    # What becomes of the request is not known. Sent again with the same places, two may write there.
+                    return await self._run(inputs, outputs, headers), NOWHERE
+                case None | OSError() | ConnectTimeout():
+                    destination.settled = True  # it was not sent
+            raise
+        destination.settled = _has_ended(answer)
+        if answer.status == 404 and destination.region in (message := _message(answer.body, "identity")):
+            raise UnknownRegion(f"the predictor at {self._where} answered 404: {message}")
+        return answer, destination.placements
+
+    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+        await self._change_region(name, "register", v2_rest_regions.encode_registration(key, byte_size))
+
+    async def unregister_region(self, name: str) -> None:
+        await self._change_region(name, "unregister", b"")
+
+    async def region_names(self) -> Sequence[str]:
+        answer = await self._call(self._regions)
+        self._raise_for_status(answer)
+        return v2_rest_regions.parse_region_names(answer.body)
+
+    async def _change_region(self, name: str, action: str, body: bytes) -> None:
+        head = f"POST {self._region.format(_escaped(name), action)}Content-Length: {len(body)}\r\n\r\n"
+        self._raise_for_status(await self._call(head.encode(), body))
+
+    async def _call(self, head: bytes, body: bytes = b"", *, resend: bool = True) -> Answer:
+        if self._client.closed:
             raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed")
-        with map_errors(self._where, self._seconds):
-            async with asyncio.timeout(self._seconds):
-                try:
-                    return await _exchange(self._kept, request, connection)
-                except _DISCONNECTED:
-                    if not connection.reused:
-                        raise
-                return await _exchange(self._fresh, request, connection)
+        try:
+            return await self._client.request(head, body, resend=resend)
+        except (OSError, Http1Error) as exc:
+            raise mapped(exc, self._where, self._seconds) from exc
 
-    def _raise_for_status(self, answer: _Answer) -> None:
-        encoding = answer.headers.get("Content-Encoding", "identity").lower()
+    def _raise_for_status(self, answer: Answer) -> None:
+        encoding = answer.headers.get("content-encoding", "identity").lower()
         if answer.status == 200:
             if encoding != "identity":
                 raise PredictorError(
@@ -206,52 +231,58 @@ class RestPredictor(Predictor):
         raise PredictorError(message)
 
 
-async def _note_reuse(
-    session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    params: aiohttp.TraceConnectionReuseconnParams,
-) -> None:
-    context.trace_request_ctx.reused = True
+def _escaped(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
 
 
-async def _exchange(session: aiohttp.ClientSession, request: _Request, connection: SimpleNamespace) -> _Answer:
-    body = request.body
-    async with session.request(
-        request.method,
-        request.url,
-        data=io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body,
-        headers=request.headers,
-        allow_redirects=False,
-        trace_request_ctx=connection,
-    ) as response:
-        return _Answer(response.status, response.headers, await _read(response))
+def _has_ended(answer: Answer) -> bool:
+    """Whether a call has certainly ended at the predictor too; not sure is no.
 
-
-async def _read(response: aiohttp.ClientResponse) -> memoryview:
-    """The body, each part copied once, as it arrives, to where it stays.
-
-    The place is chosen so that the first binary tensor behind the JSON header is aligned: over elements at odd
-    addresses an argmax takes numpy more than twice as long.
+    An error without the V2 protocol's body may come from a proxy, which knows nothing of the model, and so may one
+    with a proxy's status.
     """
-    size = response.content_length
-    if size is None or "Transfer-Encoding" in response.headers:
-        return memoryview(await response.read())
+    if answer.status == 200:
+        return True
+    try:
+        return answer.status not in _OF_PROXIES and isinstance(orjson.loads(answer.body)["error"], str)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def host_header(settings: PredictorSettings, address: Address) -> str:
+    """The value of the header Host: with the port unless it is the scheme's own, without an IPv6 zone.
+
+    Raises:
+        ConfigError: the host can't be a host's name.
+    """
+    host, _, _ = address.host.partition("%")
+    try:
+        name = f"[{host}]" if ":" in host else host.encode("idna").decode()
+    except UnicodeError as exc:
+        raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
+    return name if address.port == (443 if address.use_ssl else 80) else f"{name}:{address.port}"
+
+
+def _room(size: int, headers: Mapping[str, str]) -> memoryview:
+    """The place for a body, chosen so that the first binary tensor behind the JSON header is aligned.
+
+    Over elements at odd addresses an argmax takes numpy more than twice as long.
+    """
+    if size < _WORTH_ALIGNING:
+        return memoryview(bytearray(size))
     try:
         room = np.empty(size + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as exc:
         raise PredictorError(f"the predictor's response of {size} bytes does not fit into memory") from exc
-    start = -(room.ctypes.data + (_header_length(response.headers) or 0)) % _ALIGNMENT
-    body = room.data[start : start + size]
-    position = 0
-    while chunk := await response.content.readany():
-        body[position : position + len(chunk)] = chunk
-        position += len(chunk)
-    return body[:position]
+    address = room.__array_interface__["data"][0]
+    start = -(address + (_header_length(headers) or 0)) % _ALIGNMENT
+    return room.data[start : start + size]
 
 
 def _header_length(headers: Mapping[str, str]) -> int | None:
     try:
-        return v2_rest.parse_header_length(headers.get(v2_rest.HEADER_LENGTH))
+        return v2_rest.parse_header_length(headers.get(_LENGTH_KEY))
     except Malformed as exc:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 

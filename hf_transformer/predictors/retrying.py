@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -38,6 +38,7 @@ class RetryingPredictor(Predictor):
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
+        self.stops_when_cancelled = inner.stops_when_cancelled
         self._retries = retries
         self._timeout = timeout
         self._sleep = sleep
@@ -60,12 +61,17 @@ class RetryingPredictor(Predictor):
 
     @asynccontextmanager
     async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
     ) -> AsyncIterator[Mapping[str, Tensor]]:
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self._timeout) as timeout:
-                    tensors = await self._enter(stack, inputs, outputs, headers)
+                    tensors = await self._enter(stack, lambda: self._inner.infer(inputs, outputs, headers, sizes=sizes))
             except TimeoutError as exc:
                 if not timeout.expired():
                     raise
@@ -76,17 +82,15 @@ class RetryingPredictor(Predictor):
     async def _enter(
         self,
         stack: AsyncExitStack,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
+        infer: Callable[[], AbstractAsyncContextManager[Mapping[str, Tensor]]],
     ) -> Mapping[str, Tensor]:
         deadline = asyncio.get_running_loop().time() + self._timeout
         for retry in range(self._retries):
             try:
-                return await stack.enter_async_context(self._inner.infer(inputs, outputs, headers))
+                return await stack.enter_async_context(infer())
             except PredictorUnavailable:
                 delay = min(_FIRST_DELAY * 2**retry, _LONGEST_DELAY) * (1 + self._jitter()) / 2
                 if asyncio.get_running_loop().time() + delay >= deadline:
                     raise
             await self._sleep(delay)
-        return await stack.enter_async_context(self._inner.infer(inputs, outputs, headers))
+        return await stack.enter_async_context(infer())

@@ -7,7 +7,7 @@ twice, once when they parse it and once when it is read, which is most of the wo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -23,6 +23,7 @@ from hf_transformer.wire.datatypes import (
     from_elements,
 )
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.wire.placements import BYTE_SIZE, NOWHERE, OFFSET, REGION, Placement, placed_tensor
 from hf_transformer.wire.specs import config_datatype
 
 SERVICE = "inference.GRPCInferenceService"
@@ -47,8 +48,10 @@ TYPED_CONTENTS = {
 """Which field of InferTensorContents holds a datatype's elements; FP16 and BF16 have none."""
 
 
-def encode_infer_request(model_name: str, inputs: Sequence[Tensor], outputs: Sequence[str]) -> bytes:
-    """A serialized ModelInferRequest with raw contents.
+def encode_infer_request(
+    model_name: str, inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
+) -> bytes:
+    """A serialized ModelInferRequest with raw contents. Outputs with a place in ``placements`` are to be written there.
 
     Raises:
         PredictorError: an input's data doesn't fit its datatype.
@@ -61,12 +64,19 @@ def encode_infer_request(model_name: str, inputs: Sequence[Tensor], outputs: Seq
     except Malformed as exc:
         raise PredictorError(f"the request can't be written: {exc}") from exc
     for name in outputs:
-        request.outputs.add(name=name)
+        output = request.outputs.add(name=name)
+        if name in placements:
+            place = placements[name]
+            output.parameters[REGION].string_param = place.region
+            output.parameters[OFFSET].int64_param = place.offset
+            output.parameters[BYTE_SIZE].int64_param = len(place.memory)
     return request.SerializeToString()
 
 
-def decode_infer_response(body: bytes) -> dict[str, Tensor]:
-    """The tensors of a serialized ModelInferResponse by name; raw ones are views into ``body``.
+def decode_infer_response(body: bytes, placements: Mapping[str, Placement] = NOWHERE) -> dict[str, Tensor]:
+    """The tensors of a serialized ModelInferResponse by name.
+
+    Raw ones are views into ``body``, and those that came through shared memory into that.
 
     Raises:
         PredictorError: the message breaks the protocol.
@@ -77,9 +87,38 @@ def decode_infer_response(body: bytes) -> dict[str, Tensor]:
             response = pb.ModelInferResponse.FromString(rest)
         except DecodeError as exc:
             raise Malformed(f"not a ModelInferResponse: {exc}") from exc
-        return decode_tensors(response.outputs, raw)
+        if not placements:
+            return decode_tensors(response.outputs, raw)
+        return _with_placed(response.outputs, raw, placements)
     except Malformed as exc:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+
+def _with_placed(
+    entries: Sequence[pb.ModelInferResponse.InferOutputTensor],
+    raw: Sequence[memoryview],
+    placements: Mapping[str, Placement],
+) -> dict[str, Tensor]:
+    """The tensors of a response of which some were written to their places: those whose raw contents are empty."""
+    if len(raw) not in (0, len(entries)):
+        raise Malformed(f"{len(entries)} tensors come with {len(raw)} raw contents")
+    contents = raw or [memoryview(b"")] * len(entries)
+    tensors: dict[str, Tensor] = {}
+    inline = []
+    for entry, view in zip(entries, contents, strict=True):
+        if entry.name not in placements or view or entry.HasField("contents"):
+            inline.append((entry, view))
+        elif entry.name in tensors:
+            raise Malformed(f"tensor {entry.name!r} comes twice")
+        else:
+            datatype = checked_datatype(entry.name, entry.datatype)
+            shape = checked_shape(entry.name, list(entry.shape))
+            tensors[entry.name] = placed_tensor(entry.name, datatype, shape, placements[entry.name])
+    views = [view for _, view in inline] if raw else []
+    others = decode_tensors([entry for entry, _ in inline], views)
+    for name in tensors.keys() & others.keys():
+        raise Malformed(f"tensor {name!r} comes twice")
+    return {**tensors, **others}
 
 
 def decode_tensors(
@@ -205,6 +244,24 @@ def decode_model_ready(body: bytes) -> bool:
         return pb.ModelReadyResponse.FromString(body).ready
     except DecodeError as exc:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+
+def encode_registration(name: str, key: str, byte_size: int) -> bytes:
+    """A serialized request that registers a file in /dev/shm, all of it; ``key`` is its name after a slash."""
+    return pb.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size).SerializeToString()
+
+
+def encode_unregistration(name: str) -> bytes:
+    """A serialized request that ends a registration."""
+    return pb.SystemSharedMemoryUnregisterRequest(name=name).SerializeToString()
+
+
+def parse_region_names(body: bytes) -> list[str]:
+    """The names in the status of all regions. Raises PredictorError where the message can't be read."""
+    try:
+        return list(pb.SystemSharedMemoryStatusResponse.FromString(body).regions)
+    except DecodeError as exc:
+        raise PredictorError(f"the predictor's list of shared-memory regions is malformed: {exc}") from exc
 
 
 def parse_model_spec(metadata: bytes, config: bytes | None) -> ModelSpec:

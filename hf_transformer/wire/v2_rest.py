@@ -24,16 +24,20 @@ from hf_transformer.wire.datatypes import (
     json_kind,
     shorten,
 )
+from hf_transformer.wire.placements import NOWHERE, Placement, placed_tensor
 from hf_transformer.wire.specs import config_datatype
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-def encode_infer_request(inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[bytes, int]:
+def encode_infer_request(
+    inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
+) -> tuple[bytes, int]:
     """The body, and the length of its JSON header in bytes.
 
     Each output is asked for as binary by its own parameter: the request's ``binary_data_output`` is ignored
-    where outputs are listed. Without outputs the predictor sends all that it has, as binary too.
+    where outputs are listed. Those with a place in ``placements`` are to be written there. Without outputs the
+    predictor sends all that it has, as binary too.
 
     Raises:
         PredictorError: an input's data doesn't fit its datatype.
@@ -54,15 +58,20 @@ def encode_infer_request(inputs: Sequence[Tensor], outputs: Sequence[str]) -> tu
         ]
     }
     if outputs:
-        header["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+        header["outputs"] = [
+            {"name": name, "parameters": placements[name].parameters if name in placements else {"binary_data": True}}
+            for name in outputs
+        ]
     else:
         header["parameters"] = {"binary_data_output": True}
     text = orjson.dumps(header)
     return b"".join([text, *chunks]), len(text)
 
 
-def decode_infer_response(body: bytes | memoryview, header_length: int | None) -> dict[str, Tensor]:
-    """The tensors by name, in the order of the response; binary ones are views into ``body``.
+def decode_infer_response(
+    body: bytes | memoryview, header_length: int | None, placements: Mapping[str, Placement] = NOWHERE
+) -> dict[str, Tensor]:
+    """The tensors by name; binary ones are views into ``body``, and those that came through shared memory into that.
 
     Raises:
         PredictorError: the body breaks the protocol, or is an error in spite of its status.
@@ -72,9 +81,34 @@ def decode_infer_response(body: bytes | memoryview, header_length: int | None) -
         header = json_object(_parsed(text))
         if "error" in header:
             raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
-        return decode_tensors(header.get("outputs"), raw)
+        outputs = header.get("outputs")
+        return _with_placed(outputs, raw, placements) if placements else decode_tensors(outputs, raw)
     except Malformed as exc:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+
+def _with_placed(entries: Json, raw: memoryview, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
+    """The tensors of a response of which some were written to their places: those that have no data of their own."""
+    placed: dict[str, Tensor] = {}
+    inline: list[Json] = []
+    for entry in entries if isinstance(entries, list) else ():
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or name not in placements or _has_data(entry):
+            inline.append(entry)
+            continue
+        if name in placed:
+            raise Malformed(f"tensor {name!r} comes twice")
+        datatype = checked_datatype(name, entry.get("datatype"))
+        placed[name] = placed_tensor(name, datatype, checked_shape(name, entry.get("shape")), placements[name])
+    tensors = decode_tensors(inline, raw) if placed else decode_tensors(entries, raw)
+    for name in placed.keys() & tensors.keys():
+        raise Malformed(f"tensor {name!r} comes twice")
+    return {**placed, **tensors}
+
+
+def _has_data(entry: Mapping[str, Json]) -> bool:
+    parameters = entry.get("parameters")
+    return "data" in entry or (isinstance(parameters, dict) and "binary_data_size" in parameters)
 
 
 def parse_header_length(text: str | None) -> int | None:

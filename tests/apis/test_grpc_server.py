@@ -173,6 +173,9 @@ async def test_reflection_describes_every_service() -> None:
                 "ModelInfer",
                 "ModelStreamInfer",
                 "ModelConfig",
+                "SystemSharedMemoryStatus",
+                "SystemSharedMemoryRegister",
+                "SystemSharedMemoryUnregister",
             ],
             "health": ["Check", "Watch"],
         }

@@ -15,6 +15,7 @@ from hf_transformer.apis.grpc_infer import Inference
 from hf_transformer.apis.grpc_stream import STREAM_IN_FLIGHT, STREAMS_AT_MOST, Held, Room, Streams
 from hf_transformer.apis.grpc_v2 import GrpcSettings
 from hf_transformer.errors import InvalidInput
+from hf_transformer.metrics import Metrics
 from hf_transformer.types import Context
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from tests.apis.bare_grpc import bare_call
@@ -22,7 +23,6 @@ from tests.apis.grpc_model import (
     IN_FLIGHT,
     Gate,
     ScriptedModel,
-    WatchedMetrics,
     connected,
     count,
     failure,
@@ -206,7 +206,7 @@ class GoneClient:
 
 async def test_a_client_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """The call ends as cancelled, of which gRPC says nothing."""
-    at_work, metrics = AtWork(), WatchedMetrics("bert")
+    at_work, metrics = AtWork(), Metrics("bert")
     service = service_of(ScriptedModel(), metrics)
     streams = Streams(Inference(service), service.admission, at_work, asyncio.Event(), -1)
     handler: Any = streams.handler

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from hf_transformer.apis import docs_page, openai_embeddings, openai_rerank
 from hf_transformer.apis.base import Endpoint
+from hf_transformer.apis.direct import Direct
 from hf_transformer.app import build_app
 from hf_transformer.errors import RequestError
 from hf_transformer.tasks import TASKS
@@ -41,8 +42,8 @@ ON_THE_PAGE = re.compile(r'(?:src|href)="([^"]*)"')
 def build(task: str, *flags: str) -> Starlette:
     folder = task_model_folder(MODELS[task])
     app = build_app(config(f"--model_dir={folder}", f"--task={task}", "--model_name=m", *flags))
-    assert isinstance(app, Starlette)
-    return app
+    assert isinstance(app, Direct) and isinstance(app.app, Starlette)
+    return app.app
 
 
 async def get(app: Starlette, path: str, **headers: str) -> httpx.Response:

@@ -116,7 +116,7 @@ def test_entrypoint_takes_the_arguments_that_kserve_gives(image: Stage) -> None:
     (entrypoint,) = image.values("ENTRYPOINT")
     assert json.loads(entrypoint) == ["hf-transformer"], "the exec form, so that SIGTERM arrives"
     assert image.values("CMD") == []
-    assert image.values("EXPOSE") == ["8080"]
+    assert image.values("EXPOSE") == ["8080 8081"]
 
 
 def test_environment_of_the_image(image: Stage) -> None:

@@ -122,10 +122,12 @@ def test_the_request_id_is_kept(serve: Serve) -> None:
 def test_the_latency_line_is_kserves_and_shows_no_text(serve: Serve) -> None:
     service = serve("bert")
     service.post({"instances": ["The capital of sesame is [MASK]."]}, headers={"x-request-id": "line-1"})
-    assert re.search(
-        r"requestId: line-1, preprocess_ms: [\d.]+, explain_ms: 0, predict_ms: [\d.]+, postprocess_ms: [\d.]+\n",
-        service.log,
+    line = re.compile(
+        r"^\d{4}-\d\d-\d\dT[\d:.]+ INFO hf_transformer.latency: requestId: line-1, preprocess_ms: [\d.]+, "
+        r"explain_ms: 0, predict_ms: [\d.]+, postprocess_ms: [\d.]+\n",
+        re.MULTILINE,
     )
+    assert poll(lambda: line.search(service.log) is not None, 5.0)  # it waits a tenth of a second for others
     service.post({"instances": ["a sesame without one"]})
     assert "sesame" not in service.log
 

@@ -1,92 +1,90 @@
-"""aiohttp's exceptions become ours, every one of them."""
+"""The HTTP client's errors become ours, every one of them; and which hosts it is told."""
 
 from __future__ import annotations
 
-import aiohttp
+import ssl
+from collections.abc import Iterator
+
 import pytest
-from aiohttp.http_exceptions import HttpProcessingError
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.predictors.rest import map_errors
+from hf_transformer.errors import ConfigError, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.predictors import http1_errors
+from hf_transformer.predictors.address import parse_address
+from hf_transformer.predictors.base import PredictorSettings
+from hf_transformer.predictors.http1_errors import Http1Error
+from hf_transformer.predictors.rest import RestPredictor, host_header, mapped
 
-UNAVAILABLE = {
-    "ClientConnectionError",
-    "ClientConnectionResetError",
-    "ClientConnectorCertificateError",
-    "ClientConnectorDNSError",
-    "ClientConnectorError",
-    "ClientConnectorSSLError",
-    "ClientOSError",
-    "ClientPayloadError",
-    "ClientProxyConnectionError",
-    "ClientSSLError",
-    "ConnectionTimeoutError",
-    "ServerConnectionError",
-    "ServerDisconnectedError",
-    "ServerFingerprintMismatch",
-    "UnixClientConnectorError",
+EXPECTED: dict[str, type[RequestError]] = {
+    "Http1Error": PredictorError,
+    "NotHttp": PredictorError,
+    "MalformedAnswer": PredictorError,
+    "AnswerTooLarge": PredictorError,
+    "ConnectTimeout": PredictorUnavailable,
+    "DeadlineExceeded": PredictorTimeout,
+    "Disconnected": PredictorUnavailable,
+    "NoAnswer": PredictorUnavailable,
 }
-TIMEOUT = {"ServerTimeoutError", "SocketTimeoutError"}
-FAILED = {
-    "ClientError",
-    "ClientHttpProxyError",
-    "ClientResponseError",
-    "ContentTypeError",
-    "InvalidURL",
-    "InvalidUrlClientError",
-    "InvalidUrlRedirectClientError",
-    "NonHttpUrlClientError",
-    "NonHttpUrlRedirectClientError",
-    "RedirectClientError",
-    "TooManyRedirects",
-    "UploadAbortedError",
-    "WSServerHandshakeError",
-}
-SOMETIMES = {"UploadAbortedError"}
-"""What not every version of aiohttp has."""
 
 
-def family(kind: type[BaseException]) -> set[type[BaseException]]:
-    return {kind}.union(*(family(child) for child in kind.__subclasses__()))
+def family(kind: type[Exception]) -> Iterator[type[Exception]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from family(child)
 
 
-def test_every_error_of_aiohttp_has_a_place() -> None:
-    names = {kind.__name__ for kind in family(aiohttp.ClientError) if kind.__module__.startswith("aiohttp.")}
-    assert names - SOMETIMES == (UNAVAILABLE | TIMEOUT | FAILED) - SOMETIMES
+def test_every_error_of_the_client_has_a_place() -> None:
+    assert {kind.__name__ for kind in family(Http1Error)} == set(EXPECTED)
 
 
-@pytest.mark.parametrize("kind", sorted(family(aiohttp.ClientError), key=str), ids=lambda kind: kind.__name__)
-def test_errors_of_aiohttp(kind: type[BaseException]) -> None:
-    expected: type[Exception] = PredictorError
-    if kind.__name__ in UNAVAILABLE:
-        expected = PredictorUnavailable
-    elif kind.__name__ in TIMEOUT:
-        expected = PredictorTimeout
-    error = plain_instance(kind)
-    with pytest.raises(expected, match="predictor at here") as caught, map_errors("here", 1.0):
-        raise error
-    assert type(caught.value) is expected
-    assert caught.value.__cause__ is error
-
-
-def plain_instance(kind: type[BaseException]) -> BaseException:
-    """An instance of the class whose constructor asks for nothing."""
-    plain = type(kind.__name__, (kind,), {"__init__": lambda self: None, "__str__": lambda self: "why"})
-    instance: BaseException = plain()
-    return instance
+@pytest.mark.parametrize("name", EXPECTED)
+def test_errors_of_the_client(name: str) -> None:
+    error = mapped(getattr(http1_errors, name)("why"), "here", 1.0)
+    assert type(error) is EXPECTED[name]
+    assert "predictor at here" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (HttpProcessingError(message="bad chunk"), PredictorError),
-        (TimeoutError(), PredictorTimeout),
-        (ConnectionResetError(), PredictorUnavailable),
-        (OSError("no route"), PredictorUnavailable),
-    ],
-    ids=repr,
+    "error", [ConnectionResetError(), TimeoutError(), OSError("no route"), ssl.SSLError(1, "no cipher")], ids=repr
 )
-def test_other_errors(error: Exception, expected: type[Exception]) -> None:
-    with pytest.raises(expected) as caught, map_errors("here", 1.0):
-        raise error
-    assert type(caught.value) is expected
+def test_other_errors(error: OSError) -> None:
+    assert type(mapped(error, "here", 1.0)) is PredictorUnavailable
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (http1_errors.NotHttp("x"), "does not speak HTTP/1.1; if that is its gRPC port, use --predictor_protocol=grpc"),
+        (http1_errors.DeadlineExceeded("x"), r"gave no answer in 2.5 s \(--predictor_request_timeout_seconds\)$"),
+        (http1_errors.ConnectTimeout("x"), "^no connection to the predictor at here in time$"),
+        (http1_errors.MalformedAnswer("two lengths"), "the call to the predictor at here failed: two lengths"),
+        (OSError(111, "Connection refused"), "at here is unavailable: Connection refused$"),
+        (ConnectionResetError(), "at here is unavailable: ConnectionResetError$"),
+        (ssl.SSLError(1, "no cipher"), r"unavailable: no cipher \(--predictor_use_ssl or https:// in"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_messages(error: OSError | Http1Error, text: str) -> None:
+    with pytest.raises(RequestError, match=text):
+        raise mapped(error, "here", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("host", "header"),
+    [
+        ("triton", "triton"),
+        ("triton:8000", "triton:8000"),
+        ("https://triton:443", "triton"),
+        ("https://triton:80", "triton:80"),
+        ("[::1]:8000", "[::1]:8000"),
+        ("fe80::1%eth0", "[fe80::1]"),
+        ("b\u00fccher:1", "xn--bcher-kva:1"),
+    ],
+)
+def test_the_header_host(host: str, header: str) -> None:
+    settings = PredictorSettings("m", host)
+    assert host_header(settings, parse_address(settings)) == header
+
+
+def test_a_host_that_is_no_name() -> None:
+    with pytest.raises(ConfigError, match=r"^predictor_host is 'a\.\.b': that is no host name"):
+        RestPredictor(PredictorSettings("m", "a..b"))

@@ -28,6 +28,7 @@ class Scripted(Predictor):
     def __init__(self, *errors: Exception | None) -> None:
         self.errors = list(errors)
         self.events: list[str] = []
+        self.sizes: Mapping[str, int] | None = None
 
     async def __aenter__(self) -> Self:
         self.events.append("open")
@@ -46,9 +47,15 @@ class Scripted(Predictor):
 
     @asynccontextmanager
     async def infer(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
     ) -> AsyncIterator[Mapping[str, Tensor]]:
         self.events.append("infer")
+        self.sizes = sizes
         if self.errors:
             error = self.errors.pop(0)
             if error is None:
@@ -77,7 +84,7 @@ class Retried:
         self.pauses.append(seconds)
 
     async def infer(self) -> Mapping[str, Tensor]:
-        async with self.predictor.infer([], ["logits"], {}) as outputs:
+        async with self.predictor.infer([], ["logits"], {}, sizes={"logits": 4}) as outputs:
             self.inner.events.append("body")
             return outputs
 
@@ -86,6 +93,7 @@ async def test_an_answer_is_passed_on() -> None:
     retried = Retried(retries=3)
     async with retried.predictor as predictor:
         assert await retried.infer() is OUTPUTS
+        assert retried.inner.sizes == {"logits": 4}
         assert await predictor.model_spec() is SPEC
         assert not await predictor.model_ready()
     assert retried.inner.events == ["open", "infer", "body", "given back", "close"]

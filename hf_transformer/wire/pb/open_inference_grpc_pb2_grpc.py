@@ -76,6 +76,21 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
                 response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
                 _registered_method=True)
+        self.SystemSharedMemoryStatus = channel.unary_unary(
+                '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
+                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.FromString,
+                _registered_method=True)
+        self.SystemSharedMemoryRegister = channel.unary_unary(
+                '/inference.GRPCInferenceService/SystemSharedMemoryRegister',
+                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.FromString,
+                _registered_method=True)
+        self.SystemSharedMemoryUnregister = channel.unary_unary(
+                '/inference.GRPCInferenceService/SystemSharedMemoryUnregister',
+                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.FromString,
+                _registered_method=True)
 
 
 class GRPCInferenceServiceServicer(object):
@@ -138,6 +153,25 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SystemSharedMemoryStatus(self, request, context):
+        """Regions of shared memory that requests may name, by the file in /dev/shm behind them. Triton's extension.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SystemSharedMemoryRegister(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SystemSharedMemoryUnregister(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -180,6 +214,21 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelConfig,
                     request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.FromString,
                     response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.SerializeToString,
+            ),
+            'SystemSharedMemoryStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.SystemSharedMemoryStatus,
+                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.FromString,
+                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.SerializeToString,
+            ),
+            'SystemSharedMemoryRegister': grpc.unary_unary_rpc_method_handler(
+                    servicer.SystemSharedMemoryRegister,
+                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.FromString,
+                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.SerializeToString,
+            ),
+            'SystemSharedMemoryUnregister': grpc.unary_unary_rpc_method_handler(
+                    servicer.SystemSharedMemoryUnregister,
+                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.FromString,
+                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -399,6 +448,87 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/ModelConfig',
             hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
             hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SystemSharedMemoryStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SystemSharedMemoryRegister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/SystemSharedMemoryRegister',
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SystemSharedMemoryUnregister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/SystemSharedMemoryUnregister',
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.FromString,
             options,
             channel_credentials,
             insecure,

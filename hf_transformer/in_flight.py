@@ -1,0 +1,111 @@
+"""What is on its way to the predictor: requests, their instances, and the batches that these are in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+from hf_transformer.errors import RequestError
+from hf_transformer.types import Array, Context, Encoding
+
+Decode = Callable[[int, Mapping[str, Array]], Any]
+"""Called with an instance's index and its own rows of the outputs, by role; what it gives is the answer."""
+
+
+class Request:
+    """One request's instances on their way. ``future`` is done once all are answered, or one has failed."""
+
+    __slots__ = ("answers", "batches", "context", "decode", "future", "left", "since")
+
+    def __init__(self, count: int, decode: Decode, context: Context, future: asyncio.Future[None]) -> None:
+        self.answers: list[Any] = [None] * count
+        self.left = count
+        self.decode = decode
+        self.context = context
+        self.future = future
+        self.since = time.perf_counter()
+        self.batches: set[Batch] = set()
+
+    def answer(self, index: int, rows: Mapping[str, Array]) -> None:
+        """Decodes one instance's rows, or fails the request, and no other one, with what goes wrong there."""
+        if self.future.done():
+            return
+        started = time.perf_counter()
+        try:
+            self.answers[index] = self.decode(index, rows)
+        except Exception as error:
+            self.answers[index] = error
+        self.context.timings.postprocess += time.perf_counter() - started
+
+    def settle(self, index: int) -> None:
+        """Counts one instance as answered; on the event loop, after ``answer``."""
+        found = self.answers[index]
+        self.left -= 1
+        if isinstance(found, Exception):
+            self.fail(found)
+        elif not self.left and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Gives the whole request up. Each gets an error of its own: raising it changes it."""
+        if not self.future.done():
+            self.future.set_exception(copy(error) if isinstance(error, RequestError) else error)
+        self.leave()
+
+    def leave(self) -> None:
+        """Nobody waits for the answers any more."""
+        for batch in tuple(self.batches):
+            batch.leave(self)
+
+
+class Entry:
+    """One instance; see waiting.Entry."""
+
+    __slots__ = ("cost", "encoding", "index", "key", "length", "request", "taken")
+
+    def __init__(self, request: Request, index: int, encoding: Encoding, key: str, cost: int) -> None:
+        self.request = request
+        self.index = index
+        self.encoding = encoding
+        self.length = len(encoding.ids)
+        self.key = key
+        self.cost = cost
+        self.taken = False
+
+    @property
+    def gone(self) -> bool:
+        return self.request.future.done()
+
+
+class Batch:
+    """Instances at the predictor, of one request or of many. ``shared`` says which it was when they left;
+    ``requests`` are those that still wait."""
+
+    __slots__ = ("entries", "may_be_cancelled", "requests", "shared", "task")
+
+    def __init__(self, entries: Sequence[Entry], *, may_be_cancelled: bool) -> None:
+        self.entries = entries
+        self.requests = {entry.request for entry in entries}
+        self.shared = len(self.requests) > 1
+        self.may_be_cancelled = may_be_cancelled
+        self.task: asyncio.Task[None] | None = None
+        for request in self.requests:
+            request.batches.add(self)
+
+    def leave(self, request: Request) -> None:
+        """A request that nobody waits for any more; the last one ends the call, if that ends the predictor's work.
+
+        If it does not, the call keeps its place until its end: another one in its stead would be one too many there.
+        """
+        self.requests.discard(request)
+        request.batches.discard(self)
+        if not self.requests and self.task is not None and self.may_be_cancelled:
+            self.task.cancel()
+
+    def close(self) -> None:
+        for request in self.requests:
+            request.batches.discard(self)
+        self.requests.clear()

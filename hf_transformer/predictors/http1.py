@@ -1,0 +1,156 @@
+"""A client for one HTTP/1.1 server, made for many small calls and for large answers.
+
+It does what a predictor needs and no more: no redirects, cookies, proxies, compression or pipelining.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Final
+
+from hf_transformer.predictors.address import Address
+from hf_transformer.predictors.http1_connection import Connection
+from hf_transformer.predictors.http1_errors import ConnectTimeout, Disconnected, NoAnswer
+from hf_transformer.predictors.http1_parser import Answer, AnswerReader, Room
+
+CONNECT_SECONDS: Final = 10.0
+"""How long a connection may take to open; a host that drops packets would cost the whole timeout."""
+
+_SPARE = 4
+"""Idle connections that are kept for long. What is above them served a peak."""
+
+_SPARE_SECONDS = 240.0
+"""What is on the way to a server may forget an idle connection, without a word."""
+
+_IDLE_SECONDS = 15.0
+
+_CLOSING_SECONDS = 1.0
+
+
+class Http1Client:
+    """Connections to one server, as many as there are calls under way, each kept for the calls that follow.
+
+    Of the idle ones the last used is taken first, so that the others age and are closed. One that the server has closed
+    (after a restart, or because it was idle) is dropped as soon as that is seen. If the news crosses a request, so that
+    no byte of an answer comes, the request is sent once more on a new connection.
+    """
+
+    def __init__(
+        self, address: Address, tls: ssl.SSLContext | None, seconds: float, room: Room, largest_body: int = 2**36
+    ) -> None:
+        """Must be called where an event loop runs.
+
+        tls: for TLS, None for plain TCP.
+        seconds: what one call may take, connecting and sending twice included.
+        room: makes the place for each answer's body.
+        largest_body: bytes; a larger answer is an error.
+        """
+        self._address = address
+        self._tls = tls
+        self._seconds = seconds
+        self._room = room
+        self._largest_body = largest_body
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+        self.closed = False
+
+    @property
+    def idle(self) -> int:
+        """How many connections are open and wait for a request."""
+        return len(self._idle)
+
+    async def request(self, head: bytes, body: bytes = b"", *, resend: bool = True) -> Answer:
+        """The answer to a request, whatever its status.
+
+        head: request line and header fields, the empty line at the end included. It says Content-Length if there is a
+        body, is of HTTP/1.1, has a Host and does not ask for the connection to be closed.
+        resend: whether the request may be sent twice, because doing it twice does no harm.
+
+        Raises:
+            Http1Error: see http1_errors.
+            OSError: there is no connection, and nothing was sent; ssl.SSLError is one.
+        """
+        deadline = self._loop.time() + self._seconds
+        if self.closed:
+            raise Disconnected("the client is closed")
+        if self._idle:
+            try:
+                return await self._idle.pop().exchange(head, body, deadline)
+            except NoAnswer:
+                if self.closed or not resend:
+                    raise
+        connection = await self._connect(deadline)
+        return await connection.exchange(head, body, deadline)
+
+    async def close(self) -> None:
+        """Closes every connection; calls under way fail."""
+        self.closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in list(self._connections):
+            connection.abort()
+        if self._connections:
+            self._ended.clear()
+            try:
+                async with asyncio.timeout(_CLOSING_SECONDS):
+                    await self._ended.wait()
+            except TimeoutError:
+                pass  # the sockets are shut; what is missing is only the loop's word on it
+
+    async def _connect(self, deadline: float) -> Connection:
+        seconds = min(CONNECT_SECONDS, deadline - self._loop.time())
+        host = self._address.host
+        try:
+            async with asyncio.timeout(seconds):
+                _, connection = await self._loop.create_connection(
+                    self._connection,
+                    host,
+                    self._address.port,
+                    ssl=self._tls,
+                    server_hostname=host.rstrip(".") if self._tls is not None else None,
+                )
+        except TimeoutError as exc:
+            raise ConnectTimeout(f"no connection within {seconds:g} s") from exc
+        if self.closed:
+            connection.abort()
+            raise Disconnected("the client is closed")
+        return connection
+
+    def _connection(self) -> Connection:
+        return Connection(self._loop, AnswerReader(self._room, self._largest_body), self)
+
+    def made(self, connection: Connection) -> None:
+        """For connections: this one is open."""
+        self._connections.add(connection)
+
+    def free(self, connection: Connection) -> None:
+        """For connections: this one may be used again."""
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(_IDLE_SECONDS, self._sweep)
+
+    def lost(self, connection: Connection) -> None:
+        """For connections: this one may not be used again."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def ended(self, connection: Connection) -> None:
+        """For connections: this one is closed."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._ended.set()
+
+    def _sweep(self) -> None:
+        """Closes connections that were idle for long. They stand in the order in which they became idle."""
+        now = self._loop.time()
+        above = len(self._idle) - _SPARE
+        for place, connection in enumerate(list(self._idle)):
+            if now - connection.idle_since >= (_IDLE_SECONDS if place < above else _SPARE_SECONDS):
+                connection.abort()
+        self._sweeper = self._loop.call_later(_IDLE_SECONDS, self._sweep) if self._idle else None

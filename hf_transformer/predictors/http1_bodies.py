@@ -1,0 +1,111 @@
+"""Bodies whose length shows only at their end: chunked ones (RFC 9112, 7.1), and those that end with the connection."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final
+
+from hf_transformer.predictors.http1_errors import AnswerTooLarge, MalformedAnswer
+
+LINE_LIMIT: Final = 4096
+"""Bytes of a line with the size of a chunk, its extensions included."""
+
+TRAILER_LIMIT: Final = 2**16
+"""Bytes of all trailer fields together."""
+
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n\0]*)?\r\n")
+
+
+class UntilClose:
+    """A body that ends where the server closes the connection."""
+
+    complete: Final = False
+
+    def __init__(self, limit: int) -> None:
+        self.data = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes) -> int:
+        """Takes all of ``data``; gives its length. Raises AnswerTooLarge."""
+        _check(len(self.data) + len(data), self._limit)
+        self.data += data
+        return len(data)
+
+
+class _Expected(Enum):
+    SIZE = auto()
+    DATA = auto()
+    END_OF_DATA = auto()
+    TRAILER = auto()
+
+
+class ChunkedBody:
+    """A chunked body. Extensions and trailer fields are read past: none is defined that a caller would need."""
+
+    def __init__(self, limit: int) -> None:
+        """limit: the most bytes of data."""
+        self.data = bytearray()
+        self.complete = False
+        self._limit = limit
+        self._expected = _Expected.SIZE
+        self._left = 0
+        self._line = b""
+        self._trailers = 0
+
+    def feed(self, data: bytes) -> int:
+        """Takes the next bytes, cut anywhere; gives how many belong to the body: all, unless it is complete.
+
+        Raises:
+            MalformedAnswer: the framing is broken or over a limit.
+            AnswerTooLarge: there is more data than allowed.
+        """
+        position = 0
+        while position < len(data) and not self.complete:
+            if self._expected is _Expected.DATA:
+                part = data[position : position + self._left]
+                self.data += part
+                self._left -= len(part)
+                if self._left == 0:
+                    self._expected = _Expected.END_OF_DATA
+            else:
+                part = data[position : data.find(b"\n", position) + 1 or len(data)]
+                self._take(part)
+            position += len(part)
+        return position
+
+    def _take(self, part: bytes) -> None:
+        """The next part of a line, or the last, which ends with LF."""
+        self._line += part
+        if self._expected is _Expected.END_OF_DATA and not b"\r\n".startswith(self._line):
+            raise MalformedAnswer("a chunk is longer than its size says")
+        limit = TRAILER_LIMIT - self._trailers if self._expected is _Expected.TRAILER else LINE_LIMIT
+        if len(self._line) > limit:
+            raise MalformedAnswer(f"a line of its chunked body has more than {limit} bytes")
+        if self._line.endswith(b"\n"):
+            line, self._line = self._line, b""
+            self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        if self._expected is _Expected.END_OF_DATA:
+            self._expected = _Expected.SIZE
+        elif self._expected is _Expected.SIZE:
+            self._begin_chunk(line)
+        elif not line.endswith(b"\r\n"):
+            raise MalformedAnswer("a trailer field does not end with CR LF")
+        else:
+            self._trailers += len(line)
+            self.complete = line == b"\r\n"
+
+    def _begin_chunk(self, line: bytes) -> None:
+        match = _SIZE.fullmatch(line)
+        if match is None:
+            raise MalformedAnswer(f"{line[:80]!r} is no size of a chunk")
+        self._left = int(match[1], 16)
+        _check(len(self.data) + self._left, self._limit)
+        self._expected = _Expected.DATA if self._left else _Expected.TRAILER
+
+
+def _check(size: int, limit: int) -> None:
+    if size > limit:
+        raise AnswerTooLarge(f"it has {size} bytes or more, the limit is {limit}")

@@ -1,0 +1,158 @@
+"""One connection to an HTTP/1.1 server: one request at a time, never two."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, cast
+
+from hf_transformer.predictors.http1_errors import AnswerTooLarge, DeadlineExceeded, Disconnected
+from hf_transformer.predictors.http1_parser import Answer, AnswerReader
+
+_JOINED = 2**16
+"""Bytes of a body that is copied behind its head, so that both leave in one write."""
+
+
+class Owner(Protocol):
+    """Who keeps connections."""
+
+    def made(self, connection: Connection) -> None:
+        """It is open now."""
+
+    def free(self, connection: Connection) -> None:
+        """The answer has come, and another request may be sent."""
+
+    def lost(self, connection: Connection) -> None:
+        """No other request may be sent, ever."""
+
+    def ended(self, connection: Connection) -> None:
+        """Its socket is closed. Comes after ``lost``."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Sends a request and awaits its answer, as often as the server lets it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reader: AnswerReader, owner: Owner) -> None:
+        self._loop = loop
+        self._reader = reader
+        self._owner = owner
+        self._transport: asyncio.Transport
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.open = False
+        """Whether a request may be sent, when none is under way."""
+        self.idle_since = 0.0
+        """Seconds on the loop's clock; kept by the owner."""
+
+    async def exchange(self, head: bytes, body: bytes, deadline: float) -> Answer:
+        """Sends one request. ``deadline`` is on the loop's clock. Cancelling it closes the connection.
+
+        Raises:
+            Http1Error: any but ConnectTimeout. Whatever the reader's ``room`` raises.
+        """
+        self._reader.begin()
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiter = waiter
+        self._watch(deadline)
+        if len(body) <= _JOINED:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        try:
+            return await waiter
+        finally:
+            if self._waiter is waiter:  # cancelled; once answered, the connection may serve another request
+                self._waiter = None
+                self.abort()
+
+    def abort(self) -> None:
+        """Closes the connection without a further word; a request under way fails."""
+        self._close(Disconnected("the connection was closed here"))
+
+    # What follows is called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.open = True
+        self._owner.made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._waiter is None:  # nobody has asked for anything
+            self.abort()
+            return
+        try:
+            answer = self._reader.updated(nbytes)
+        except MemoryError as exc:
+            error = AnswerTooLarge("it does not fit into memory")
+            error.__cause__ = exc
+            self._close(error)
+        except Exception as exc:  # an event loop would only log it
+            self._close(exc)
+        else:
+            if answer is not None:
+                self._finish(answer)
+
+    def eof_received(self) -> None:
+        """The server has closed its side. Ours is closed by the transport, since None is returned."""
+        if self._waiter is None:
+            self.abort()
+            return
+        try:
+            answer = self._reader.end()
+        except Exception as exc:
+            self._close(exc)
+        else:
+            self._finish(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._close(self._reader.cut_off(exc))
+        self._owner.ended(self)
+
+    # The end of a request.
+
+    def _finish(self, answer: Answer) -> None:
+        """Hands the answer over. One that came before the request was all sent ends the connection."""
+        waiter, self._waiter = self._waiter, None
+        keep = self.open and self._reader.keep_alive and self._transport.get_write_buffer_size() == 0
+        if waiter is None or waiter.done():  # cancelled, and its task does not know yet
+            keep = False
+        else:
+            waiter.set_result(answer)
+        if keep:
+            self._owner.free(self)
+        else:
+            self.abort()
+
+    def _close(self, error: Exception) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.open:
+            self.open = False
+            self._transport.abort()
+            self._owner.lost(self)
+
+    # One timer serves many requests: it is set anew only when it goes off, since the next deadline is later.
+
+    def _watch(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._timer is not None and self._timer.when() > deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._watch(self._deadline)
+        else:
+            self._close(DeadlineExceeded("the time for the whole call is over"))

@@ -1,0 +1,222 @@
+"""Registers a region of shared memory at the predictor, in the background, and replaces it when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.predictors.base import PlacingPredictor
+from hf_transformer.predictors.shared_region import FOLDER, PREFIX, Region, is_alive, remove_leftovers
+
+logger = logging.getLogger(__name__)
+
+_CALL_SECONDS = 5.0
+"""How long the predictor may take to register a region."""
+
+_LAST_CALL_SECONDS = 1.0
+"""How long it may hold up the end of the service."""
+
+_MOST_LOST = 2
+"""Lost regions that the predictor may still hold; with more of them outputs travel inline until it has let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds between things that are tried again; tests have shorter ones.
+
+    ``unavailable`` (doubling) follows an attempt that did not reach the predictor, ``refused`` one that it refused.
+    ``registered`` lies between two registrations at least, so that a predictor that keeps forgetting them is not given
+    one after the other. ``lost`` is how long a region rests in which requests may be under way that nobody waits for.
+    """
+
+    unavailable: float = 1.0
+    refused: float = 300.0
+    registered: float = 10.0
+    lost: float = 60.0
+
+
+class _SeveralPredictors(PredictorError):
+    """A region is known again that was not: requests go now to one predictor and now to another."""
+
+
+class RegionKeeper:
+    """Has one region that is registered and filled, or none for now. Nobody ever waits for it.
+
+    A region is made when the first request wants it, and again, with a new name, when the predictor has restarted or
+    when more than half of it is lost to calls that ended without a word.
+
+    Args:
+        predictor: where regions are registered; already open.
+        size: bytes of a region.
+    """
+
+    def __init__(
+        self, predictor: PlacingPredictor, size: int, *, folder: Path = FOLDER, pauses: Pauses | None = None
+    ) -> None:
+        self.region: Region | None = None
+        self.retired: set[Region] = set()
+        """Regions that are given up, but of which slots are in use."""
+        self._predictor = predictor
+        self._size = size
+        self._folder = folder
+        self._pauses = pauses or Pauses()
+        self._pause = self._pauses.unavailable
+        self._not_before = -math.inf
+        self._registering: asyncio.Task[None] | None = None
+        self._forgetting: dict[str, asyncio.Task[None]] = {}
+        self._lost: set[str] = set()
+        self._unknown: set[str] = set()
+        self._said = False
+
+    def want(self) -> None:
+        """Starts a registration, unless one is under way or it is too early for one."""
+        now = asyncio.get_running_loop().time()
+        if self.region is None and self._registering is None and now >= self._not_before:
+            if len(self._lost) < _MOST_LOST:
+                self._not_before = now + self._pauses.refused  # should the task end in a fault of ours
+                self._registering = asyncio.create_task(self._register())
+
+    def unknown(self, region: Region) -> None:
+        """The predictor does not know the region any longer: it has restarted."""
+        if region is self.region:
+            logger.info("the predictor has lost its shared memory, as after a restart")
+            self._unknown.add(region.name)
+            self._retire(region)
+            self.want()
+
+    def slot_ended(self, region: Region) -> None:
+        """A slot was given back: a region may be of no more use."""
+        if region is self.region and region.lost_bytes * 2 > region.size:
+            logger.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
+            self._lost.add(region.name)
+            self._retire(region)
+        elif region in self.retired:
+            self._bury(region)
+
+    async def close(self) -> None:
+        """Ends the registration, and removes the files."""
+        if self._registering is not None:
+            await _cancelled(self._registering)
+        await _cancelled(*self._forgetting.values())
+        region, self.region = self.region, None
+        if region is not None:
+            if not (region.taken_slots or region.lost_slots):
+                with suppress(RequestError, TimeoutError):
+                    async with asyncio.timeout(_LAST_CALL_SECONDS):
+                        await self._predictor.unregister_region(region.name)
+            region.close()
+        for retired in self.retired:
+            retired.close()
+
+    async def _register(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self.region = await self._new_region()
+        except (OSError, RequestError) as error:  # TimeoutError is an OSError
+            self._not_before = loop.time() + self._pause_after(error)
+            if not self._said:
+                self._said = True
+                logger.warning("outputs travel inline, not through shared memory, and work as well: %s", _reason(error))
+        else:
+            self._pause = self._pauses.unavailable
+            self._not_before = loop.time() + self._pauses.registered
+            self._said = False
+            logger.info("large outputs travel through shared memory, %d bytes in %s", self._size, self.region.path)
+        finally:
+            self._registering = None
+
+    def _pause_after(self, error: Exception) -> float:
+        """Seconds until the next attempt."""
+        if isinstance(error, PredictorUnavailable | PredictorTimeout | TimeoutError):
+            pause = self._pause
+            self._pause = min(2 * pause, self._pauses.refused)
+            return pause
+        return math.inf if isinstance(error, _SeveralPredictors) else self._pauses.refused
+
+    async def _new_region(self) -> Region:
+        """A region that is registered and has its memory.
+
+        Raises:
+            OSError: /dev/shm is missing or too small.
+            RequestError: the predictor refuses, or is not there.
+        """
+        remove_leftovers(self._folder)
+        region = Region(self._size, self._folder)
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                await self._predictor.register_region(region.name, region.key, region.size)
+        except BaseException:
+            region.close()  # if it was registered after all, the next registration finds it
+            raise
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                names = await self._predictor.region_names()
+            if self._unknown.intersection(names):
+                raise _SeveralPredictors("several predictors answer at one address")
+            await _filled(region)
+        except BaseException:
+            region.close()
+            self._forget(region.name)
+            raise
+        for name in names:
+            if name.startswith(PREFIX) and not is_alive(name, self._folder):
+                self._forget(name)
+        return region
+
+    def _retire(self, region: Region) -> None:
+        self.region = None
+        self.retired.add(region)
+        self._bury(region)
+
+    def _bury(self, region: Region) -> None:
+        """Removes a region's file once nobody uses a slot; the memory goes when the predictor unmaps it too."""
+        if not region.taken_slots:
+            self.retired.discard(region)
+            region.close()
+            if region.name in self._lost:
+                self._forget(region.name)
+
+    def _forget(self, name: str) -> None:
+        """Has the predictor unmap a region later: one that was lost, or that a killed predecessor has left there."""
+        if name not in self._forgetting:
+            self._forgetting[name] = asyncio.create_task(self._unregister(name))
+
+    async def _unregister(self, name: str) -> None:
+        """Calls may still be under way in it. Triton refuses then since 24.09; for older versions we wait first."""
+        done = False
+        while not done:
+            await asyncio.sleep(self._pauses.lost)
+            with suppress(RequestError, TimeoutError):
+                async with asyncio.timeout(_CALL_SECONDS):
+                    await self._predictor.unregister_region(name)
+                done = True
+        self._lost.discard(name)
+        del self._forgetting[name]
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _filled(region: Region) -> None:
+    """Fills it in a thread, and waits for that in any case: the thread uses the file."""
+    filling = asyncio.ensure_future(asyncio.to_thread(region.fill))
+    try:
+        await asyncio.shield(filling)
+    finally:
+        await asyncio.wait([filling])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"the predictor did not register it in {_CALL_SECONDS:g} s"
+    if isinstance(error, OSError):
+        return f"{error.filename or FOLDER}: {error.strerror} (--predictor_shared_memory_bytes)"
+    return f"{error} (--predictor_shared_memory=off if it can't see our /dev/shm)"

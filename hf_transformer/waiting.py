@@ -1,0 +1,172 @@
+"""Instances that wait for a place at the predictor, and which of them leave together.
+
+No clock, no I/O: the scheduler says when a place is free.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+MAX_PADDING = 0.25
+"""The largest part of a batch that may be padding."""
+
+
+MOST_GONE = 64
+"""Instances that nobody waits for and that may stay in the queue until their turn."""
+
+
+class Entry(Protocol):
+    """One instance that waits. ``length`` is in tokens; instances of different ``key`` never share a batch; ``gone``
+    says that nobody wants its answer any more."""
+
+    length: int
+    key: str
+    taken: bool
+
+    @property
+    def gone(self) -> bool: ...
+
+
+One = TypeVar("One", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large a batch may be: rows, tokens with padding, and bytes of its outputs.
+
+    ``output_bytes`` gives the bytes of one row's outputs by the batch's width in tokens. With ``padding`` false only
+    instances of one length share a batch. A batch of one instance is always allowed.
+    """
+
+    max_rows: int
+    max_tokens: int
+    max_output_bytes: int
+    output_bytes: Callable[[int], int]
+    padding: bool
+    fixed_length: int | None = None
+
+    def allow(self, rows: int, width: int, tokens: int) -> bool:
+        """Whether a batch may have so many rows, padded to ``width``, with ``tokens`` that are no padding."""
+        padded = rows * width
+        if rows > self.max_rows or padded > self.max_tokens or rows * self.output_bytes(width) > self.max_output_bytes:
+            return False
+        return self.fixed_length is not None or tokens >= (1 - MAX_PADDING) * padded
+
+
+class Waiting(Generic[One]):
+    """The queue. The instance that has waited longest is always in the next batch, so none is overtaken for ever;
+    those nearest to it in length fill the batch up, in the order of their arrival."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        self._arrived: deque[One] = deque()
+        self._gone = 0
+        self._groups: dict[str, _Group[One]] = {}
+
+    def add(self, entry: One) -> None:
+        """Puts an instance at the end of the queue."""
+        self._arrived.append(entry)
+        group = self._groups.get(entry.key)
+        if group is None:
+            group = self._groups[entry.key] = _Group()
+        group.add(entry)
+
+    def left(self, count: int) -> None:
+        """Says that nobody waits any more for so many of the instances here; once they are many they are taken out."""
+        self._gone += count
+        if self._gone > MOST_GONE and self._gone * 2 > len(self._arrived):
+            staying = [entry for entry in self._arrived if not (entry.taken or entry.gone)]
+            self._arrived.clear()
+            self._groups.clear()
+            self._gone = 0
+            for entry in staying:
+                self.add(entry)
+
+    def take(self) -> list[One]:
+        """The next batch, oldest instance first; empty if nobody waits."""
+        while self._arrived:
+            first = self._arrived.popleft()
+            if first.taken:
+                continue
+            batch: list[One] = []
+            if not first.gone:
+                first.taken = True
+                batch = [first]
+                self._fill(batch, self._groups[first.key])
+            self._forget(first)
+            if batch:
+                return batch
+        return []
+
+    def _forget(self, entry: One) -> None:
+        """Takes an instance that has left the queue, and those of its length that left before, out of its group."""
+        group = self._groups.get(entry.key)
+        if group is not None:
+            group.prune(entry.length)
+            if not group:
+                del self._groups[entry.key]
+
+    def _fill(self, batch: list[One], group: _Group[One]) -> None:
+        """Adds the nearest lengths, first those that cost the least padding."""
+        limits = self._limits
+        width = limits.fixed_length or batch[0].length
+        tokens = batch[0].length
+        for length in group.nearest(batch[0].length) if limits.padding else (batch[0].length,):
+            wider = max(width, length)
+            while limits.allow(len(batch) + 1, wider, tokens + length):
+                entry = group.pop(length)
+                if entry is None:
+                    break
+                entry.taken = True
+                batch.append(entry)
+                width = wider
+                tokens += length
+            if len(batch) >= limits.max_rows:
+                break
+
+
+class _Group(Generic[One]):
+    """Waiting instances by length."""
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, deque[One]] = {}
+        self._lengths: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._lengths)
+
+    def add(self, entry: One) -> None:
+        waiting = self._by_length.get(entry.length)
+        if waiting is None:
+            waiting = self._by_length[entry.length] = deque()
+            insort(self._lengths, entry.length)
+        waiting.append(entry)
+
+    def pop(self, length: int) -> One | None:
+        """The instance of this length that has waited longest, None if there is none."""
+        self.prune(length)
+        waiting = self._by_length.get(length)
+        if waiting is None:
+            return None
+        entry = waiting.popleft()
+        self.prune(length)
+        return entry
+
+    def prune(self, length: int) -> None:
+        """Drops the instances of this length that have left the queue, up to the first that has not."""
+        waiting = self._by_length.get(length)
+        if waiting is None:
+            return
+        while waiting and (waiting[0].taken or waiting[0].gone):
+            waiting.popleft()
+        if not waiting:
+            del self._by_length[length]
+            del self._lengths[bisect_left(self._lengths, length)]
+
+    def nearest(self, length: int) -> list[int]:
+        """The lengths that wait, from the nearest to the farthest."""
+        return sorted(self._lengths, key=lambda other: abs(other - length))

@@ -1,0 +1,259 @@
+"""Outputs through shared memory with the real Triton: the same numbers, whatever happens, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.local_triton import LocalTriton
+from hf_transformer.predictors import PROTOCOLS
+from hf_transformer.predictors.base import PlacingPredictor, Predictor, PredictorSettings
+from hf_transformer.predictors.region_keeper import Pauses
+from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
+from hf_transformer.predictors.shared_region import FOLDER, PREFIX
+from hf_transformer.types import Array, Tensor
+from tests.integration.conftest import OPTIONS
+from tests.triton_environment import triton_environment
+
+VOCABULARY = 1024
+AT_ONCE = Pauses(unavailable=0.05, refused=0.05, registered=0.0, lost=0.0)
+
+
+def transport(server: LocalTriton, protocol: str, model: str = "bert", timeout: float = 30.0) -> PlacingPredictor:
+    address = server.http_address if protocol == "v2" else server.grpc_address
+    return PROTOCOLS[protocol](PredictorSettings(model, address, timeout=timeout))
+
+
+def shared(server: LocalTriton, protocol: str, size: int, model: str = "bert", **more: Path) -> SharedMemoryPredictor:
+    return SharedMemoryPredictor(transport(server, protocol, model), size, 1, pauses=AT_ONCE, **more)
+
+
+def load(server: LocalTriton, model: str) -> None:
+    url = f"http://{server.http_address}/v2/repository/models/{model}/load"
+    httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
+
+
+def ids(rows: int, tokens: int, seed: int = 0) -> Tensor:
+    return Tensor("input_ids", "INT64", np.random.default_rng(seed).integers(5, 900, (rows, tokens)))
+
+
+async def logits(predictor: Predictor, given: Tensor) -> Array:
+    """A copy of the logits: the original is gone when the context ends."""
+    sizes = {"logits": given.data.size * VOCABULARY * 4}
+    async with predictor.infer([given], ["logits"], {}, sizes=sizes) as outputs:
+        return np.array(outputs["logits"].data)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen in 20 s")
+
+
+async def registered(predictor: SharedMemoryPredictor) -> None:
+    await logits(predictor, ids(1, 2))
+    await until(lambda: predictor.use().registered)
+
+
+async def reached(predictor: Predictor) -> None:
+    """gRPC takes up to a second to connect again."""
+    for _ in range(2000):
+        with suppress(PredictorUnavailable):
+            if await predictor.model_ready():
+                return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it is not ready after 20 s")
+
+
+def region_of(predictor: SharedMemoryPredictor) -> Path:
+    region = predictor._keeper.region
+    assert region is not None
+    return region.path
+
+
+@pytest.fixture(scope="module")
+def loaded(triton: LocalTriton) -> LocalTriton:
+    for model in ("bert", "bert_two_outputs", "fault_raises", "fault_slow", "fault_wrong_shape"):
+        load(triton, model)
+    return triton
+
+
+async def test_the_numbers_are_those_of_the_response(loaded: LocalTriton, protocol: str) -> None:
+    async with transport(loaded, protocol) as inline, shared(loaded, protocol, 16 * 2**20) as predictor:
+        await registered(predictor)
+        shapes = [(1, 1), (1, 9), (8, 2), (3, 77), (8, 120), (1, 1)]
+        for seed, (rows, tokens) in enumerate(shapes):
+            given = ids(rows, tokens, seed)
+            assert np.array_equal(await logits(predictor, given), await logits(inline, given))
+        use = predictor.use()
+        assert (use.batches["shared"], use.slots["in_use"], use.slots["quarantined"]) == (len(shapes), 0, 0)
+
+
+async def test_several_outputs_one_of_them_inline(loaded: LocalTriton, protocol: str) -> None:
+    names = ["logits", "pooled"]
+    given = [ids(2, 6)]
+    given += [
+        Tensor(name, "INT64", np.full((2, 6), value)) for name, value in (("attention_mask", 1), ("token_type_ids", 0))
+    ]
+    async with (
+        transport(loaded, protocol, "bert_two_outputs") as inline,
+        shared(loaded, protocol, 2**20, "bert_two_outputs") as predictor,
+    ):
+        async with inline.infer(given, names, {}) as outputs:
+            expected = {name: np.array(tensor.data) for name, tensor in outputs.items()}
+        every = {name: array.nbytes for name, array in expected.items()}
+        predictor._keeper.want()
+        await until(lambda: predictor.use().registered)
+        for placed in (names, names[:1], names[1:]):
+            sizes = {name: every[name] for name in placed}
+            async with predictor.infer(given, names, {}, sizes=sizes) as outputs:
+                assert set(outputs) == set(names)
+                assert all(np.array_equal(outputs[name].data, expected[name]) for name in names)
+        assert predictor.use().batches["shared"] == 3
+
+
+async def test_many_calls_over_few_slots(loaded: LocalTriton, protocol: str) -> None:
+    given = [ids(1, 8, seed) for seed in range(64)]
+    async with transport(loaded, protocol) as inline, shared(loaded, protocol, 5 * 2**15) as predictor:
+        expected = [await logits(inline, one) for one in given]
+        await registered(predictor)
+        for _ in range(3):
+            found = await asyncio.gather(*(logits(predictor, one) for one in given))
+            # Triton runs them together as it likes, so the last digit is not always the same.
+            assert all(np.allclose(one, other, atol=1e-4) for one, other in zip(found, expected, strict=True))
+        batches = predictor.use().batches
+        assert batches["shared"] >= 15 and batches["inline_full"] > 0
+        assert batches["shared"] + batches["inline_full"] == 3 * 64
+        assert predictor.use().bytes == {"in_use": 0, "quarantined": 0, "free": 5 * 2**15}
+
+
+async def test_nobody_reads_what_an_abandoned_call_writes(loaded: LocalTriton, protocol: str) -> None:
+    mine, later = ids(1, 16, 1), ids(1, 16, 2)
+    room = mine.data.size * VOCABULARY * 4
+    async with transport(loaded, protocol) as inline, shared(loaded, protocol, room, "fault_slow") as predictor:
+        expected = await logits(inline, later)
+        predictor._keeper.want()
+        await until(lambda: predictor.use().registered)
+        call = asyncio.create_task(logits(predictor, mine))
+        await until(lambda: predictor.use().slots["in_use"] == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert np.array_equal(await logits(predictor, later), expected)
+        assert predictor.use().batches["inline_full"] == 1
+        await until(lambda: predictor.use().slots["in_use"] == 0)
+        assert predictor.use().slots["quarantined"] == 0
+        assert np.array_equal(await logits(predictor, later), expected)
+        assert predictor.use().batches["shared"] == 1
+
+
+@pytest.mark.parametrize("model", ["fault_raises", "bert"], ids=["the model fails", "the slot is too small"])
+async def test_an_answered_error_gives_the_slot_back(loaded: LocalTriton, protocol: str, model: str) -> None:
+    async with shared(loaded, protocol, 2**20, model) as predictor:
+        predictor._keeper.want()
+        await until(lambda: predictor.use().registered)
+        with pytest.raises(PredictorError, match="deliberate failure" if model != "bert" else "should be at least"):
+            async with predictor.infer([ids(1, 4)], ["logits"], {}, sizes={"logits": 100}):
+                pass
+        assert predictor.use().slots == {"in_use": 0, "quarantined": 0}
+        assert predictor.use().bytes["free"] == 2**20
+
+
+async def test_a_smaller_output_than_announced_keeps_its_own_shape(loaded: LocalTriton, protocol: str) -> None:
+    async with shared(loaded, protocol, 2**20, "fault_wrong_shape") as predictor:
+        await registered(predictor)
+        assert (await logits(predictor, ids(1, 5))).shape == (1, 4, VOCABULARY)
+        assert predictor.use().batches["shared"] == 1
+
+
+async def test_a_timeout_takes_the_slot_along_and_later_answers_are_right(loaded: LocalTriton, protocol: str) -> None:
+    slow = transport(loaded, protocol, "fault_slow", timeout=0.2)
+    async with SharedMemoryPredictor(slow, 2**20, 1, pauses=AT_ONCE) as predictor:
+        predictor._keeper.want()
+        await until(lambda: predictor.use().registered)
+        call = asyncio.gather(logits(predictor, ids(1, 4)), return_exceptions=True)
+        assert [type(error).__name__ for error in await call] == ["PredictorTimeout"]
+        assert predictor.use().slots == {"in_use": 0, "quarantined": 1}
+
+
+async def test_a_predictor_that_does_not_see_our_folder(
+    loaded: LocalTriton, protocol: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shared(loaded, protocol, 2**20, folder=tmp_path) as predictor:
+        for _ in range(3):
+            assert (await logits(predictor, ids(1, 5))).shape == (1, 5, VOCABULARY)
+            await until(lambda: list(tmp_path.iterdir()) == [])
+        assert predictor.use().batches["inline_unregistered"] == 3
+        assert not predictor.use().registered
+    assert caplog.text.count("Unable to open shared memory region") == 1
+
+
+async def test_the_predictor_forgets_what_is_no_longer_used(loaded: LocalTriton, protocol: str) -> None:
+    async with transport(loaded, protocol) as plain:
+        async with shared(loaded, protocol, 2**20) as predictor:
+            await registered(predictor)
+            mine = region_of(predictor)
+            assert mine.exists() and mine.name in await plain.region_names()
+        assert not mine.exists() and mine.name not in await plain.region_names()
+
+        leftover = await left_behind(plain)
+        async with shared(loaded, protocol, 2**20) as predictor:
+            assert not leftover.exists()
+            await registered(predictor)
+            for _ in range(2000):
+                if leftover.name not in await plain.region_names():
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                raise AssertionError("Triton still has it after 20 s")
+
+
+async def left_behind(plain: PlacingPredictor) -> Path:
+    """A registered file whose owner has died. Until it is registered it is locked: others run tests here too."""
+    path = FOLDER / f"{PREFIX}{secrets.token_hex(16)}"
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(bytes(4096))
+        file.flush()
+        await plain.register_region(path.name, f"/{path.name}", 4096)
+    return path
+
+
+async def test_a_restarted_predictor_gets_a_new_region(repository: Path) -> None:
+    with LocalTriton(
+        repository, environment=triton_environment(), models=["bert"], config_name=None, options=OPTIONS
+    ) as server:
+        async with shared(server, "v2", 2**20) as rest, shared(server, "grpc-v2", 2**20) as grpc:
+            given = ids(2, 8)
+            for predictor in (rest, grpc):
+                await registered(predictor)
+            expected = await logits(rest, given)
+            before = {region_of(predictor) for predictor in (rest, grpc)}
+            server.kill()
+            for predictor in (rest, grpc):
+                (error,) = await asyncio.gather(logits(predictor, given), return_exceptions=True)
+                assert type(error).__name__ == "PredictorUnavailable"
+            await asyncio.to_thread(server.restart)
+            for predictor in (rest, grpc):
+                await reached(predictor)
+                answers = await asyncio.gather(*(logits(predictor, given) for _ in range(4)))
+                assert all(np.array_equal(answer, expected) for answer in answers)
+                await until(lambda predictor=predictor: predictor.use().registered)  # type: ignore[misc]
+                shared_before = predictor.use().batches["shared"]
+                assert np.array_equal(await logits(predictor, given), expected)
+                assert predictor.use().batches["shared"] == shared_before + 1
+                assert predictor.use().slots["quarantined"] == 0
+            assert not any(path.exists() for path in before)
+            after = {region_of(predictor) for predictor in (rest, grpc)}
+            assert all(path.exists() for path in after) and not before & after

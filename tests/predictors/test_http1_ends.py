@@ -1,0 +1,179 @@
+"""How calls of the HTTP client end: early, broken, cancelled, late, or since it closes; under both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from hf_transformer.predictors.http1_errors import (
+    AnswerTooLarge,
+    ConnectTimeout,
+    DeadlineExceeded,
+    Disconnected,
+    MalformedAnswer,
+)
+from tests.predictors.fault_server import Connection, nobody, scripted
+from tests.predictors.http1_calls import (
+    GET,
+    LARGE,
+    LARGEST,
+    PARTS,
+    body_of,
+    client_of,
+    echo,
+    on_both_loops,
+    post,
+    until,
+)
+
+
+@on_both_loops
+@pytest.mark.parametrize("end", ["wait", "close", "reset"])
+async def test_an_early_answer_arrives_and_ends_the_connection(end: str) -> None:
+    ended = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.reader.readuntil(b"\r\n\r\n")
+        await connection.answer("413 Too Large", b"too large")
+        if end == "wait":
+            await connection.until_closed()
+            ended.set()
+        elif end == "reset":
+            await ended.wait()  # or the reset may overtake the answer
+            connection.reset()
+
+    async with scripted(script) as host, client_of(host) as client:
+        answer = await client.request(*post(bytes(LARGE)))
+        assert (answer.status, bytes(answer.body), client.idle) == (413, b"too large", 0)
+        if end == "wait":
+            await ended.wait()
+        ended.set()
+        assert await body_of(client.request(*post(b"small"))) == b"small"
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1, 2\r\n\r\n", MalformedAnswer),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (LARGEST + 1), AnswerTooLarge),
+    ],
+    ids=["malformed", "too large"],
+)
+async def test_a_broken_answer_ends_the_connection(answer: bytes, kind: type[Exception]) -> None:
+    closed = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(answer)
+        await connection.until_closed()
+        closed.set()
+
+    async with scripted(script) as host, client_of(host) as client:
+        with pytest.raises(kind):
+            await client.request(GET)
+        await closed.wait()
+        assert client.idle == 0
+
+
+@on_both_loops
+@pytest.mark.parametrize("beginning", [b"", *PARTS], ids=len)
+async def test_a_cancelled_call_closes_its_connection(beginning: bytes) -> None:
+    began, closed = asyncio.Event(), asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.request()
+        await connection.send(beginning)
+        began.set()
+        await connection.until_closed()
+        closed.set()
+
+    async with scripted(script) as host, client_of(host) as client:
+        call = asyncio.create_task(client.request(GET))
+        await began.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await closed.wait()
+        assert client.idle == 0
+        assert await body_of(client.request(*post(b"next"))) == b"next"
+
+
+@on_both_loops
+@pytest.mark.parametrize("beginning", [b"", *PARTS], ids=len)
+@pytest.mark.parametrize("body", [b"", bytes(LARGE)], ids=["small", "large"])
+async def test_a_late_answer_closes_its_connection(beginning: bytes, body: bytes) -> None:
+    closed = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer("200 OK")
+        await connection.reader.readuntil(b"\r\n\r\n")  # and nothing of the body
+        await connection.send(beginning)
+        await connection.until_closed()
+        closed.set()
+
+    async with scripted(script) as host, client_of(host) as client:
+        await client.request(GET)
+        client._seconds = 0.05  # with the connection open, so that this is not what takes too long
+        with pytest.raises(DeadlineExceeded):
+            await client.request(*post(body))
+        await closed.wait()
+
+
+@on_both_loops
+async def test_no_connection_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        host = f"127.0.0.1:{full.getsockname()[1]}"
+        with socket.create_connection(full.getsockname()):  # the queue is full: the next packets are dropped
+            async with client_of(host, 0.05) as client:
+                with pytest.raises((ConnectTimeout, DeadlineExceeded)):
+                    await client.request(GET)
+
+
+@on_both_loops
+async def test_nobody_listens() -> None:
+    async with client_of(nobody()) as client:
+        with pytest.raises(ConnectionRefusedError):
+            await client.request(GET)
+
+
+@on_both_loops
+async def test_closing_ends_calls_and_connections() -> None:
+    arrived: list[int] = []
+    closed: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer("200 OK")
+        await connection.request()
+        arrived.append(connection.number)
+        await connection.until_closed()
+        closed.append(connection.number)
+
+    async with scripted(script) as host, client_of(host) as client:
+        await asyncio.gather(*(client.request(GET) for _ in range(3)))
+        call = asyncio.create_task(client.request(GET))
+        await until(lambda: len(arrived) == 1)
+        await client.close()
+        with pytest.raises(Disconnected, match="closed here"):
+            await call
+        with pytest.raises(Disconnected, match="the client is closed"):
+            await client.request(GET)
+        await client.close()
+
+
+@on_both_loops
+async def test_closing_while_a_connection_opens() -> None:
+    async with scripted(echo) as host, client_of(host) as client:
+        call = asyncio.create_task(client.request(GET))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(Disconnected):
+            await call

@@ -1,0 +1,80 @@
+"""A predictor that answers when a test says so; for what is between the scheduler and any predictor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from hf_transformer.predictors.base import Predictor
+from hf_transformer.types import ModelSpec, Tensor
+
+
+class Call:
+    """One call of ``infer``: what it was given, and the future that ends it."""
+
+    def __init__(self, ids: Tensor, headers: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+        self.ids = ids.data
+        self.headers = headers
+        self.sizes = sizes
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.cancelled = False
+
+    @property
+    def first_ids(self) -> list[int]:
+        """The first token of each row."""
+        return [int(row[0]) for row in self.ids]
+
+
+class ScriptedPredictor(Predictor):
+    """``calls`` has every call so far. Its output ``logits`` [rows, tokens, 1] is the input ids as FP32."""
+
+    stops_when_cancelled = True
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def model_spec(self) -> ModelSpec:
+        raise NotImplementedError
+
+    async def model_ready(self) -> bool:
+        return True
+
+    @asynccontextmanager
+    async def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+    ) -> AsyncIterator[Mapping[str, Tensor]]:
+        call = Call(inputs[0], headers, sizes or {})
+        self.calls.append(call)
+        try:
+            await call.end
+        except asyncio.CancelledError:
+            call.cancelled = True
+            raise
+        yield {"logits": Tensor("logits", "FP32", inputs[0].data[:, :, np.newaxis].astype(np.float32))}
+
+    def answer(self, *numbers: int) -> None:
+        """Ends these calls, all that are open if none are given."""
+        for call in [self.calls[number] for number in numbers] if numbers else self.calls:
+            if not call.end.done():
+                call.end.set_result(None)
+
+    def fail(self, number: int, error: Exception) -> None:
+        self.calls[number].end.set_exception(error)

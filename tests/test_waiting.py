@@ -1,0 +1,124 @@
+"""Which instances leave together: every one once, within the limits, none overtaken for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_transformer.waiting import MAX_PADDING, BatchLimits, Waiting
+
+UNLIMITED = 10**9
+
+
+@dataclass(eq=False)
+class Entry:
+    length: int
+    key: str = ""
+    number: int = 0
+    taken: bool = False
+    gone: bool = False
+
+
+def limits(
+    rows: int = 4,
+    tokens: int = UNLIMITED,
+    output_bytes: int = UNLIMITED,
+    padding: bool = True,
+    fixed_length: int | None = None,
+) -> BatchLimits:
+    """Outputs of 10 bytes per token."""
+    return BatchLimits(rows, tokens, output_bytes, lambda width: 10 * width, padding, fixed_length)
+
+
+def batches(entries: list[Entry], within: BatchLimits) -> list[list[Entry]]:
+    waiting: Waiting[Entry] = Waiting(within)
+    for entry in entries:
+        waiting.add(entry)
+    found = []
+    while batch := waiting.take():
+        found.append(batch)
+    return found
+
+
+def lengths_of(found: list[list[Entry]]) -> list[list[int]]:
+    return [[entry.length for entry in batch] for batch in found]
+
+
+entries = st.lists(st.builds(Entry, st.integers(1, 60), st.sampled_from(["", "a"])), min_size=1, max_size=60)
+any_limits = st.builds(limits, st.integers(1, 9), st.integers(20, 300), st.integers(100, 3000), st.booleans())
+
+
+@given(entries, any_limits)
+def test_every_instance_leaves_once_within_the_limits(given_entries: list[Entry], within: BatchLimits) -> None:
+    found = batches(given_entries, within)
+    assert sorted(map(id, (entry for batch in found for entry in batch))) == sorted(map(id, given_entries))
+    for batch in found:
+        width = max(entry.length for entry in batch)
+        assert len({entry.key for entry in batch}) == 1
+        if len(batch) > 1:
+            assert len(batch) <= within.max_rows
+            assert len(batch) * width <= within.max_tokens
+            assert len(batch) * within.output_bytes(width) <= within.max_output_bytes
+            assert sum(entry.length for entry in batch) >= (1 - MAX_PADDING) * width * len(batch)
+
+
+@given(entries, any_limits)
+def test_the_one_that_waited_longest_is_in_the_next_batch(given_entries: list[Entry], within: BatchLimits) -> None:
+    left = list(given_entries)
+    for batch in batches(given_entries, within):
+        assert batch[0] is left[0]
+        left = [entry for entry in left if entry not in batch]
+
+
+@given(entries)
+def test_without_padding_lengths_are_never_mixed(given_entries: list[Entry]) -> None:
+    for batch in batches(given_entries, limits(padding=False)):
+        assert len({entry.length for entry in batch}) == 1
+
+
+@given(entries, st.sets(st.integers(0, 59)))
+def test_those_that_nobody_waits_for_leave_nothing_behind(given_entries: list[Entry], cancelled: set[int]) -> None:
+    waiting: Waiting[Entry] = Waiting(limits(rows=2))
+    for number, entry in enumerate(given_entries):
+        waiting.add(entry)
+        entry.number = number
+    for number in cancelled & set(range(len(given_entries))):
+        given_entries[number].gone = True
+    found = []
+    while batch := waiting.take():
+        found += [entry.number for entry in batch]
+    assert sorted(found) == [number for number in range(len(given_entries)) if number not in cancelled]
+    assert not waiting._groups and not waiting._arrived
+
+
+def test_the_nearest_lengths_fill_a_batch_up() -> None:
+    found = batches([Entry(length) for length in (20, 10, 21, 30, 19, 20, 11)], limits(rows=4))
+    assert lengths_of(found) == [[20, 20, 19, 21], [10, 11], [30]]
+
+
+def test_those_of_one_length_leave_in_the_order_of_their_arrival() -> None:
+    found = batches([Entry(5, number=number) for number in range(10)], limits(rows=4))
+    assert [[entry.number for entry in batch] for batch in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("within", "expected"),
+    [
+        (limits(rows=3), [3, 3, 2]),
+        (limits(rows=9, tokens=40), [4, 4]),
+        (limits(rows=9, output_bytes=500), [5, 3]),
+        (limits(rows=9, tokens=5), [1] * 8),
+        (limits(rows=9, fixed_length=20, tokens=100), [5, 3]),
+    ],
+)
+def test_each_limit_closes_a_batch(within: BatchLimits, expected: list[int]) -> None:
+    assert [len(batch) for batch in batches([Entry(10) for _ in range(8)], within)] == expected
+
+
+def test_padding_does_not_count_where_the_length_is_fixed() -> None:
+    found = batches([Entry(1), Entry(100)], limits(fixed_length=100))
+    assert lengths_of(found) == [[1, 100]]
+    assert lengths_of(batches([Entry(1), Entry(100)], limits())) == [[1], [100]]
