@@ -28,7 +28,7 @@ REPOSITORY = ROOT / "deploy" / "model_repository"
 BODY = b'{"instances": ["The capital of france is [MASK]."]}'
 ANSWER = b'{"predictions":["paris"]}'
 POLL_SECONDS = 0.002
-PACKAGES = ("hf-transformer", "tokenizers", "aiohttp", "grpcio", "numpy", "starlette", "uvicorn")
+PACKAGES = ("hf-transformer", "tokenizers", "grpcio", "numpy", "starlette", "uvicorn")
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Speed: the service, the bare predictor and the peers under the same load. See benchmarks/README.md."""

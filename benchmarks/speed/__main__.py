@@ -1,0 +1,93 @@
+"""Runs the benchmark: `make bench`, or `python -m benchmarks.speed` in the environment that scripts/bench makes."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.speed import cases
+from benchmarks.speed.cases import Cell, Model
+from benchmarks.speed.lineup import missing, service_flags, subjects_of, variables
+from benchmarks.speed.load import LoadFailed
+from benchmarks.speed.measuring import Result, measure
+from benchmarks.speed.memory import measure_memory
+from benchmarks.speed.options import Options, parse
+from benchmarks.speed.report import write_results
+from benchmarks.speed.repository import lay_out
+from benchmarks.speed.subjects import Ground
+from hf_transformer.errors import LoadError
+from hf_transformer.local_triton import LocalTriton
+
+
+def say(text: str) -> None:
+    """Progress, for people."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures and writes the results; the exit code."""
+    options = parse(argv)
+    if shutil.which("wrk") is None:
+        print("The load comes from wrk (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
+        return 1
+    # As Ctrl-C does: all that was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    folder = Path(tempfile.mkdtemp(prefix="hf-transformer-bench-"))
+    try:
+        return run(options, folder)
+    except LoadError as exc:
+        print(f"Triton did not start: {exc}", file=sys.stderr)
+        return 1
+    except LoadFailed as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    finally:
+        if options.keep:
+            say(f"models and logs are in {folder}")
+        else:
+            shutil.rmtree(folder)
+
+
+def run(options: Options, folder: Path) -> int:
+    """One Triton for all: 0, or 1 if a request has failed."""
+    started = time.monotonic()
+    minilm = options.minilm if options.minilm.is_dir() else None
+    lay_out(folder, options.bench_environment / "triton", minilm)
+    flags = service_flags(options, say)
+    missing(options, say)
+    results: list[Result] = []
+    repository = LocalTriton(
+        folder / "triton", environment=options.triton_environment, environ=variables(), log=folder / "triton.log"
+    )
+    with repository as triton:
+        ground = Ground(triton, folder, variables())
+        if options.memory:
+            return measure_memory(options, ground, flags, say)
+        for model, cells in plan(options, with_minilm=minilm is not None):
+            subjects = subjects_of(model, ground, options, flags)
+            results += measure(subjects, cells, options.rounds, options.seconds, triton.child, say)
+    paths = write_results(results, options, triton.description, time.monotonic() - started)
+    say(f"written: {', '.join(path.name for path in paths)} in {options.results}")
+    errors = sum(result.errors for result in results)
+    if errors:
+        say(f"{errors} requests failed; the table says which")
+    return 1 if errors else 0
+
+
+def plan(options: Options, *, with_minilm: bool) -> list[tuple[Model, list[Cell]]]:
+    """The cells of each model."""
+    chosen = cases.FULL if options.full else cases.QUICK if options.quick else cases.USUAL
+    cells = [*chosen, *(cases.REAL if with_minilm else ())]
+    names = [one for one in options.only if any(one in cell.case.name for cell in cells)]
+    kept = [cell for cell in cells if not names or any(one in cell.case.name for one in names)]
+    models = dict.fromkeys(cell.case.model for cell in kept)
+    return [(model, [cell for cell in kept if cell.case.model is model]) for model in models]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

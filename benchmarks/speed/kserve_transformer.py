@@ -1,0 +1,61 @@
+"""A transformer as users of the KServe SDK write it: preprocess, predict by the SDK, postprocess.
+
+Runs in an environment with kserve and transformers; the flags are the SDK's, and --tokenizer and --task.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+from kserve import InferInput, InferRequest, InferResponse, Model, ModelServer, model_server
+from transformers import AutoTokenizer
+
+INPUTS = ("input_ids", "attention_mask")
+
+
+class Transformer(Model):  # type: ignore[misc]
+    """Texts to tensors, logits to answers."""
+
+    def __init__(self, name: str, folder: str, task: str) -> None:
+        super().__init__(name)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.task = task
+        self.ready = True
+
+    async def preprocess(self, payload: Any, headers: Any = None) -> InferRequest:
+        """One request to the predictor for all instances."""
+        tokens = self.tokenizer(payload["instances"], padding=True, return_tensors="np")
+        inputs = []
+        for name in INPUTS:
+            tensor = InferInput(name=name, datatype="INT64", shape=list(tokens[name].shape))
+            tensor.set_data_from_numpy(tokens[name].astype(np.int64), binary_data=False)
+            inputs.append(tensor)
+        return InferRequest(model_name=self.name, infer_inputs=inputs)
+
+    async def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> Any:
+        """The tokens go along, for postprocess."""
+        return await super().predict(payload, headers, response_headers), payload.inputs
+
+    async def postprocess(self, result: tuple[InferResponse, list[InferInput]], *more: Any) -> dict[str, Any]:
+        """The V1 answer."""
+        response, inputs = result
+        ids, mask = (tensor.as_numpy() for tensor in inputs)
+        logits = response.outputs[0].as_numpy()
+        if self.task == "sequence_classification":
+            return {"predictions": logits.argmax(axis=-1).tolist()}
+        if self.task == "fill_mask":
+            best = logits[ids == self.tokenizer.mask_token_id].argmax(axis=-1)
+            return {"predictions": [self.tokenizer.decode([token]) for token in best]}
+        weights = mask[..., np.newaxis]
+        pooled = (logits * weights).sum(axis=1) / weights.sum(axis=1)
+        return {"predictions": (pooled / np.linalg.norm(pooled, axis=-1, keepdims=True)).tolist()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(parents=[model_server.parser])
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--task", required=True)
+    options = parser.parse_args()
+    ModelServer().start([Transformer(options.model_name, options.tokenizer, options.task)])

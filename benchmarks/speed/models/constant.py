@@ -1,0 +1,39 @@
+"""A model that costs next to nothing: every token, or every text, gets the same values, from memory that is there.
+
+Runs in Triton's Python backend. The values are in row.npy beside this file, FP32 [width].
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FIRST_ROWS = 64
+
+
+class TritonPythonModel:
+    """Answers of any shape are slices of one array, which grows when a larger one is needed and then stays."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the row."""
+        output = json.loads(args["model_config"])["output"][0]
+        self.name = output["name"]
+        self.per_token = len(output["dims"]) == 2
+        self.row = np.load(Path(__file__).with_name("row.npy"))
+        self.rows = np.tile(self.row, (FIRST_ROWS, 1))
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One answer per request: [B,S,width] or [B,width] for ids [B,S]."""
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: Any) -> Any:
+        batch, tokens = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy().shape
+        count = batch * tokens if self.per_token else batch
+        if count > len(self.rows):
+            self.rows = np.tile(self.row, (2 * count, 1))
+        shape = (batch, tokens, -1) if self.per_token else (batch, -1)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(self.name, self.rows[:count].reshape(shape))])
