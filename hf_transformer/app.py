@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -76,6 +76,16 @@ def build_app(config: Config, parts: Parts | None = None, roster: Roster | None 
         max_texts=max(config.max_instances, config.max_sequences),
     )
     grpc = grpc_server(config, service)
+    app = http_app(config, service, lambda app: _lifespan(predictor, model, executor, grpc, latency_log))
+    if config.access_log_format:
+        return AccessLog(app, config.access_log_format, logging.getLogger("hf_transformer.access"))
+    return app
+
+
+def http_app(
+    config: Config, service: Service, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]
+) -> Direct:
+    """All routes, the way to those of an Endpoint being the short one."""
     routes = [
         *ops.routes(service),
         *tokenization.routes(service),
@@ -89,13 +99,10 @@ def build_app(config: Config, parts: Parts | None = None, roster: Roster | None 
     app = Starlette(
         routes=routes,
         exception_handlers=ops.error_handlers(openai.errors_by_path(config.openai_route_prefix)),
-        lifespan=lambda app: _lifespan(predictor, model, executor, grpc, latency_log),
+        lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    direct = Direct(app, routes, service.models.names)
-    if config.access_log_format:
-        return AccessLog(direct, config.access_log_format, logging.getLogger("hf_transformer.access"))
-    return direct
+    return Direct(app, routes, service.models.names)
 
 
 @asynccontextmanager

@@ -86,11 +86,11 @@ class Batch:
 
     __slots__ = ("entries", "may_be_cancelled", "requests", "shared", "task")
 
-    def __init__(self, entries: Sequence[Entry], *, may_be_cancelled: bool) -> None:
+    def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = entries
         self.requests = {entry.request for entry in entries}
         self.shared = len(self.requests) > 1
-        self.may_be_cancelled = may_be_cancelled
+        self.may_be_cancelled = True  # until the predictor has been asked
         self.task: asyncio.Task[None] | None = None
         for request in self.requests:
             request.batches.add(self)

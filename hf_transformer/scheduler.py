@@ -131,7 +131,7 @@ class Scheduler:
             entries = self._waiting.take()
             if not entries:
                 return
-            batch = Batch(entries, may_be_cancelled=self._predictor.stops_when_cancelled)
+            batch = Batch(entries)
             batch.task = loop.create_task(self._send(batch))
             self._in_flight.add(batch.task)
             batch.task.add_done_callback(self._sent)
@@ -142,7 +142,7 @@ class Scheduler:
 
     async def _send(self, batch: Batch) -> None:
         try:
-            await self._infer(batch.entries)
+            await self._infer(batch)
             self._refused_in_a_row = 0
         except (PredictorUnavailable, PredictorTimeout) as error:
             self._fail(batch.entries, error)
@@ -171,13 +171,15 @@ class Scheduler:
         for entry in entries:
             entry.request.fail(error)
 
-    async def _infer(self, entries: Sequence[Entry]) -> None:
+    async def _infer(self, batch: Batch) -> None:
         """One call to the predictor, and the answers of its instances."""
+        entries = batch.entries
         started = time.perf_counter()
         inputs = pack([entry.encoding for entry in entries], self._binding, self._filling)
         self._observe(entries, inputs[0], started)
         headers = entries[0].request.context.headers
         sizes = self._sizes(inputs[0])
+        batch.may_be_cancelled = self._predictor.stops_when_cancelled(sizes)
         async with self._predictor.infer(inputs, self._output_names, headers, sizes=sizes) as outputs:
             decode = partial(self._decode, entries, inputs[0].shape, outputs)
             if sum(entry.cost for entry in entries) <= INLINE_COST:

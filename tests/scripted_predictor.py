@@ -33,10 +33,12 @@ class Call:
 class ScriptedPredictor(Predictor):
     """``calls`` has every call so far. Its output ``logits`` [rows, tokens, 1] is the input ids as FP32."""
 
-    stops_when_cancelled = True
-
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.stops = True
+
+    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+        return self.stops
 
     async def __aenter__(self) -> Self:
         return self

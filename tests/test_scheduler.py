@@ -203,7 +203,7 @@ async def test_a_model_that_refuses_everything_is_not_asked_one_by_one_for_ever(
 
 async def test_a_call_that_can_not_be_stopped_keeps_its_place() -> None:
     async with bench() as b:
-        b.predictor.stops_when_cancelled = False
+        b.predictor.stops = False
         task, waiting = await b.send(1), await b.send(2)
         task.cancel()
         await b.turn()

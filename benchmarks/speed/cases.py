@@ -90,6 +90,6 @@ FULL: Final = tuple(
     cell
     for model in SYNTHETIC
     for lengths, counts in (("9", (1, 8, 16, 32, 128)), ("128", (1, 8, 32, 128)), ("mixed", (1, 8, 32, 128)))
-    for cell in _cells(model, lengths, *counts)  # type: ignore[arg-type]
+    for cell in _cells(model, lengths, *counts)
 )
 REAL: Final = tuple(_cells(MINILM, "mixed", 64))

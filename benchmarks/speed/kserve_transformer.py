@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 INPUTS = ("input_ids", "attention_mask")
 
 
-class Transformer(Model):  # type: ignore[misc]
+class Transformer(Model):
     """Texts to tensors, logits to answers."""
 
     def __init__(self, name: str, folder: str, task: str) -> None:

@@ -61,13 +61,13 @@ class Subject(ABC):
         """Whether it can be measured so."""
         return True
 
-    def start(self) -> None:  # noqa: B027 - most of the bare ones have nothing to start
+    def start(self) -> None:  # noqa: B027 - most of the bare ones have nothing to do here
         """Start what is needed, without waiting for it."""
 
-    def wait(self) -> None:  # noqa: B027
+    def wait(self) -> None:  # noqa: B027 - as start
         """Wait until it is ready. Raises LoadFailed if it does not get there."""
 
-    def stop(self) -> None:  # noqa: B027
+    def stop(self) -> None:  # noqa: B027 - as start
         """End all that was started."""
 
     @property

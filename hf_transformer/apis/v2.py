@@ -41,8 +41,10 @@ HEADER = HEADER_LENGTH.lower().encode()
 
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this API."""
-    models = service.models
+    return [*_server_routes(service.models), *_model_routes(service)]
 
+
+def _server_routes(models: Models) -> list[BaseRoute]:
     async def server(request: Request) -> Response:
         return JsonResponse({"name": SERVER, "version": __version__, "extensions": EXTENSIONS})
 
@@ -60,10 +62,21 @@ def routes(service: Service) -> list[BaseRoute]:
     async def list_models(request: Request) -> Response:
         return JsonResponse({"models": models.names})
 
+    return [
+        Route("/v2", server),
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+        Route("/v2/models", list_models),
+    ]
+
+
+def _model_routes(service: Service) -> list[BaseRoute]:
+    models = service.models
+
     async def metadata(request: Request) -> Response:
         return JsonResponse(_metadata(_find(models, request.path_params)))
 
-    async def model_ready(request: Request) -> Response:
+    async def ready(request: Request) -> Response:
         try:
             model = models[request.path_params["model"]]
             await model.require_ready()
@@ -80,17 +93,10 @@ def routes(service: Service) -> list[BaseRoute]:
         return Reply(body) if length is None else Reply(body, BINARY, ((HEADER, str(length).encode()),))
 
     endpoint = Endpoint("v2", answer, error_json, service)
-    of_model = [
+    return [
         route
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        for route in (Route(f"{path}/infer", endpoint), Route(f"{path}/ready", model_ready), Route(path, metadata))
-    ]
-    return [
-        Route("/v2", server),
-        Route("/v2/health/live", live),
-        Route("/v2/health/ready", ready),
-        Route("/v2/models", list_models),
-        *of_model,
+        for route in (Route(f"{path}/infer", endpoint), Route(f"{path}/ready", ready), Route(path, metadata))
     ]
 
 

@@ -21,8 +21,13 @@ class Predictor(ABC):
     asyncio.CancelledError); a foreign library's exceptions never leave a transport.
     """
 
-    stops_when_cancelled: bool = False
-    """Whether the predictor stops its work on a call of ``infer`` that is cancelled. Over REST it never does."""
+    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the predictor stops its work on a call of ``infer`` that is cancelled. Over REST it never does.
+
+        Args:
+            sizes: as ``infer`` gets them.
+        """
+        return False
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...

@@ -129,8 +129,6 @@ class GrpcPredictor(PlacingPredictor):
     inside grpc is logged there and lost. A call whose caller goes away is cancelled, at the predictor too.
     """
 
-    stops_when_cancelled = True
-
     def __init__(self, settings: PredictorSettings) -> None:
         self._address = parse_address(settings)
         self._where = str(self._address)
@@ -157,6 +155,9 @@ class GrpcPredictor(PlacingPredictor):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close(None)
+
+    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+        return True
 
     async def model_spec(self) -> ModelSpec:
         metadata = await self._ask("ModelMetadata")

@@ -38,7 +38,6 @@ class RetryingPredictor(Predictor):
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
-        self.stops_when_cancelled = inner.stops_when_cancelled
         self._retries = retries
         self._timeout = timeout
         self._sleep = sleep
@@ -52,6 +51,9 @@ class RetryingPredictor(Predictor):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._inner.__aexit__(kind, error, trace)
+
+    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+        return self._inner.stops_when_cancelled(sizes)
 
     async def model_spec(self) -> ModelSpec:
         return await self._inner.model_spec()

@@ -60,7 +60,6 @@ class SharedMemoryPredictor(Predictor):
         pauses: Pauses | None = None,
     ) -> None:
         self._transport = transport
-        self.stops_when_cancelled = transport.stops_when_cancelled
         self._min_bytes = max(min_bytes, 1)
         self._folder = folder
         self._keeper = RegionKeeper(transport, size, folder=folder, pauses=pauses)
@@ -129,6 +128,10 @@ class SharedMemoryPredictor(Predictor):
                 return
         async with self._transport.infer(inputs, outputs, headers) as tensors:
             yield tensors
+
+    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+        """A call that may have a slot is left to run on, since the predictor may still write there."""
+        return sum(sizes.values()) < self._min_bytes and self._transport.stops_when_cancelled(sizes)
 
     def _take(self, outputs: Sequence[str], sizes: Mapping[str, int]) -> _Slot | None:
         """A slot for the outputs with known sizes, None where they travel inline."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 import torch
 from transformers import BertForMaskedLM
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 import torch
 from task_models import TaskModel
 from transformers import PreTrainedModel

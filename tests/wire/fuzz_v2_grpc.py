@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable, Iterator
-from itertools import islice
 from random import Random
 from typing import Any
 
-from hf_transformer.errors import RequestError
-from hf_transformer.tasks.tensors import read_instances
-from hf_transformer.wire.datatypes import Malformed
+from hf_transformer.wire.infer import InferRequest
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.v2_grpc_inbound import Inference, decode_infer_request, request_id
-from tests.wire.fuzz_v2_rest import FIELDS, MAX_ELEMENTS, RAW_NUMBERS, RAW_TEXTS
+from hf_transformer.wire.v2_grpc_inbound import decode_infer_request, request_id
+from tests.wire.fuzz_v2_rest import RAW_NUMBERS, RAW_TEXTS
+from tests.wire.fuzzing import MAX_ELEMENTS, peak, request_in, run
 from tests.wire.mutations import NUMBERS, ODD_BYTES, mutations
 
 PER_BYTE, AT_LEAST = 64, 512 * 1024
@@ -115,41 +112,18 @@ def bodies(random: Random) -> Iterator[bytes]:
         yield message.SerializeToString()
 
 
-def decode(body: bytes) -> Inference | None:
-    """The request, or None for a body that was refused; any other exception is a fault of the codec."""
+def decode(body: bytes) -> InferRequest | None:
+    """The request, or None for a body that was refused."""
     request_id(body)
-    try:
-        found = decode_infer_request(body, MAX_ELEMENTS)
-    except (Malformed, RequestError) as error:
-        assert len(str(error)) < 2000, f"a message of {len(str(error))} characters"
-        return None
-    for fields in FIELDS:
-        try:
-            read_instances(found.request.inputs, fields)
-        except RequestError as error:
-            assert len(str(error)) < 2000, f"a message of {len(str(error))} characters"
-    return found
+    return request_in(lambda: decode_infer_request(body, MAX_ELEMENTS).request)
 
 
 def assert_bounded(body: bytes) -> None:
     """Of what Python allocates; what protobuf does in C grows with the number of fields, which the codec bounds."""
-    tracemalloc.start()
-    try:
-        decode(body)
-        allocated = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    allocated = peak(lambda: decode(body))
     assert allocated <= AT_LEAST + PER_BYTE * len(body), f"{allocated} bytes for {len(body)}: {body!r:.2000}"
 
 
 def fuzz(count: int, seed: int, sample: int = 100) -> int:
-    """Decodes so many mutated bodies, measuring every ``sample``-th one; how many of them were valid still."""
-    accepted = 0
-    for number, body in enumerate(islice(bodies(Random(seed)), count)):
-        try:
-            accepted += decode(body) is not None
-        except BaseException as error:
-            raise AssertionError(f"body {number} of seed {seed}: {body!r:.2000}") from error
-        if number % sample == 0:
-            assert_bounded(body)
-    return accepted
+    """Decodes so many mutated bodies; how many of them were valid still."""
+    return run(bodies, decode, assert_bounded, count, seed, sample)

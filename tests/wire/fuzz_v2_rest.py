@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator
-from itertools import islice
 from random import Random
 from typing import Any
 
-from hf_transformer.errors import RequestError
-from hf_transformer.tasks.question_answering import QuestionAnswering
-from hf_transformer.tasks.rerank import Rerank
-from hf_transformer.tasks.sequence_classification import SequenceClassification
-from hf_transformer.tasks.tensors import read_instances
-from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.infer import InferRequest
 from hf_transformer.wire.v2_rest import parse_header_length
 from hf_transformer.wire.v2_rest_inbound import decode_infer_request
+from tests.wire.fuzzing import MAX_ELEMENTS, peak, request_in, run
 from tests.wire.mutations import NUMBERS, dump, json_mutations, mutations
 
-MAX_ELEMENTS = 2048
 PER_BYTE, AT_LEAST = 64, 64 * 1024
 """Bytes that may be allocated per byte of a body: `[],` in JSON is a Python list of 56 bytes, and a pointer to it."""
 
@@ -70,7 +62,6 @@ VALID: tuple[tuple[dict[str, Any], bytes], ...] = (
     ),
 )
 """Headers of valid bodies, and the raw elements behind them."""
-FIELDS = (Rerank.fields, QuestionAnswering.fields, SequenceClassification.fields)
 
 
 def bodies(random: Random) -> Iterator[Body]:
@@ -93,43 +84,15 @@ def bodies(random: Random) -> Iterator[Body]:
 
 
 def decode(body: Body) -> InferRequest | None:
-    """The request, or None for a body that was refused; any other exception is a fault of the codec."""
-    try:
-        request = decode_infer_request(body[0], parse_header_length(body[1]), MAX_ELEMENTS)
-    except (Malformed, RequestError) as error:
-        assert len(str(error)) < 2000, f"a message of {len(str(error))} characters"
-        return None
-    for fields in FIELDS:
-        try:
-            read_instances(request.inputs, fields)
-        except RequestError as error:
-            assert len(str(error)) < 2000, f"a message of {len(str(error))} characters"
-    return request
-
-
-def peak(body: Body) -> int:
-    """Bytes that were allocated at once while a body was decoded."""
-    tracemalloc.start()
-    try:
-        decode(body)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    """The request, or None for a body that was refused."""
+    return request_in(lambda: decode_infer_request(body[0], parse_header_length(body[1]), MAX_ELEMENTS))
 
 
 def assert_bounded(body: Body) -> None:
-    allocated = peak(body)
+    allocated = peak(lambda: decode(body))
     assert allocated <= AT_LEAST + PER_BYTE * len(body[0]), f"{allocated} bytes for {len(body[0])}: {body!r:.2000}"
 
 
 def fuzz(count: int, seed: int, sample: int = 100) -> int:
-    """Decodes so many mutated bodies, measuring every ``sample``-th one; how many of them were valid still."""
-    accepted = 0
-    for number, body in enumerate(islice(bodies(Random(seed)), count)):
-        try:
-            accepted += decode(body) is not None
-        except BaseException as error:
-            raise AssertionError(f"body {number} of seed {seed}: {body!r:.2000}") from error
-        if number % sample == 0:
-            assert_bounded(body)
-    return accepted
+    """Decodes so many mutated bodies; how many of them were valid still."""
+    return run(bodies, decode, assert_bounded, count, seed, sample)

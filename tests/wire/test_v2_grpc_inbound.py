@@ -20,7 +20,8 @@ from hf_transformer.wire.v2_grpc_inbound import (
     request_id,
 )
 from tests.wire.fuzz_v2_grpc import assert_bounded, fuzz, raw_request, typed_request
-from tests.wire.fuzz_v2_rest import MAX_ELEMENTS, RAW_TEXTS
+from tests.wire.fuzz_v2_rest import RAW_TEXTS
+from tests.wire.fuzzing import MAX_ELEMENTS
 
 
 def decoded(message: pb.ModelInferRequest) -> Inference:

@@ -17,7 +17,8 @@ from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
 from hf_transformer.wire.v2_rest import decode_infer_response, encode_infer_request
 from hf_transformer.wire.v2_rest_inbound import decode_infer_request, encode_infer_response
-from tests.wire.fuzz_v2_rest import MAX_ELEMENTS, Body, assert_bounded, bodies, decode, framed, fuzz, tensor
+from tests.wire.fuzz_v2_rest import Body, assert_bounded, bodies, decode, framed, fuzz, tensor
+from tests.wire.fuzzing import MAX_ELEMENTS
 from tests.wire.mutations import DEEP, dump
 
 TEXTS = [b"paris", "é".encode()]

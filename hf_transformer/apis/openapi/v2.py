@@ -127,67 +127,49 @@ def parameters() -> dict[str, Json]:
 
 def schemas(about: Described) -> dict[str, Schema]:
     """Components."""
-    flag = {"type": ["boolean", "null"]}
-    shape = array({**INTEGER, "minimum": 0})
-    outputs = {"type": "string", "enum": [OUTPUT, *about.task.switched_on_by]}
-    wanted = record(
-        {"name": outputs, "parameters": _optional(record({"binary_data": flag}, "binary_data"))}, "parameters"
-    )
     spec = record({"name": STRING, "datatype": STRING, "shape": array(INTEGER)})
-    size = record({"binary_data_size": INTEGER})
+    about_model = {"name": STRING, "versions": array(STRING), "platform": STRING}
+    tensors = {"inputs": array(spec), "outputs": array(spec)}
     return {
         "V2Server": record({"name": STRING, "version": STRING, "extensions": array(STRING)}),
         "V2Ready": record({"name": STRING, "ready": BOOLEAN, "error": STRING}, "name", "error"),
-        "V2Metadata": record(
-            {
-                "name": STRING,
-                "versions": array(STRING),
-                "platform": STRING,
-                "inputs": array(spec),
-                "outputs": array(spec),
-            },
-            "versions",
-        ),
-        "V2Request": record(
-            {
-                "inputs": array(
-                    any_of(*(_input(field, about) for field in about.task.fields)), minItems=1, maxItems=MOST_INPUTS
-                ),
-                "outputs": _optional(array(wanted, maxItems=MOST_OUTPUTS)),
-                "parameters": _optional(_parameters(about)),
-                "id": text("Comes back with the answer."),
-                "model_name": nullable({**STRING, "enum": [*about.models, ""]}, "The model that the path names."),
-                "model_version": nullable(STRING, "The version that is served; another one is refused."),
-            },
-            "outputs",
-            "parameters",
-            "id",
-            "model_name",
-            "model_version",
-        ),
-        "V2Response": record(
-            {
-                "model_name": STRING,
-                "model_version": STRING,
-                "id": STRING,
-                "outputs": array(
-                    record(
-                        {
-                            "name": outputs,
-                            "datatype": STRING,
-                            "shape": shape,
-                            "data": array({"type": ["string", "number", "null"]}),
-                            "parameters": size,
-                        },
-                        "data",
-                        "parameters",
-                    )
-                ),
-            },
-            "model_version",
-            "id",
-        ),
+        "V2Metadata": record(about_model | tensors, "versions"),
+        "V2Request": _infer_request(about),
+        "V2Response": _infer_response(about),
     }
+
+
+def _output_names(about: Described) -> Schema:
+    return {"type": "string", "enum": [OUTPUT, *about.task.switched_on_by]}
+
+
+def _infer_request(about: Described) -> Schema:
+    flag = {"type": ["boolean", "null"]}
+    binary = _optional(record({"binary_data": flag}, "binary_data"))
+    wanted = record({"name": _output_names(about), "parameters": binary}, "parameters")
+    inputs = any_of(*(_input(field, about) for field in about.task.fields))
+    optional = {
+        "outputs": _optional(array(wanted, maxItems=MOST_OUTPUTS)),
+        "parameters": _optional(_parameters(about)),
+        "id": text("Comes back with the answer."),
+        "model_name": nullable({**STRING, "enum": [*about.models, ""]}, "The model that the path names."),
+        "model_version": nullable(STRING, "The version that is served; another one is refused."),
+    }
+    return record({"inputs": array(inputs, minItems=1, maxItems=MOST_INPUTS), **optional}, *optional)
+
+
+def _infer_response(about: Described) -> Schema:
+    tensor = {
+        "name": _output_names(about),
+        "datatype": STRING,
+        "shape": array({**INTEGER, "minimum": 0}),
+        "data": array({"type": ["string", "number", "null"]}),
+        "parameters": record({"binary_data_size": INTEGER}),
+    }
+    outputs = array(record(tensor, "data", "parameters"))
+    return record(
+        {"model_name": STRING, "model_version": STRING, "id": STRING, "outputs": outputs}, "model_version", "id"
+    )
 
 
 def _optional(schema: Schema) -> Schema:
