@@ -1,10 +1,11 @@
-.PHONY: help install demo test test-models test-clients check bench clean
+.PHONY: help install demo test test-models test-clients test-faults check bench clean
 
 help:
 	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
 	@echo "make test-models  what needs torch: the goldens are current, the real MiniLM gives the right embeddings"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
+	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
 	@echo "make check    style, types, generated code"
 	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick)"
 	@echo "make install  the environments that these need   (they do it themselves)"
@@ -25,6 +26,9 @@ test-models:
 
 test-clients:
 	@scripts/test_clients $(ARGS)
+
+test-faults:
+	@scripts/test_faults $(ARGS)
 
 check: install
 	@scripts/check

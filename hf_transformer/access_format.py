@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from hf_transformer.errors import ConfigError
 
-SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key"})
+SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
 CLIENT_CLOSED = 499
 """The status of a request that was not answered, because its client went away; nginx's invention."""
 CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}

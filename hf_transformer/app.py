@@ -7,31 +7,31 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from hf_transformer.admission import Admission
 from hf_transformer.apis import docs_page, openai, openapi, ops, tokenization, v1, v2
 from hf_transformer.apis.access_log import AccessLog
-from hf_transformer.apis.base import Admission, Models, Service
+from hf_transformer.apis.api_keys import ApiKeys, KeyedApp
+from hf_transformer.apis.base import Endpoint, Models, Service
 from hf_transformer.apis.direct import Direct
-from hf_transformer.batches import Filling
-from hf_transformer.binding import Binding
 from hf_transformer.config import Config
-from hf_transformer.contract import bind
 from hf_transformer.endings import told_of_the_end
-from hf_transformer.engines import strings
 from hf_transformer.latency_log import LatencyLog
+from hf_transformer.logs import ACCESS_LOGGER
 from hf_transformer.metrics import Metrics
 from hf_transformer.model_parts import Parts, load_parts
-from hf_transformer.pipeline import Limits, Pipeline
+from hf_transformer.model_wiring import pipeline_builder, predictor_settings
 from hf_transformer.predictors import open_predictor
-from hf_transformer.predictors.base import Predictor, PredictorSettings
-from hf_transformer.scheduler import Scheduler, SchedulerSettings
+from hf_transformer.predictors.base import Predictor
 from hf_transformer.served_model import ServedModel
-from hf_transformer.tokenizer import Tokenizer
-from hf_transformer.types import Context, ModelSpec, TextInput
+from hf_transformer.tracing.export import Exporter
+from hf_transformer.tracing.spans import Tracing
+from hf_transformer.worker_metrics import Board
 from hf_transformer.workers import Roster
 
 if TYPE_CHECKING:
@@ -41,20 +41,34 @@ logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
 
 
-def build_app(config: Config, parts: Parts | None = None, roster: Roster | None = None) -> ASGIApp:
+def build_app(
+    config: Config, parts: Parts | None = None, roster: Roster | None = None, board: Board | None = None
+) -> ASGIApp:
     """The ASGI application for one configuration.
 
     Args:
         config: the frozen configuration; a worker process builds its own application from it.
         parts: what ``load_parts`` gave, loaded here if None.
         roster: the workers, where this process is one of several.
+        board: where these find each other's metrics.
     """
     if roster is not None:
         roster.claim()
     parts = parts or load_parts(config)
     metrics = Metrics(config.model_name)
+    beside: list[AbstractAsyncContextManager[object]] = [] if board is None else [metrics.share(board)]
+    tracing = None
+    if config.otlp_endpoint is not None:
+        exporter = Exporter(config.otlp_endpoint)
+        beside.append(exporter)
+        tracing = Tracing(config.model_name, config.otlp_sample_ratio, exporter.put)
     predictor = open_predictor(
-        config.predictor_protocol, predictor_settings(config), config.predictor_request_retries, metrics
+        config.predictor_protocol,
+        predictor_settings(config),
+        config.predictor_request_retries,
+        metrics,
+        retry_budget=config.predictor_retry_budget,
+        circuit_failures=config.predictor_circuit_failures,
     )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
@@ -65,20 +79,29 @@ def build_app(config: Config, parts: Parts | None = None, roster: Roster | None 
         pipeline_builder(config, parts, predictor, metrics, executor),
         metrics,
         check_health=config.enable_predictor_health_check,
+        check_seconds=config.predictor_check_seconds,
         latency_log=latency_log,
         roster=roster,
     )
     service = Service(
         models=Models([model]),
-        admission=Admission(config.max_concurrent_requests, metrics),
+        admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics),
         metrics=metrics,
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
+        server_timing=config.enable_server_timing,
+        tracing=tracing,
     )
-    grpc = grpc_server(config, service)
-    app = http_app(config, service, lambda app: _lifespan(predictor, model, executor, grpc, latency_log))
+    keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
+    grpc = grpc_server(config, service, keys)
+    app: ASGIApp = http_app(
+        config, service, lambda app: _lifespan(predictor, model, executor, grpc, latency_log, keys, beside)
+    )
+    if keys is not None:
+        by_path = openai.errors_by_path(config.openai_route_prefix)
+        app = KeyedApp(app, keys, service.models.names, by_path, metrics)
     if config.access_log_format:
-        return AccessLog(app, config.access_log_format, logging.getLogger("hf_transformer.access"))
+        return AccessLog(app, config.access_log_format, logging.getLogger(ACCESS_LOGGER))
     return app
 
 
@@ -102,6 +125,9 @@ def http_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
+    if service.tracing is not None:
+        found = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, Endpoint)]
+        service.tracing.name_routes((route.path_regex, route.path) for route in found)
     return Direct(app, routes, service.models.names)
 
 
@@ -112,17 +138,24 @@ async def _lifespan(
     executor: ThreadPoolExecutor,
     grpc: GrpcServer | None,
     latency_log: LatencyLog | None,
+    keys: ApiKeys | None,
+    beside: Sequence[AbstractAsyncContextManager[object]],
 ) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
+        for one in beside:
+            await stack.enter_async_context(one)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         if latency_log is not None:
             stack.callback(latency_log.flush)
         await stack.enter_async_context(predictor)
-        connecting = asyncio.create_task(model.connect())
+        connecting = asyncio.create_task(model.keep_bound())
         stack.push_async_callback(_cancel, connecting)
+        if keys is not None:
+            stack.push_async_callback(_cancel, asyncio.create_task(keys.keep_renewing()))
         if grpc is not None:
             await stack.enter_async_context(grpc)
             stack.enter_context(told_of_the_end(grpc.begin_end))
+        stack.enter_context(told_of_the_end(model.begin_end))
         yield
 
 
@@ -132,7 +165,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
         await task
 
 
-def grpc_server(config: Config, service: Service) -> GrpcServer | None:
+def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -> GrpcServer | None:
     """The gRPC server, to be opened; None without --enable_grpc, and its libraries are not loaded.
 
     Raises:
@@ -150,115 +183,15 @@ def grpc_server(config: Config, service: Service) -> GrpcServer | None:
         private_key=config.ssl_keyfile,
         max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
         max_send=config.grpc_max_send_message_length,
+        grace=config.grace_period_seconds,
     )
-    return GrpcServer(service, settings)
+    interceptors: list[Any] = []
+    if config.access_log_format:
+        from hf_transformer.apis.grpc_access_log import LoggedCalls
 
+        interceptors.append(LoggedCalls(config.access_log_format, logging.getLogger(ACCESS_LOGGER)))
+    if keys is not None:
+        from hf_transformer.apis.grpc_keys import KeyedCalls
 
-def predictor_settings(config: Config) -> PredictorSettings:
-    """Where the predictor is, as the transports want it."""
-    return PredictorSettings(
-        model_name=config.model_name,
-        host=config.predictor_host,
-        use_ssl=config.predictor_use_ssl,
-        timeout=config.predictor_request_timeout_seconds,
-        ca_file=config.predictor_ca_file,
-        ca_path=config.predictor_ca_path,
-        max_send_message_length=config.grpc_max_send_message_length,
-        max_receive_message_length=config.grpc_max_receive_message_length,
-        shared_memory_bytes=config.predictor_shared_memory_bytes if config.predictor_shared_memory == "auto" else 0,
-        shared_memory_min_bytes=config.predictor_shared_memory_min_bytes,
-    )
-
-
-def pipeline_builder(
-    config: Config, parts: Parts, predictor: Predictor, metrics: Metrics, executor: ThreadPoolExecutor
-) -> Callable[[ModelSpec], Pipeline]:
-    """A function that fits everything to the model that the predictor describes."""
-    limits = Limits(
-        max_instances=config.max_instances,
-        max_text_length=config.max_text_length,
-        max_total_length=config.max_total_length,
-        max_sequences=config.max_sequences,
-        max_answer_values=config.max_answer_values,
-    )
-    log_texts = (
-        text_logger(config.max_log_len) if config.enable_log_requests and not config.disable_log_requests else None
-    )
-
-    def build(spec: ModelSpec) -> Pipeline:
-        binding = bind(
-            spec,
-            parts.task.outputs,
-            input_names=wanted_inputs(config),
-            output_names=config.tensor_output_names or (),
-            task=parts.task.name,
-        )
-        tokenizer = fitted(parts.tokenizer, spec, binding)
-        scheduler = Scheduler(
-            predictor,
-            binding,
-            filling(tokenizer, binding),
-            scheduler_settings(config),
-            executor=executor,
-            metrics=metrics,
-        )
-        return Pipeline(
-            parts.task,
-            tokenizer,
-            scheduler,
-            executor=executor,
-            limits=limits,
-            metrics=metrics,
-            log_texts=log_texts,
-        )
-
-    return build
-
-
-def scheduler_settings(config: Config) -> SchedulerSettings:
-    """How much goes to the predictor at a time."""
-    return SchedulerSettings(
-        max_batches_in_flight=config.max_batches_in_flight,
-        max_batch_tokens=config.max_batch_tokens,
-        max_batch_output_bytes=config.max_batch_output_bytes,
-        timeout=config.predictor_request_timeout_seconds,
-    )
-
-
-def fitted(tokenizer: Tokenizer, spec: ModelSpec, binding: Binding) -> Tokenizer:
-    """The tokenizer, cutting at the model's own sequence length where that is fixed."""
-    if binding.length is None:
-        return tokenizer
-    if not binding.masked:
-        logger.warning(
-            "model %r has a fixed sequence length of %d and takes no attention_mask: it sees the padding too",
-            spec.name,
-            binding.length,
-        )
-    return tokenizer.with_max_length(min(binding.length, tokenizer.max_length))
-
-
-def filling(tokenizer: Tokenizer, binding: Binding) -> Filling:
-    """Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes where
-    the tokenizer puts it."""
-    return Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left" and not binding.masked)
-
-
-def text_logger(longest: int | None) -> Callable[[Sequence[TextInput], Context], None]:
-    """Logs a request's texts, each cut to ``longest`` characters; only for --enable_log_requests."""
-
-    def log(texts: Sequence[TextInput], context: Context) -> None:
-        shown = [
-            text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in strings(text)) for text in texts
-        ]
-        texts_logger.info("requestId: %s, instances: %s", context.request_id, shown)
-
-    return log
-
-
-def wanted_inputs(config: Config) -> tuple[str, ...]:
-    """--tensor_input_names, and token_type_ids where --return_token_type_ids asks for them."""
-    names = config.tensor_input_names or ()
-    if names and config.return_token_type_ids and "token_type_ids" not in names:
-        return (*names, "token_type_ids")
-    return names
+        interceptors.append(KeyedCalls(keys))
+    return GrpcServer(service, settings, interceptors)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.binding import Binding, OutputBinding, axis_error
+from hf_transformer.binding import Binding, InputBinding, OutputBinding, axis_error
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Array, Encoding, Tensor
 
@@ -24,8 +24,13 @@ def pack(encodings: Sequence[Encoding], binding: Binding, filling: Filling) -> l
     """The input tensors of one batch: [rows, tokens] each, [tokens] for a model without a batch axis."""
     rows = binding.exact_rows or len(encodings)
     width = binding.length or max(len(encoding) for encoding in encodings)
+    full = rows == len(encodings) and all(len(encoding.ids) == width for encoding in encodings)
     tensors = []
     for one in binding.inputs:
+        if full:
+            data = _without_padding(encodings, one, width)
+            tensors.append(Tensor(one.name, one.datatype, data if binding.batch_axis else data[0]))
+            continue
         data = np.full((rows, width), filling.pad_id if one.role == "input_ids" else 0, one.dtype)
         for row in range(rows):
             # Rows that only fill up an exact batch repeat its last instance: always a valid input.
@@ -39,6 +44,15 @@ def pack(encodings: Sequence[Encoding], binding: Binding, filling: Filling) -> l
                 data[row, place] = encoding.type_ids
         tensors.append(Tensor(one.name, one.datatype, data if binding.batch_axis else data[0]))
     return tensors
+
+
+def _without_padding(encodings: Sequence[Encoding], one: InputBinding, width: int) -> Array:
+    """An input of texts that are equally long, as those in a batch usually are: a third of the time."""
+    if one.role == "attention_mask":
+        return np.ones((len(encodings), width), one.dtype)
+    if one.role == "input_ids":
+        return np.array([encoding.ids for encoding in encodings], one.dtype)
+    return np.array([encoding.type_ids for encoding in encodings], one.dtype)
 
 
 def verify(tensor: Tensor, output: OutputBinding, rows: int, width: int, batch_axis: bool) -> Array:

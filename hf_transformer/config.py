@@ -125,13 +125,27 @@ class Config:
     predictor_ca_path: str | None = option(
         PREDICTOR, "Folder of certificates to trust, in OpenSSL's form.", Text("FOLDER", "a folder"),
         variables=["SSL_CERT_DIR"], default_text="the system's")
+    predictor_cert_file: str | None = option(
+        PREDICTOR, "Certificate to show to a predictor that asks for one (mutual TLS). Read at the start.", PATH)
+    predictor_key_file: str | None = option(PREDICTOR, "Private key of --predictor_cert_file.", PATH)
     predictor_request_timeout_seconds: float = option(
         PREDICTOR, "Seconds that one call to the predictor may take.", Number(0, 10**6, metavar="SECONDS"),
         600.0)
     predictor_request_retries: int = option(
-        PREDICTOR, "Times that a call is tried again when the predictor was not reached.", Integer(0, 100), 0)
+        PREDICTOR, "Times that a call is tried again when the predictor was not reached, did not begin to answer, or "
+        "said that it can't now (503, UNAVAILABLE).", Integer(0, 100), 0)
+    predictor_retry_budget: float = option(
+        PREDICTOR, "Retries per call on average, beside one a second and ten in reserve; more are not made, so that "
+        "they can't multiply an outage.", Number(0, 100, zero=True), 0.1)
+    predictor_circuit_failures: int = option(
+        PREDICTOR, "Calls in a row that find the predictor unavailable until it counts as dead: calls are then refused "
+        "with 503 at once, until it says that it is ready. 0 is never.", Integer(0, 10**6), 5)
+    predictor_check_seconds: float = option(
+        PREDICTOR, "Seconds between two looks at the model's metadata, which may be another version's by then.",
+        Number(0, 10**6, metavar="SECONDS"), 30.0)
     enable_predictor_health_check: bool = option(
-        PREDICTOR, "Be ready only while the predictor says that it is.", BOOLEAN, False, switch=True)
+        PREDICTOR, "Be ready only while the predictor says that it is, and, after three errors of the model in a row, "
+        "while it answers a trial.", BOOLEAN, False, switch=True)
     predictor_shared_memory: Literal["auto", "off"] = option(
         PREDICTOR, "Have the predictor write large outputs into shared memory; auto does where it sees our /dev/shm.",
         Choice(("auto", "off")), "auto")
@@ -165,8 +179,18 @@ class Config:
     workers: int = option(SERVER, "Processes that share the port.", Integer(1, 1024), 1)
     timeout_keep_alive: int = option(
         SERVER, "Seconds after which an idle connection is closed; longer than the proxy's.", Integer(0), 65)
-    ssl_certfile: str | None = option(SERVER, "Certificate to serve HTTPS with.", PATH)
+    client_timeout_seconds: float = option(
+        SERVER, "Seconds that a client has to send a request, head and body together, before it gets 408; and to take "
+        "some of an answer.", Number(0, 10**6, metavar="SECONDS"), 60.0)
+    grace_period_seconds: float = option(
+        SERVER, "Seconds that requests in flight have to finish once a signal ends the service; a few less than "
+        "whatever kills it after.", Number(0, 10**6, zero=True, metavar="SECONDS"), 25.0)
+    ssl_certfile: str | None = option(
+        SERVER, "Certificate to serve HTTPS, and gRPC over TLS, with; read again when it is renewed.", PATH)
     ssl_keyfile: str | None = option(SERVER, "Private key of --ssl_certfile.", PATH)
+    api_keys_file: str | None = option(
+        SERVER, "File with an API key in each line (# begins a comment); requests without one of them are refused. "
+        "Read again when it changes.", PATH, default_text="no keys are asked for")
     event_loop: Literal["auto", "asyncio", "uvloop"] = option(
         SERVER, "Event loop; auto is uvloop where it is installed.", Choice(("auto", "asyncio", "uvloop")),
         "auto")
@@ -174,6 +198,11 @@ class Config:
         SERVER, "Threads for tokenizing.", Integer(1, 1024), factory=default_threads,
         default_text="min(32, CPUs + 4)")
 
+    max_connections: int = option(
+        LIMITS, "HTTP connections that are open in one worker; more get 503 and are closed.", Integer(1), 16384)
+    max_header_bytes: int = option(
+        LIMITS, "Bytes of a request's head over HTTP: the first line and the headers.", Integer(1024, 2**24),
+        64 * 2**10)
     max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)
@@ -188,8 +217,14 @@ class Config:
         Integer(1), 1_000_000)
     max_concurrent_requests: int = option(
         LIMITS, "Requests in flight; more are answered with 429.", Integer(1), 1024)
-    max_batches_in_flight: int = option(
-        LIMITS, "Batches at the predictor at a time; what comes meanwhile waits and leaves together.", Integer(1), 4)
+    max_predictor_response_bytes: int = option(
+        LIMITS, "Bytes of one response of the predictor.", Integer(1), 2**30)
+    max_queued_tokens: int = option(
+        LIMITS, "Tokens of all requests in flight; while there are as many, others are answered with 429.", Integer(1),
+        262_144)
+    max_batches_in_flight: int | None = option(
+        LIMITS, "Batches at the predictor at a time; what comes meanwhile waits and leaves together.", Integer(1),
+        default_text="the model's instances + 1")
     max_batch_tokens: int = option(
         LIMITS, "Tokens of a batch, padding included; a longer text is sent alone.", Integer(1), 16384)
     max_batch_output_bytes: int = option(
@@ -202,6 +237,9 @@ class Config:
     log_config_file: str | None = option(
         LOGGING, "Logging configuration to use instead: a dictConfig in .json or .yaml, else a fileConfig.",
         PATH)
+    log_format: Literal["text", "json"] = option(
+        LOGGING, "Log lines as text, or as JSON: an object with time, level, logger, message and request_id in each.",
+        Choice(("text", "json")), "text")
     access_log_format: str | None = option(
         LOGGING, "Log every request in this form, such as '%(h)s %(t)s \"%(r)s\" %(s)s %(B)s %(L)s'.",
         Text("FORMAT"))
@@ -212,6 +250,14 @@ class Config:
         switch=True)
     max_log_len: int | None = option(
         LOGGING, "Characters of a text in the log.", Integer(0), default_text="unlimited")
+    enable_server_timing: bool = option(
+        LOGGING, "Tell in the header Server-Timing how long each stage of a request took.", BOOLEAN, True)
+    otlp_endpoint: str | None = option(
+        LOGGING, "Collector that OpenTelemetry spans are sent to, over OTLP/HTTP, such as http://collector:4318.",
+        Text("URL", "an http:// or https:// URL", r"https?://[^\s/]+(/\S*)?"))
+    otlp_sample_ratio: float = option(
+        LOGGING, "Part of the requests that is traced where the client's traceparent does not say whether it is.",
+        Number(0, 1, zero=True), 1.0)
     # fmt: on
 
 

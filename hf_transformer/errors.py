@@ -13,6 +13,7 @@
         │   ├── NotReady                the service is still starting, or the model does not fit the tokenizer
         │   └── PredictorUnavailable    the predictor is down, refuses, or does not have the model
         ├── PredictorError          502 INTERNAL, the predictor's own message quoted
+        │   └── PredictorDenied         the client's credentials, passed on, do not let it ask the predictor
         ├── PredictorTimeout        504 DEADLINE_EXCEEDED
         └── CallersDeadline         504 DEADLINE_EXCEEDED
 
@@ -97,6 +98,13 @@ class NotReady(Unavailable):
 class PredictorUnavailable(Unavailable):
     """The predictor can't be reached, refuses work, or does not have the model."""
 
+    kind: str = "unavailable"
+    """What happened, as a short word; see predictors/kinds.py."""
+
+    def __init__(self, message: str, kind: str = "unavailable") -> None:
+        super().__init__(message)
+        self.kind = kind
+
 
 class PredictorError(RequestError):
     """The predictor answered with an error of its own, or with something that breaks the protocol."""
@@ -105,11 +113,21 @@ class PredictorError(RequestError):
     grpc_code = "INTERNAL"
 
 
+class PredictorDenied(PredictorError):
+    """The predictor, or what guards it, does not let this client ask; that says nothing of the model."""
+
+
 class PredictorTimeout(RequestError):
     """The predictor took longer than --predictor_request_timeout_seconds."""
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
+    kind: str = "timeout"
+    """As for PredictorUnavailable."""
+
+    def __init__(self, message: str, kind: str = "timeout") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class CallersDeadline(RequestError):

@@ -18,7 +18,7 @@ Decode = Callable[[int, Mapping[str, Array]], Any]
 class Request:
     """One request's instances on their way. ``future`` is done once all are answered, or one has failed."""
 
-    __slots__ = ("answers", "batches", "context", "decode", "future", "left", "since")
+    __slots__ = ("answers", "batches", "context", "decode", "expires", "future", "left", "since", "timer")
 
     def __init__(self, count: int, decode: Decode, context: Context, future: asyncio.Future[None]) -> None:
         self.answers: list[Any] = [None] * count
@@ -27,6 +27,8 @@ class Request:
         self.context = context
         self.future = future
         self.since = time.perf_counter()
+        self.expires = 0.0
+        self.timer: asyncio.TimerHandle | None = None
         self.batches: set[Batch] = set()
 
     def answer(self, index: int, rows: Mapping[str, Array]) -> None:

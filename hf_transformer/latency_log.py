@@ -13,9 +13,9 @@ import time
 from contextlib import nullcontext
 from typing import TextIO
 
-from hf_transformer.types import Context
+from hf_transformer.json_log import REQUEST_ID, TIME_FORMAT, JsonFormatter, json_line
+from hf_transformer.types import Context, Timings
 
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 NAME_OF_LATENCY = "hf_transformer.latency"
 PERIOD = 0.1
 """Seconds that a line may wait for others."""
@@ -40,6 +40,7 @@ class LatencyLog:
     def __init__(self) -> None:
         self._logger = logging.getLogger(NAME_OF_LATENCY)
         self._handler: LineHandler | None = None
+        self._json = False
         self._lines: list[str] = []
         self._second = 0
         self._time = ""
@@ -52,6 +53,7 @@ class LatencyLog:
                 return
             self._handler = only_handler(self._logger)
             if self._handler is not None:
+                self._json = isinstance(self._handler.formatter, JsonFormatter)
                 asyncio.get_running_loop().call_later(PERIOD, self.flush)
         timings = context.timings
         message = (
@@ -59,9 +61,13 @@ class LatencyLog:
             f"predict_ms: {timings.predict * 1e3:.3f}, postprocess_ms: {timings.postprocess * 1e3:.3f}"
         )
         if self._handler is None:
-            self._logger.info("%s", message)
+            self._logger.info("%s", message, extra={REQUEST_ID: context.request_id})
             return
         now = time.time()
+        if self._json:
+            more = {REQUEST_ID: context.request_id, **milliseconds(timings)}
+            self._lines.append(json_line(now, "INFO", NAME_OF_LATENCY, message, more) + "\n")
+            return
         second = int(now)
         if second != self._second:
             self._second = second
@@ -73,6 +79,17 @@ class LatencyLog:
         lines, self._lines = self._lines, []
         if lines and self._handler is not None:
             self._handler.write("".join(lines))
+
+
+def milliseconds(timings: Timings) -> dict[str, float]:
+    """The stages as fields of a line in JSON."""
+    stages = {
+        "preprocess_ms": timings.preprocess,
+        "queue_ms": timings.queue,
+        "predict_ms": timings.predict,
+        "postprocess_ms": timings.postprocess,
+    }
+    return {name: round(seconds * 1e3, 3) for name, seconds in stages.items()}
 
 
 def only_handler(logger: logging.Logger) -> LineHandler | None:

@@ -1,4 +1,4 @@
-"""Sets up logging: one text format on stderr for the service, its libraries and uvicorn."""
+"""Sets up logging: one format, text or JSON, on stderr for the service, its libraries and uvicorn."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import json
 import logging
 import logging.config
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from hf_transformer.errors import ConfigError
-from hf_transformer.latency_log import TIME_FORMAT, LineHandler
+from hf_transformer.json_log import TIME_FORMAT, JsonFormatter
+from hf_transformer.latency_log import LineHandler
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 LINES = f"{LineHandler.__module__}.{LineHandler.__qualname__}"
+JSON = f"{JsonFormatter.__module__}.{JsonFormatter.__qualname__}"
 ACCESS_LOGGER = "hf_transformer.access"
-"""The logger of --access_log_format: its lines go to stdout as they are, as KServe's do."""
+"""The logger of --access_log_format: its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
 UNUSABLE = (
     OSError,
     ValueError,
@@ -38,6 +40,8 @@ class LogSettings(Protocol):
     def log_config_file(self) -> str | None: ...
     @property
     def log_level(self) -> int: ...
+    @property
+    def log_format(self) -> Literal["text", "json"]: ...
 
 
 def configure_logging(config: LogSettings) -> None:
@@ -49,7 +53,9 @@ def configure_logging(config: LogSettings) -> None:
     if not config.configure_logging:
         return
     if config.log_config_file is None:
-        logging.config.dictConfig(default_logging(config.log_level))
+        logging.config.dictConfig(default_logging(config.log_level, config.log_format))
+        # As text on stderr they would be in nobody's form; as records they are as the others.
+        logging.captureWarnings(config.log_format == "json")
         return
     try:
         load_file(Path(config.log_config_file))
@@ -58,14 +64,15 @@ def configure_logging(config: LogSettings) -> None:
         raise ConfigError(f"--log_config_file: {config.log_config_file!r} can't be used: {reason}") from exc
 
 
-def default_logging(level: int) -> dict[str, Any]:
+def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
     """The service's dictConfig. uvicorn's own access log stays silent: --access_log_format replaces it."""
+    json_lines = {"()": JSON}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "line": {"format": FORMAT, "datefmt": TIME_FORMAT},
-            "bare": {"format": "%(message)s"},
+            "line": json_lines if format == "json" else {"format": FORMAT, "datefmt": TIME_FORMAT},
+            "bare": json_lines if format == "json" else {"format": "%(message)s"},
         },
         "handlers": {
             "stderr": {"class": LINES, "formatter": "line", "stream": "ext://sys.stderr"},

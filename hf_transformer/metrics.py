@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from hf_transformer.histograms import LightHistogram
 from hf_transformer.types import Timings
+from hf_transformer.worker_metrics import Board, SharedMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -29,7 +30,7 @@ class Metrics:
     """
 
     def __init__(self, model_name: str) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = self._shown = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._preprocess = self._histogram("preprocess", "pre-process request latency", model_name)
         self._predict = self._histogram("predict", "predict request latency", model_name)
@@ -64,6 +65,36 @@ class Metrics:
         self._in_flight = Gauge(
             "hf_transformer_requests_in_flight",
             "Predict requests being worked on.",
+            registry=self._registry,
+        )
+        self._tokens_in_flight = Gauge(
+            "hf_transformer_tokens_in_flight",
+            "Tokens of the predict requests being worked on, guessed by the body's size until they are counted.",
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "hf_transformer_refused_requests",
+            "Predict requests that found no room, by which limit kept them out: requests or tokens.",
+            ["limit"],
+            registry=self._registry,
+        )
+        self._retries = Counter(
+            "hf_transformer_predictor_retries", "Calls to the predictor that were made again.", registry=self._registry
+        )
+        self._retries_denied = Counter(
+            "hf_transformer_predictor_retries_denied",
+            "Calls that were not made again because too many had been (--predictor_retry_budget).",
+            registry=self._registry,
+        )
+        self._predictor_errors = Counter(
+            "hf_transformer_predictor_errors",
+            "Calls to the predictor that failed, retries included, by what happened.",
+            ["kind"],
+            registry=self._registry,
+        )
+        self._circuit_open = Gauge(
+            "hf_transformer_predictor_circuit_open",
+            "1 while the predictor counts as dead and no call is sent to it, else 0.",
             registry=self._registry,
         )
         self._ready = Gauge(
@@ -111,17 +142,46 @@ class Metrics:
         """Adds instances whose text was cut."""
         self._truncated.inc(instances)
 
-    def watch_in_flight(self, requests: Callable[[], int]) -> None:
-        """Shows how many requests are being worked on at the time of each scrape."""
+    def watch_in_flight(self, requests: Callable[[], int], tokens: Callable[[], int]) -> None:
+        """Shows how many requests, and tokens of theirs, are being worked on at the time of each scrape."""
         self._in_flight.set_function(requests)
+        self._tokens_in_flight.set_function(tokens)
+
+    def count_refused(self, limit: str) -> None:
+        """Adds a request that found no room."""
+        self._refused.labels(limit).inc()
+
+    def count_retry(self, *, denied: bool = False) -> None:
+        """Adds a call that is made again, or one that would be if the budget allowed it."""
+        (self._retries_denied if denied else self._retries).inc()
+
+    def show_predictor_errors(self, kinds: Iterable[str]) -> None:
+        """Shows these kinds of errors from the start, with 0."""
+        for kind in kinds:
+            self._predictor_errors.labels(kind)
+
+    def count_predictor_error(self, kind: str) -> None:
+        """Adds a call to the predictor that has failed for good."""
+        self._predictor_errors.labels(kind).inc()
+
+    def watch_circuit(self, is_open: Callable[[], bool]) -> None:
+        """Shows whether the predictor counts as dead at the time of each scrape."""
+        self._circuit_open.set_function(is_open)
 
     def set_ready(self, ready: bool) -> None:
         """Says whether the model can be asked."""
         self._ready.set(1 if ready else 0)
 
+    def share(self, board: Board) -> SharedMetrics:
+        """Shows those of all workers from now on, of which this is one."""
+        shared = SharedMetrics(self._registry.collect, board)
+        self._shown = CollectorRegistry()
+        self._shown.register(shared)
+        return shared
+
     def render(self) -> bytes:
         """The text exposition format, as a scraper reads it."""
-        return generate_latest(self._registry)
+        return generate_latest(self._shown)
 
 
 @dataclass(frozen=True, slots=True)

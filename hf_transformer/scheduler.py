@@ -15,12 +15,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from hf_transformer.batches import Filling, own_rows, pack, verify
-from hf_transformer.binding import Binding
-from hf_transformer.errors import CallersDeadline, PredictorTimeout, PredictorUnavailable
+from hf_transformer.binding import Binding, OutputBinding
+from hf_transformer.deadlines import Deadlines
+from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
 from hf_transformer.in_flight import Batch, Decode, Entry, Request
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.types import Context, Encoding, Tensor
+from hf_transformer.types import Array, Context, Encoding, Tensor
 from hf_transformer.waiting import BatchLimits, Waiting
 
 INLINE_COST = 20_000
@@ -50,7 +51,8 @@ class Scheduler:
     """Sends instances to one predictor, in batches, ``settings.max_batches_in_flight`` of them at a time.
 
     A batch whose requests differ is sent with the headers of the one that has waited longest; requests with different
-    ``authorization`` never share one. ``executor`` has the threads for long decoding.
+    ``authorization`` never share one. ``executor`` has the threads for long decoding. It is made, and used, on one
+    event loop.
     """
 
     def __init__(
@@ -63,14 +65,17 @@ class Scheduler:
         executor: Executor,
         metrics: Metrics,
     ) -> None:
+        # Asked for once: each get_running_loop asks the kernel for the process's id.
+        self._loop = asyncio.get_running_loop()
         self._predictor = predictor
         self._binding = binding
         self._filling = filling
         self._executor = executor
         self._metrics = metrics
-        self._timeout = settings.timeout
+        self._deadlines = Deadlines(settings.timeout)
         self._places = settings.max_batches_in_flight
         self._output_names = [output.name for output in binding.outputs]
+        self._has_token_axes = any(axis.tokens for output in binding.outputs for axis in output.axes)
         self._waiting: Waiting[Entry] = Waiting(batch_limits(binding, settings))
         self._in_flight: set[asyncio.Task[None]] = set()
         self._woken = False
@@ -90,43 +95,31 @@ class Scheduler:
         """
         if not encodings:
             return []
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         request = Request(len(encodings), decode, context, loop.create_future())
         key = context.headers.get("authorization", "")
         entries = [Entry(request, index, one, key, cost(one)) for index, one in enumerate(encodings)]
         for entry in entries:
             self._waiting.add(entry)
-        latest = loop.time() + self._timeout
-        if context.deadline is not None and context.deadline < latest:
-            timer = loop.call_at(
-                context.deadline, request.fail, CallersDeadline("no answer before the caller's deadline")
-            )
-        else:
-            timer = loop.call_at(latest, self._expire, request)
-        self._wake(loop)
-        try:
-            await request.future
-        finally:
-            timer.cancel()
-            if not request.future.done() or request.future.cancelled() or request.future.exception() is not None:
-                request.future.cancel()
-                request.leave()
-                self._waiting.left(sum(not entry.taken for entry in entries))
-        return request.answers
-
-    def _expire(self, request: Request) -> None:
-        limit = f"{self._timeout:g} s (--predictor_request_timeout_seconds)"
-        request.fail(PredictorTimeout(f"no answer from the predictor in {limit}, waiting for its turn included"))
-
-    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Sends what waits at the end of this turn of the event loop: what arrives in one turn leaves together."""
+        self._deadlines.add(request, loop)
         if not self._woken and len(self._in_flight) < self._places:
+            # At the end of this turn of the event loop: what arrives in one turn leaves together.
             self._woken = True
             loop.call_soon(self._send_waiting)
+        try:
+            await request.future
+        except BaseException:
+            request.future.cancel()
+            request.leave()
+            self._waiting.left(sum(not entry.taken for entry in entries))
+            raise
+        finally:
+            self._deadlines.remove(request)
+        return request.answers
 
     def _send_waiting(self) -> None:
         self._woken = False
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         while len(self._in_flight) < self._places:
             entries = self._waiting.take()
             if not entries:
@@ -178,6 +171,10 @@ class Scheduler:
         inputs = pack([entry.encoding for entry in entries], self._binding, self._filling)
         self._observe(entries, inputs[0], started)
         headers = entries[0].request.context.headers
+        if batch.shared and (traceparent := headers.get("traceparent")):
+            for entry in entries:
+                if entry.request is not entries[0].request:
+                    entry.request.context.sent_with = traceparent
         sizes = self._sizes(inputs[0])
         batch.may_be_cancelled = self._predictor.stops_when_cancelled(sizes)
         async with self._predictor.infer(inputs, self._output_names, headers, sizes=sizes) as outputs:
@@ -188,6 +185,12 @@ class Scheduler:
                 await _to_the_end(asyncio.get_running_loop().run_in_executor(self._executor, decode))
         for entry in entries:
             entry.request.settle(entry.index)
+
+    async def canary(self, encoding: Encoding) -> None:
+        """Has the model infer once, beside all batches, and verifies the answer. Raises RequestError."""
+        inputs = pack([encoding], self._binding, self._filling)
+        async with self._predictor.infer(inputs, self._output_names, {}) as outputs:
+            self._verified(inputs[0].shape, outputs)
 
     def _observe(self, entries: Sequence[Entry], ids: Tensor, started: float) -> None:
         real = sum(entry.length for entry in entries)
@@ -202,15 +205,24 @@ class Scheduler:
         sizes = {output.name: output.row_bytes(width) for output in self._binding.outputs}
         return {name: rows * size for name, size in sizes.items() if size is not None}
 
-    def _decode(self, entries: Sequence[Entry], shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> None:
-        """Verifies a batch's outputs and hands every instance its own rows."""
+    def _verified(self, shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> list[tuple[OutputBinding, Array]]:
+        """The outputs of a batch whose ids have this shape, each with its binding. Raises PredictorError."""
         batch_axis = self._binding.batch_axis
         rows, width = shape if batch_axis else (1, shape[0])
-        verified = [
+        return [
             (output, verify(outputs[output.name], output, rows, width, batch_axis)) for output in self._binding.outputs
         ]
+
+    def _decode(self, entries: Sequence[Entry], shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> None:
+        """Verifies a batch's outputs and hands every instance its own rows."""
+        verified = self._verified(shape, outputs)
         for row, entry in enumerate(entries):
-            mine = {output.role: own_rows(data[row], output, entry.length, self._filling) for output, data in verified}
+            if self._has_token_axes:
+                mine = {
+                    output.role: own_rows(data[row], output, entry.length, self._filling) for output, data in verified
+                }
+            else:
+                mine = {output.role: data[row] for output, data in verified}
             entry.request.answer(entry.index, mine)
 
 

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from hf_transformer.canary import SUSPECT_AFTER, Canary
 from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.latency_log import LatencyLog
 from hf_transformer.metrics import Metrics
@@ -30,9 +32,12 @@ from hf_transformer.workers import Roster
 logger = logging.getLogger(__name__)
 
 QUESTION_TIMEOUT = 5.0
-"""Seconds that the predictor has to answer a question about its model; a hung one must not hold up the next try."""
+"""Seconds that the predictor has to answer all questions about its model, a trial included; a hung one must not hold up
+the next try."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between two tries to reach the predictor, doubling from the first to the longest."""
+SETTLED_PAUSE = 1.0
+"""Seconds between two looks at a predictor that was well at the first of them, whatever happens."""
 
 
 class ServedModel:
@@ -41,9 +46,11 @@ class ServedModel:
     Args:
         name: the model's name in every route.
         task: what it does.
-        predictor: open, or to be opened around ``connect``.
+        predictor: open, or to be opened around ``keep_bound``.
         build: makes the pipeline for what the predictor says of the model; raises ContractError if it does not fit.
-        check_health: whether ``ready`` asks the predictor each time (--enable_predictor_health_check).
+        check_health: whether ``ready`` asks the predictor each time (--enable_predictor_health_check), and tries the
+            model out when it answers nothing but errors.
+        check_seconds: how long what the predictor says of the model is taken for true.
         latency_log: gets a line per request that says how long each stage took.
         roster: the workers of this service, which are ready together; None if there is one.
     """
@@ -57,6 +64,7 @@ class ServedModel:
         metrics: Metrics,
         *,
         check_health: bool = False,
+        check_seconds: float = 30.0,
         latency_log: LatencyLog | None = None,
         roster: Roster | None = None,
     ) -> None:
@@ -66,43 +74,93 @@ class ServedModel:
         self._build = build
         self._metrics = metrics
         self._check_health = check_health
+        self._check_seconds = check_seconds
         self._latency_log = latency_log
         self._roster = roster
         self._pipeline: Pipeline | None = None
         self._spec: ModelSpec | None = None
         self._failing = False
+        self._away = False
+        self._healthy = True
         self._reason = "the predictor has not been reached yet"
+        self._canary = Canary()
+        self._doubt = asyncio.Event()
+        self._looking: asyncio.Task[str] | None = None
+        self._ending = False
 
-    async def connect(self) -> None:
-        """Tries until the predictor has the model and the model fits; says in the log why not, once per reason."""
+    async def keep_bound(self) -> None:
+        """Binds the model as soon as the predictor has it and it fits, and again when it is another one.
+
+        Runs for as long as the service. Looks often as long as the model is not bound, and says in the log why, once
+        per reason; with the health check also as long as it is not ready. Then every ``check_seconds``, and at once
+        when requests have failed in a way that another model would explain, or are answered again.
+        """
         pause = FIRST_PAUSE
-        while not await self._try():
-            logger.debug("model %r is still not ready, trying again in %.1f s at most", self.name, pause)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-            pause = min(pause * 2, LONGEST_PAUSE)
-
-    async def _try(self) -> bool:
         try:
-            await self._bind()
+            while True:
+                self._doubt.clear()
+                problem = await self.look()
+                if self._pipeline is None or (problem and self._check_health):
+                    logger.debug("model %r is still not ready, trying again in %.1f s at most", self.name, pause)
+                    await asyncio.sleep(_jittered(pause))
+                    pause = min(pause * 2, LONGEST_PAUSE)
+                else:
+                    pause = FIRST_PAUSE
+                    await asyncio.sleep(_jittered(min(SETTLED_PAUSE, self._check_seconds)))
+                    await self._until_doubt(_jittered(self._check_seconds))
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+                await asyncio.wait([self._looking])
+            await self._canary.close()
+
+    async def _until_doubt(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._doubt.wait()
+
+    async def look(self) -> str:
+        """Why the model can't be asked now; empty if it can. All who ask at one time share one look at the predictor.
+
+        It takes QUESTION_TIMEOUT at most.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def _look(self) -> str:
+        deadline = asyncio.get_running_loop().time() + QUESTION_TIMEOUT
+        problem = ""
+        try:
+            pipeline = await self._bind()
+            if self._check_health:
+                await self._canary.check(pipeline.canary, deadline - asyncio.get_running_loop().time())
         except RequestError as error:
-            self._report(str(error))
+            problem = str(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            problem = "a question to the predictor was broken off"  # by the transport
         except Exception as error:
             # A fault of the service: without this the task would end in silence and the model never be ready.
             logger.exception("model %r can't be bound", self.name)
-            self._report(f"internal error: {type(error).__name__}")
-        return self._pipeline is not None
+            problem = f"internal error: {type(error).__name__}"
+        self._report(problem)
+        return problem
 
-    async def _bind(self) -> None:
-        """Builds the pipeline for what the predictor says of the model now, unless that is what it was built for."""
+    async def _bind(self) -> Pipeline:
+        """Builds the pipeline for what the predictor says of the model now, unless that is what it was built for.
+
+        Requests under way keep the pipeline that they have.
+        """
         spec = await self._describe()
-        if self._pipeline is not None and spec == self._spec:
-            return
-        self._pipeline = None
-        self._say(ready=False)
-        self._pipeline = self._build(spec)
-        self._spec = spec
-        self._say(ready=True)
-        logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
+        if self._pipeline is None or spec != self._spec:
+            self._pipeline = None
+            self._pipeline = self._build(spec)
+            self._spec = spec
+            logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
+        return self._pipeline
 
     async def _describe(self) -> ModelSpec:
         try:
@@ -116,29 +174,41 @@ class ServedModel:
         except TimeoutError as error:
             raise PredictorTimeout(f"the predictor did not describe its model in {QUESTION_TIMEOUT:g} s") from error
 
-    def _report(self, reason: str) -> None:
-        if reason != self._reason:
-            self._reason = reason
-            logger.warning("not ready, trying on: %s", reason)
+    def _report(self, problem: str) -> None:
+        """Tells what a look at the predictor has found: the log if it is new, the metrics and the other workers."""
+        if self._pipeline is None:
+            if problem != self._reason:
+                logger.warning("not ready, trying on: %s", problem)
+            self._reason = problem
+        elif self._check_health and bool(problem) is self._healthy:
+            self._healthy = not problem
+            if problem:
+                logger.warning("the model is not ready any more: %s", problem)
+            else:
+                logger.info("the model is ready again")
+        self._say(ready=self._pipeline is not None and not (problem and self._check_health))
+
+    def begin_end(self) -> None:
+        """Is not ready any more, so that no new requests are sent here; those that come all the same are answered."""
+        self._ending = True
+        self._say(ready=False)
 
     async def require_ready(self) -> None:
         """Raises NotReady, with the reason, while the model can't be asked.
 
         With the health check the predictor is asked; if it has another model by now, that is bound instead.
         """
-        if self._check_health:
-            try:
-                await self._bind()
-            except RequestError as error:
-                self._say(ready=False)
-                raise NotReady(f"model {self.name!r} is not ready: {error}") from error
-            self._say(ready=True)
+        if self._ending:
+            raise NotReady(f"model {self.name!r} is not ready: the service is shutting down")
+        if self._check_health and (problem := await self.look()):
+            raise NotReady(f"model {self.name!r} is not ready: {problem}")
         self._ready_pipeline()
         if self._roster is not None and (missing := self._roster.waiting_for):
             raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
 
     def _say(self, *, ready: bool) -> None:
         """To the metrics and the other workers."""
+        ready = ready and not self._ending
         self._metrics.set_ready(ready)
         if self._roster is not None:
             self._roster.say(ready=ready)
@@ -162,8 +232,7 @@ class ServedModel:
             self._note_failure(error)
             raise
         if self._failing:
-            self._failing = False
-            logger.info("the predictor answers again")
+            self._note_success()
         self._metrics.observe(context.timings)
         if self._latency_log is not None:
             self._latency_log.add(context)
@@ -200,3 +269,22 @@ class ServedModel:
         if not self._failing:
             self._failing = True
             logger.warning("requests fail with %d: %s", error.status, error)
+        self._canary.failed(error)
+        if isinstance(error, PredictorUnavailable):
+            self._away = True
+        elif isinstance(error, PredictorError) and (self._away or self._canary.errors == SUSPECT_AFTER):
+            self._away = False
+            self._doubt.set()  # what has come back may be another model, or one that has died
+
+    def _note_success(self) -> None:
+        """The first request that is answered after failures."""
+        self._failing = False
+        self._canary.succeeded()
+        if self._away:
+            self._away = False
+            self._doubt.set()
+        logger.info("the predictor answers again")
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret

@@ -79,6 +79,10 @@ class Tokenizer:
         """
         return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=offsets))]
 
+    def encode_short(self, text: str) -> Encoding:
+        """What ``encode`` gives for one text, with little around the library's own work. Raises InvalidInput."""
+        return self._engine.encode((text,), PLAIN)[0][0]
+
     def encode_windows(
         self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
     ) -> list[list[Encoding]]:

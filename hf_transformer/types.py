@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from time import perf_counter
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +85,8 @@ class ModelSpec:
 
     ``max_batch_size`` is 0 for a model without a batch dimension of Triton's own (shapes are then complete).
     ``max_batch_size`` is None where the predictor can't tell (it has no configuration endpoint); the specs' shapes
-    are then those of the metadata, batch axis included.
+    are then those of the metadata, batch axis included. ``instances`` is how many batches the model works on at a time,
+    as far as its configuration tells.
     """
 
     name: str
@@ -93,6 +95,7 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int | None
     decoupled: bool = False
+    instances: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +219,34 @@ class Query:
 @dataclass(slots=True)
 class Timings:
     """Seconds that one request spent in each stage; ``queue`` is the part of ``predict`` until its last instance left
-    for the predictor."""
+    for the predictor.
+
+    ``parse`` goes from ``arrived`` (of time.perf_counter, when its whole body was there) until its texts were known,
+    and ``tokenize`` from then until they were encoded; ``preprocess`` is KServe's, the part of these within the
+    pipeline.
+    """
 
     preprocess: float = 0.0
     queue: float = 0.0
     predict: float = 0.0
     postprocess: float = 0.0
+    parse: float = 0.0
+    tokenize: float = 0.0
+    arrived: float = field(default_factory=perf_counter)
+
+    def tokenized(self, started: float, read: float) -> None:
+        """The texts are encoded; the pipeline began at ``started``, and had read the texts at ``read``."""
+        now = perf_counter()
+        self.preprocess = now - started
+        self.parse = read - self.arrived
+        self.tokenize = now - read
+
+
+class Budget(Protocol):
+    """What is told how many tokens a request has, once that is known."""
+
+    def charge(self, tokens: int) -> None: ...
+    def expect(self, characters: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -229,9 +254,16 @@ class Context:
     """What goes along with one request: its id, the headers that the predictor gets too, and its stopwatch.
 
     ``deadline`` is when the caller stops waiting, in seconds of the event loop's clock; None if it did not say.
+    ``place`` is what the request takes of the service's budget. ``instances`` and ``tokens`` say how much was asked,
+    once that is known. ``sent_with`` is the traceparent of another request, with whose headers a batch was sent that
+    has some of this one's instances.
     """
 
     request_id: str
     headers: Mapping[str, str]
     timings: Timings = field(default_factory=Timings)
     deadline: float | None = None
+    place: Budget | None = None
+    instances: int = 0
+    tokens: int = 0
+    sent_with: str = ""

@@ -50,17 +50,26 @@ class Roster:
             os.pwrite(self._file, READY if ready else NOT_READY, self._place)
 
     @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def place(self) -> int | None:
+        """This process's place."""
+        return self._place
+
+    @property
     def waiting_for(self) -> int:
         """How many workers are still to become ready for the first time; 0 once all have been."""
         if os.pread(self._file, 1, self._count) == READY:
             return 0
         said = os.pread(self._file, self._count, 0)
-        left = sum(said[place : place + 1] == NOT_READY or not self._alive(place) for place in range(self._count))
+        left = sum(said[place : place + 1] == NOT_READY or not self.alive(place) for place in range(self._count))
         if not left:
             os.pwrite(self._file, READY, self._count)
         return left
 
-    def _alive(self, place: int) -> bool:
+    def alive(self, place: int) -> bool:
         """Whether a worker holds a place. A dead one's byte stays until it is replaced."""
         if place == self._place:
             return True

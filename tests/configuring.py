@@ -52,4 +52,6 @@ def example(option: Option) -> tuple[str, Any]:
             return "a,b", ("a", "b")
     if option.name == "access_log_format":
         return "%(h)s", "%(h)s"
+    if option.name == "otlp_endpoint":
+        return "http://collector:4318", "http://collector:4318"
     return (__file__, __file__) if option.name in PATHS else ("some-value", "some-value")

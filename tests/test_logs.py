@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -23,6 +23,7 @@ class Settings:
     configure_logging: bool = True
     log_config_file: str | None = None
     log_level: int = logging.INFO
+    log_format: Literal["text", "json"] = "text"
 
 
 def state(name: str) -> tuple[int, list[logging.Handler], bool, bool]:
@@ -35,6 +36,7 @@ def restored_logging() -> Iterator[None]:
     # All there are: a configuration of the user's disables those that it does not name.
     before = {name: state(name) for name in {*NAMES, *logging.root.manager.loggerDict}}
     yield
+    logging.captureWarnings(False)
     for name, (level, handlers, propagate, disabled) in before.items():
         logger = logging.getLogger(name)
         logger.handlers[:] = handlers

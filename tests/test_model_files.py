@@ -116,6 +116,15 @@ def test_model_repository_layout(folder: Path, tmp_path: Path, files: dict[str, 
         find_model_files(None, str(tmp_path), model_name="other")
 
 
+def test_a_model_name_leads_out_of_no_folder(tmp_path: Path, files: dict[str, bytes]) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(LoadError, match="no tokenizer files"):
+        find_model_files(None, str(inner), model_name="..")
+
+
 def test_local_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=f"{tmp_path}/gone does not exist"):
         find_model_files(None, str(tmp_path / "gone"))

@@ -7,6 +7,8 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hf_transformer.access_format import Atoms, Exchange, check_format
+from hf_transformer.json_log import REQUEST_ID
+from hf_transformer.whole_response import WHOLE_RESPONSE
 
 
 class AccessLog:
@@ -26,6 +28,7 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         exchange = Exchange(scope)
+        scope.pop(WHOLE_RESPONSE, None)  # it would pass by
 
         async def noting_send(message: Message) -> None:
             exchange.note(message)
@@ -38,4 +41,10 @@ class AccessLog:
             raise
         finally:
             exchange.finish()
-            self.logger.info("%s", self.format % Atoms(exchange))
+            write(self.logger, self.format, exchange)
+
+
+def write(logger: logging.Logger, format: str, exchange: Exchange) -> None:
+    """Logs one request that has been answered."""
+    request_id = exchange.header("x-request-id", sent=True)
+    logger.info("%s", format % Atoms(exchange), extra=None if request_id == "-" else {REQUEST_ID: request_id})

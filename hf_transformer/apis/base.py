@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,12 +14,17 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from hf_transformer.admission import Admission
 from hf_transformer.apis.body import ClientGone, parse_json, read_body, to_utf8
-from hf_transformer.errors import RequestError, TooManyRequests, UnknownModel
+from hf_transformer.apis.server_timing import server_timing
+from hf_transformer.apis.watching import Watches
+from hf_transformer.errors import RequestError, UnknownModel
 from hf_transformer.metrics import Metrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tracing.spans import Tracing
 from hf_transformer.types import Answers, Context, Encoding, Json, ModelDescription, Query, TextInput, Tokenization
+from hf_transformer.whole_response import WHOLE_RESPONSE, SendWhole
 from hf_transformer.wire.json_text import JsonLimits
 
 logger = logging.getLogger(__name__)
@@ -41,44 +46,6 @@ class Model(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
-
-
-class Admission:
-    """Counts the predict requests in flight, over all APIs, and refuses one too many."""
-
-    def __init__(self, limit: int, metrics: Metrics) -> None:
-        self._limit = limit
-        self._in_flight = 0
-        metrics.watch_in_flight(lambda: self._in_flight)
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place for one request.
-
-        Raises:
-            TooManyRequests: all are taken.
-        """
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def enter(self) -> None:
-        """Takes a place, to be given back by ``leave``; ``place`` without the cost of a context manager.
-
-        Raises:
-            TooManyRequests: all are taken.
-        """
-        if self._in_flight >= self._limit:
-            raise TooManyRequests(
-                f"{self._in_flight} requests are in flight, as many as --max_concurrent_requests allows; try again"
-            )
-        self._in_flight += 1
-
-    def leave(self) -> None:
-        """Gives a place back."""
-        self._in_flight -= 1
 
 
 class Models:
@@ -105,7 +72,8 @@ class Service:
     """What every API is given.
 
     ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
-    one may have in any form: the larger of --max_instances and --max_sequences.
+    one may have in any form: the larger of --max_instances and --max_sequences. ``server_timing`` says whether answers
+    tell how long they took; without ``tracing`` there are no spans.
     """
 
     models: Models
@@ -113,6 +81,8 @@ class Service:
     metrics: Metrics
     max_bytes: int
     max_texts: int
+    server_timing: bool = True
+    tracing: Tracing | None = None
 
 
 @dataclass(slots=True)
@@ -146,8 +116,6 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-WATCH_AFTER = 0.2
-"""Seconds after which a request that is still worked on is watched for its client's leaving."""
 CLIENT_GONE = 499
 """The status that a request is counted under whose client left before the answer, as in nginx."""
 
@@ -174,17 +142,28 @@ class Endpoint:
         self._metrics = service.metrics
         self._max_bytes = service.max_bytes
         self._limits = JsonLimits.of(service.max_texts, service.max_bytes)
+        self._watches = Watches()
+        self._server_timing = service.server_timing
+        self._tracing = service.tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         context = request_context(headers)
+        trace = None
+        if self._tracing is not None:
+            context.headers, trace = self._tracing.begin(context.headers)
+        reply = None
         try:
             status, reply = await self._answer(scope, receive, headers, context)
         except ClientGone:
-            self._metrics.count_request(self._api, CLIENT_GONE)
-            return
+            status = CLIENT_GONE
         self._metrics.count_request(self._api, status)
-        await send_reply(send, status, reply, context.request_id)
+        if reply is not None:
+            if self._server_timing and context.timings.predict and status == 200:
+                reply.headers = (*reply.headers, (b"server-timing", server_timing(context.timings)))
+            await send_reply(scope, send, status, reply, context.request_id)
+        if self._tracing is not None and trace is not None:
+            self._tracing.end_http(trace, scope["method"], scope["path"], scope["scheme"], status, context)
 
     async def _answer(
         self, scope: Scope, receive: Receive, headers: Mapping[bytes, bytes], context: Context
@@ -197,8 +176,9 @@ class Endpoint:
         try:
             # The place is taken after the body: a client that sends slowly keeps no other one out.
             body = await read_body(receive, headers, self._max_bytes)
-            self._admission.enter()
-            watch = Watch(receive)
+            context.timings.arrived = time.perf_counter()
+            place = context.place = self._admission.enter(len(body))
+            watch = self._watches.begin(receive)
             try:
                 return 200, await self._handle(Call(scope["path_params"], headers, body, context, self._limits))
             except asyncio.CancelledError:
@@ -206,8 +186,8 @@ class Endpoint:
                     raise ClientGone from None
                 raise
             finally:
-                watch.end()
-                self._admission.leave()
+                self._watches.end(watch)
+                place.leave()
         except RequestError as error:
             again = error.retry_after
             extra = ((b"retry-after", str(again).encode()),) if again is not None else ()
@@ -216,45 +196,9 @@ class Endpoint:
             raise
         except Exception:
             # The last resort for a fault of our own: it is logged whole, and the client is told where to look.
-            logger.exception("request %s failed by a fault of the service", context.request_id)
+            named = {"request_id": context.request_id}
+            logger.exception("request %s failed by a fault of the service", context.request_id, extra=named)
             return 500, Reply(self._render_error(f"internal error; the log has it under {context.request_id}", 500))
-
-
-class Watch:
-    """Breaks off what the current task does once the client has closed its connection.
-
-    It begins after WATCH_AFTER seconds: most requests are over by then and pay nothing but a timer.
-    """
-
-    __slots__ = ("_gone", "_looking", "_loop", "_receive", "_task", "_timer")
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(self._loop)
-        self._looking: asyncio.Task[None] | None = None
-        self._gone = False
-        self._timer = self._loop.call_later(WATCH_AFTER, self._begin)
-
-    def _begin(self) -> None:
-        self._looking = self._loop.create_task(self._look())
-
-    async def _look(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def has_cancelled(self) -> bool:
-        """Whether a cancellation that has arrived is this one's, and no other."""
-        return self._gone and self._task is not None and self._task.uncancel() == 0
-
-    def end(self) -> None:
-        """Looks no more."""
-        self._timer.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
 
 
 class JsonResponse(Response):
@@ -283,18 +227,21 @@ def request_context(headers: Mapping[bytes, bytes]) -> Context:
 
 
 def new_request_id() -> str:
-    """128 random bits, as a trace id has them; uuid.uuid4 takes five times as long."""
-    return os.urandom(16).hex()
+    """128 random bits, as a trace id has them; no secret, so that no request has to ask the kernel for them."""
+    return f"{random.getrandbits(128):032x}"
 
 
-async def send_reply(send: Send, status: int, reply: Reply, request_id: str) -> None:
+async def send_reply(scope: Scope, send: Send, status: int, reply: Reply, request_id: str) -> None:
     """Sends a whole response."""
     headers = [
         (b"content-type", reply.content_type),
-        (b"content-length", str(len(reply.body)).encode()),
         (b"x-request-id", request_id.encode("latin-1")),
         *reply.headers,
     ]
+    send_whole: SendWhole | None = scope.get(WHOLE_RESPONSE)
+    if send_whole is not None and send_whole(status, headers, reply.body):
+        return
+    headers.append((b"content-length", str(len(reply.body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
 

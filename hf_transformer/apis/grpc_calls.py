@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import grpc
@@ -39,11 +40,18 @@ Answer = Callable[[bytes, "Caller"], Awaitable[bytes]]
 @dataclass(slots=True)
 class Caller:
     """Who calls: the metadata that the predictor gets too, when the caller stops waiting (in seconds of the event
-    loop's clock), and the request's id, empty until it has one."""
+    loop's clock), and the request's id, empty until it has one.
+
+    ``arrived`` is when the request was there (of time.perf_counter), ``served`` what went along with it, None until it
+    is read, and ``trailers`` the metadata beside the id that its answer has.
+    """
 
     headers: dict[str, str]
     deadline: float | None
     request_id: str
+    arrived: float = field(default_factory=time.perf_counter)
+    served: Context | None = None
+    trailers: tuple[tuple[str, str], ...] = ()
 
     def identify(self, message_id: str = "") -> str:
         """The request's id: that of the metadata, else that of the message, else a new one."""
@@ -54,11 +62,13 @@ class Caller:
 
     def context(self, message_id: str) -> Context:
         """What goes along with one request."""
-        return Context(self.identify(message_id), self.headers, deadline=self.deadline)
+        self.served = Context(self.identify(message_id), self.headers, deadline=self.deadline)
+        self.served.timings.arrived = self.arrived
+        return self.served
 
     def fork(self) -> Caller:
         """The caller of one request of a stream."""
-        return replace(self, headers=dict(self.headers))
+        return replace(self, headers=dict(self.headers), arrived=time.perf_counter())
 
 
 class AtWork:
@@ -119,7 +129,7 @@ def unary(answer: Answer, at_work: AtWork) -> grpc.RpcMethodHandler[bytes, bytes
             await refuse(rpc, error, caller)
         except Exception:
             await refuse(rpc, our_fault(caller), caller)
-        rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
+        rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()), *caller.trailers))
         return response
 
     return grpc.unary_unary_rpc_method_handler(call)
@@ -161,5 +171,6 @@ def details_of(error: RequestError) -> str:
 def our_fault(caller: Caller) -> RequestError:
     """The last resort for a fault of our own, while it is handled: it is logged whole, and the client is told where to
     look."""
-    logger.exception("request %s failed by a fault of the service", caller.identify())
-    return RequestError(f"internal error; the log has it under {caller.request_id}")
+    request_id = caller.identify()
+    logger.exception("request %s failed by a fault of the service", request_id, extra={"request_id": request_id})
+    return RequestError(f"internal error; the log has it under {request_id}")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
-from hf_transformer.apis.base import CLIENT_GONE, Admission, Service
+import grpc
+
+from hf_transformer.admission import Admission, Place
+from hf_transformer.apis.base import CLIENT_GONE, Service
 from hf_transformer.apis.grpc_calls import Caller, details_of, our_fault
+from hf_transformer.apis.server_timing import NAME, server_timing
 from hf_transformer.apis.tensors import check_version, clients_fault, infer
-from hf_transformer.errors import RequestError, TooLarge, TooManyRequests
+from hf_transformer.errors import RequestError, TooLarge
 from hf_transformer.wire import v2_grpc_inbound as wire
+from hf_transformer.wire.v2_grpc import SERVICE
 
 API = "grpc"
 """The name of this API in the metrics."""
@@ -25,25 +30,19 @@ class Places:
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place for one request.
+    async def place(self, size: int) -> AsyncIterator[Place]:
+        """A place for one request of ``size`` bytes.
 
         Raises:
             TooManyRequests: all are taken, and none by this stream.
         """
-        with ExitStack() as place:
-            while True:
-                try:
-                    place.enter_context(self._admission.place())
-                    break
-                except TooManyRequests:
-                    if not self._taken:
-                        raise
-                    self._freed.clear()
-                    await self._freed.wait()
+        while self._taken and not self._admission.has_room:
+            self._freed.clear()
+            await self._freed.wait()
+        with self._admission.place(size) as place:
             self._taken += 1
             try:
-                yield
+                yield place
             finally:
                 self._taken -= 1
                 self._freed.set()
@@ -67,41 +66,51 @@ class Inference:
         Raises:
             RequestError: it can't be answered.
         """
-        with self._counted(caller), self._service.admission.place():
-            return self._checked(await self._answer(body, caller, streamed=False))
+        with self._counted(caller, "ModelInfer"), self._service.admission.place(len(body)) as place:
+            answer = self._checked(await self._answer(body, caller, place, streamed=False))
+        if self._service.server_timing and caller.served is not None:
+            caller.trailers = ((NAME, server_timing(caller.served.timings).decode()),)
+        return answer
 
     async def streamed(self, body: bytes, caller: Caller, places: Places) -> bytes:
         """The serialized ModelStreamInferResponse, which is also what says why there is no answer."""
         try:
-            with self._counted(caller):
-                async with places.place():
-                    return self._checked(wire.encode_stream_response(await self._answer(body, caller, streamed=True)))
+            with self._counted(caller, "ModelStreamInfer"):
+                async with places.place(len(body)) as place:
+                    answer = await self._answer(body, caller, place, streamed=True)
+                    return self._checked(wire.encode_stream_response(answer))
         except RequestError as error:
             said = wire.encode_stream_error(details_of(error), wire.request_id(body))
             # The id is the client's, and may be as long as a message.
             return said if self._fits(said) else wire.encode_stream_error(details_of(error), "")
 
     @contextmanager
-    def _counted(self, caller: Caller) -> Iterator[None]:
-        status = 500
+    def _counted(self, caller: Caller, method: str) -> Iterator[None]:
+        status, code = 500, grpc.StatusCode.INTERNAL
+        trace, tracing = None, self._service.tracing
+        if tracing is not None:
+            caller.headers, trace = tracing.begin(caller.headers)
         try:
             yield
-            status = 200
+            status, code = 200, grpc.StatusCode.OK
         except RequestError as error:
-            status = error.status
+            status, code = error.status, grpc.StatusCode[error.grpc_code]
             raise
         except asyncio.CancelledError:
-            status = CLIENT_GONE
+            status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
             raise
         except Exception:
             raise our_fault(caller) from None
         finally:
             self._service.metrics.count_request(API, status)
+            if tracing is not None and trace is not None:
+                tracing.end_grpc(trace, SERVICE, method, code.value[0], caller.served)
 
-    async def _answer(self, body: bytes, caller: Caller, *, streamed: bool) -> bytes:
+    async def _answer(self, body: bytes, caller: Caller, place: Place, *, streamed: bool) -> bytes:
         with clients_fault():
             name, version, request = wire.decode_infer_request(body, self._service.max_texts)
         context = caller.context(request.id)
+        context.place = place
         model = self._service.models[name]
         check_version(model, version)
         return wire.encode_infer_response(await infer(model, request, context), request, final=streamed)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
+from hf_transformer.admission import Admission
 from hf_transformer.apis import grpc_calls
-from hf_transformer.apis.base import Admission
 from hf_transformer.apis.grpc_calls import REQUEST_ID, AtWork, Caller, Rpc, caller_of, refuse_at_the_end
 from hf_transformer.apis.grpc_infer import Inference, Places
 

@@ -12,9 +12,8 @@ Source: https://github.com/kserve/open-inference-protocol/blob/main/specificatio
 from __future__ import annotations
 
 import asyncio
-import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +31,8 @@ from hf_transformer.apis.grpc_stream import Streams
 from hf_transformer.apis.tensors import check_version, clients_fault
 from hf_transformer.apis.v2 import EXTENSIONS, PLATFORM, SERVER
 from hf_transformer.errors import ConfigError, NotReady
+from hf_transformer.key_pair import KeyPair, read_server_pair
+from hf_transformer.renewal import Renewable
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.v2_grpc import SERVICE
 from hf_transformer.wire.v2_grpc_inbound import decode, encode_model_metadata
@@ -55,7 +56,8 @@ _OPTIONS = (
 class GrpcSettings:
     """Where the server listens, with which certificate, and how large messages may be (in bytes, -1 is unlimited).
 
-    ``certificate`` and ``private_key`` are PEM files; there is none of them or both.
+    ``certificate`` and ``private_key`` are PEM files; there is none of them or both. Each new connection gets what they
+    hold by then.
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
     """
 
@@ -71,13 +73,22 @@ class GrpcSettings:
 class GrpcServer:
     """The server; an async context manager that serves while it is open.
 
+    Args:
+        interceptors: what sees each call first.
+
     Raises:
         ConfigError: the certificate can't be used, or, when it is opened, the port can't be had.
     """
 
-    def __init__(self, service: Service, settings: GrpcSettings) -> None:
+    def __init__(
+        self,
+        service: Service,
+        settings: GrpcSettings,
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    ) -> None:
         self._service = service
         self._settings = settings
+        self._interceptors = interceptors
         self._credentials = _credentials(settings)
         self._closing = asyncio.Event()
         self._at_work = AtWork()
@@ -90,7 +101,7 @@ class GrpcServer:
             ("grpc.max_receive_message_length", settings.max_receive),
             ("grpc.max_send_message_length", settings.max_send),
         )
-        self._server = grpc.aio.server(options=(*_OPTIONS, *limits))
+        self._server = grpc.aio.server(interceptors=self._interceptors, options=(*_OPTIONS, *limits))
         methods = {**_questions(self._service.models, self._at_work), **self._inference()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
@@ -148,22 +159,28 @@ class GrpcServer:
 
 
 def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    """The certificate that HTTPS has too, and its private key."""
-    if settings.certificate is None:
+    """The certificate that HTTPS has too, and its private key. gRPC asks for them with each connection, and looking
+    whether the files are others by now costs it two calls of stat."""
+    certificate, private_key = settings.certificate, settings.private_key
+    if certificate is None:
         return None
-    where = f"--ssl_certfile={settings.certificate}, --ssl_keyfile={settings.private_key}"
-    if settings.private_key is None:
-        raise ConfigError(f"{where}: a certificate needs its private key")
-    try:
-        # gRPC takes any bytes, and fails with the first connection. A password would be asked for at the terminal.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(settings.certificate, settings.private_key, password=str)
-        chain, key = Path(settings.certificate).read_bytes(), Path(settings.private_key).read_bytes()
-    except OSError as error:  # ssl.SSLError is one
+    if private_key is None:
         raise ConfigError(
-            f"{where}: can't be used: {error}; expected a certificate and its key as PEM files"
-        ) from error
-    return grpc.ssl_server_credentials([(key, chain)])
+            f"--ssl_certfile={certificate}, --ssl_keyfile={private_key}: a certificate needs its private key"
+        )
+    pair = Renewable(
+        "the certificate for gRPC", (certificate, private_key), lambda: read_server_pair(certificate, private_key)
+    )
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        return _as_grpc_has_it(pair.value) if pair.renew() else None
+
+    # The type stubs don't know that None means that nothing has changed.
+    return grpc.dynamic_ssl_server_credentials(_as_grpc_has_it(pair.value), renewed)  # type: ignore[arg-type]
+
+
+def _as_grpc_has_it(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
 
 
 def _questions(models: Models, at_work: AtWork) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

@@ -38,8 +38,9 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
         InvalidInput: an input, an output or a parameter is not what the task takes.
         RequestError: whatever else keeps it from being answered.
     """
+    version = model.describe().version  # before the answer: the model may be bound to another one meanwhile
     answers = await model.predict(to_query(model.task, request), context)
-    return InferResponse(model.name, model.describe().version, _outputs(answers, request), request.id)
+    return InferResponse(model.name, version, _outputs(answers, request), request.id)
 
 
 def to_query(task: Task[Any, Any, Any], request: InferRequest) -> Query:

@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import socket
-import ssl
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import FrameType
-
-import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.supervisors import Multiprocess
+from typing import Any
 
 from hf_transformer import __version__
 from hf_transformer.app import build_app
+from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
 from hf_transformer.config import Config, parse_config
-from hf_transformer.errors import ConfigError
+from hf_transformer.key_file import read_keys
+from hf_transformer.key_pair import read_server_pair
 from hf_transformer.logs import configure_logging
 from hf_transformer.model_parts import load_parts
+from hf_transformer.serving.connection import Connection
+from hf_transformer.serving.server import Server
+from hf_transformer.serving.settings import ClientLimits, ServerConfig
+from hf_transformer.serving.supervisor import Supervisor
+from hf_transformer.worker_metrics import Board
 from hf_transformer.workers import Roster
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
-"""Connections that wait in the kernel to be accepted."""
-GRACE = 25
-"""Seconds that requests in flight have to finish after SIGTERM; Kubernetes kills after 30."""
-
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Serves until SIGTERM or SIGINT.
+    """Serves until SIGTERM, SIGINT or SIGHUP; a second one that comes more than a second later ends it at once.
+
+    Gives the exit code: 0 after a graceful end, 128 and the signal's number after one at once, 1 where the server or
+    its workers could not start.
 
     Raises:
         ConfigError: a flag or variable has a bad value.
         LoadError: the tokenizer can't be loaded.
     """
-    # uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end. As process 1 of a
-    # container a signal without a handler would be ignored.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit_cleanly)
+    handle_signals()
     config, notes = parse_config(argv, environ)
     configure_logging(config)
     for note in notes:
         logger.warning("%s", note)
-    check_certificate(config)
+    check_files(config)
     parts = load_parts(config)
     logger.info(
         "hf-transformer %s serves %r (%s) on %s:%d, predictor %s over %s",
@@ -60,129 +56,81 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         config.predictor_host,
         config.predictor_protocol,
     )
+    allow_descriptors(config.max_connections)
     with ExitStack() as stack:
         listening = stack.enter_context(listen(config))
         config, reserved = reserve_grpc_port(config)
         stack.enter_context(reserved)
         if config.workers > 1:
             del parts  # each worker loads its own
-            _serve_with_workers(config, listening)
-            return 0
-        server = uvicorn.Server(_server_config(config, partial(build_app, config, parts)))
-        # What is loaded by now lives as long as the process: the collector need not look at it again.
-        gc.freeze()
+            return _serve_with_workers(config, listening)
+        server = Server(server_config(config, partial(build_app, config, parts)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
 
 
-def check_certificate(config: Config) -> None:
-    """Raises ConfigError for a certificate or key that can't be used, before anything is started with them."""
-    if config.ssl_certfile is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            config.ssl_certfile,
-            config.ssl_keyfile,
-            password="",  # or an encrypted key would ask the terminal for one
-        )
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(
-            f"--ssl_certfile={config.ssl_certfile}, --ssl_keyfile={config.ssl_keyfile}: can't be used: "
-            f"{error.strerror or error}; expected a certificate and its key as PEM files"
-        ) from error
+def handle_signals() -> None:
+    """What signals do until a server handles them, and SIGHUP always: it comes from a terminal that is closed.
 
-
-def listen(config: Config) -> socket.socket:
-    """The socket that the service listens on.
-
-    Raises:
-        ConfigError: the address or the port can't be had.
+    uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end. As process 1 of a
+    container a signal without a handler would be ignored.
     """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        listening = socket.create_server((config.host, config.http_port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"--http_port={config.http_port}: can't listen on {config.host}: {error.strerror or error}; expected "
-            "a free port and an address of this machine"
-        ) from error
-    listening.set_inheritable(True)  # by worker processes
-    scheme = "https" if config.ssl_certfile else "http"
-    logger.info("listening on %s://%s:%d", scheme, config.host, listening.getsockname()[1])
-    return listening
-
-
-def reserve_grpc_port(config: Config) -> tuple[Config, AbstractContextManager[object]]:
-    """The configuration with the port that the gRPC servers of all workers share, and the socket that keeps it theirs.
-
-    gRPC binds its own sockets, with SO_REUSEPORT. This one is bound beside them and never listens: the kernel hands
-    connections to listening sockets only.
-
-    Raises:
-        ConfigError: the port can't be had.
-    """
-    if not config.enable_grpc:
-        return config, nullcontext()
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        # First without SO_REUSEPORT: with it a second service would take half of the first one's connections.
-        with socket.socket(family, socket.SOCK_STREAM) as alone:
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((config.host, config.grpc_port))
-            port = alone.getsockname()[1]
-        reserved = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            reserved.bind((config.host, port))
-        except OSError:
-            reserved.close()
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"--grpc_port={config.grpc_port}: can't listen on {config.host}: {error.strerror or error}; expected a "
-            "free port and an address of this machine, or --enable_grpc=false"
-        ) from error
-    logger.info("listening on grpc://%s:%d", config.host, port)
-    return replace(config, grpc_port=port), reserved
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit_cleanly)
+    signal.signal(signal.SIGHUP, _as_sigterm)
 
 
 def _exit_cleanly(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _server_config(config: Config, factory: partial[ASGIApp]) -> uvicorn.Config:
-    return uvicorn.Config(
-        factory,
-        factory=True,
+def _as_sigterm(number: int, frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def check_files(config: Config) -> None:
+    """Raises ConfigError for a certificate or keys that can't be used, before anything is started with them."""
+    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
+        read_server_pair(config.ssl_certfile, config.ssl_keyfile)
+    if config.api_keys_file is not None:
+        read_keys(config.api_keys_file)
+
+
+def server_config(config: Config, app: Callable[..., Any]) -> ServerConfig:
+    """What the HTTP server is told."""
+    files = (config.ssl_certfile, config.ssl_keyfile)
+    return ServerConfig(
+        app,
+        limits=ClientLimits(
+            connections=config.max_connections,
+            header_bytes=config.max_header_bytes,
+            seconds=config.client_timeout_seconds,
+            idle_seconds=config.timeout_keep_alive,
+        ),
+        grace=config.grace_period_seconds,
+        certificate=None if files[0] is None or files[1] is None else (files[0], files[1]),
         host=config.host,
         port=config.http_port,
         workers=config.workers,
         loop=config.event_loop,
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
+        http=Connection,
         # Only the access log says where a request came from.
         proxy_headers=bool(config.access_log_format),
-        server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=config.timeout_keep_alive,
-        timeout_graceful_shutdown=GRACE,
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
     )
 
 
-def _serve_with_workers(config: Config, listening: socket.socket) -> None:
-    """Processes that share one listening socket; uvicorn starts them and replaces one that dies.
+def _serve_with_workers(config: Config, listening: socket.socket) -> int:
+    """Processes that share one listening socket.
 
     Each is a fresh interpreter that builds its own application from the frozen configuration.
     """
-    server_config = _server_config(config, partial(_worker_app, config, Roster(config.workers)))
-    Multiprocess(server_config, sockets=[listening]).run()
+    roster = Roster(config.workers)
+    app = partial(build_app, config, roster=roster, board=Board(roster))
+    return Supervisor(server_config(config, app), [listening], partial(_prepare_worker, config)).run()
 
 
-def _worker_app(config: Config, roster: Roster) -> ASGIApp:
+def _prepare_worker(config: Config) -> None:
+    handle_signals()
     configure_logging(config)
-    return build_app(config, roster=roster)

@@ -82,7 +82,7 @@ def _local_folder(folder: Path, model_name: str | None) -> Path:
         raise LoadError(f"the model folder {folder} {what} (set --model_dir or --model_id)")
     if has_tokenizer(folder):
         return folder
-    if model_name and (folder / model_name).is_dir() and has_tokenizer(folder / model_name):
+    if model_name not in (None, "..") and (folder / model_name).is_dir() and has_tokenizer(folder / model_name):
         return folder / model_name
     _require_tokenizer(folder, str(folder))
     return folder

@@ -110,9 +110,13 @@ def predictor_certificates(draft: Draft) -> None:
         draft.values.setdefault("predictor_ca_path", file)
         file = None
     if not draft.values.get("predictor_use_ssl"):
+        for name in ("predictor_cert_file", "predictor_key_file"):
+            if name in draft.given:
+                draft.notes.append(f"{draft.source(name)} is ignored: the predictor is not asked over TLS")
         return
     if file is not None and not Path(file).is_file():
         raise draft.given["predictor_ca_file"].error("a file that exists")
+    both_files(draft, ("predictor_cert_file", "predictor_key_file"), "mutual TLS")
     folders = draft.values.get("predictor_ca_path")
     if folders is not None and not any(Path(folder).is_dir() for folder in folders.split(":") if folder):
         raise draft.given["predictor_ca_path"].error("a folder that exists")
@@ -120,12 +124,16 @@ def predictor_certificates(draft: Draft) -> None:
 
 def server_certificate(draft: Draft) -> None:
     """Certificate and key come together, and exist."""
-    pair = ("ssl_certfile", "ssl_keyfile")
+    both_files(draft, ("ssl_certfile", "ssl_keyfile"), "HTTPS")
+
+
+def both_files(draft: Draft, pair: tuple[str, str], what: str) -> None:
+    """Two files come together, and exist."""
     for name, other in (pair, pair[::-1]):
         if name not in draft.given:
             continue
         if other not in draft.given:
-            raise ConfigError(f"{draft.source(name)} is given without --{other}: HTTPS needs both")
+            raise ConfigError(f"{draft.source(name)} is given without --{other}: {what} needs both")
         if not Path(draft.values[name]).is_file():
             raise draft.given[name].error("a file that exists")
 

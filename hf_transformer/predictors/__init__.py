@@ -27,7 +27,13 @@ and one service needs one of them."""
 
 
 def open_predictor(
-    protocol: str, settings: PredictorSettings, retries: int, metrics: Metrics | None = None
+    protocol: str,
+    settings: PredictorSettings,
+    retries: int,
+    metrics: Metrics | None = None,
+    *,
+    retry_budget: float = 0.1,
+    circuit_failures: int = 0,
 ) -> Predictor:
     """The predictor that speaks ``protocol``, still to be entered with ``async with``.
 
@@ -35,7 +41,9 @@ def open_predictor(
         protocol: a key of PROTOCOLS.
         settings: where the predictor is, and whether outputs go through shared memory.
         retries: how often one infer is tried again while the predictor is unavailable; 0 is never.
-        metrics: show what becomes of shared memory, where there is any.
+        metrics: show what becomes of shared memory, where there is any, of retries, errors and the circuit.
+        retry_budget: retries per call on average; see RetryBudget.
+        circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
 
     Raises:
         ConfigError: the protocol is unknown, or the settings can't be used.
@@ -52,7 +60,12 @@ def open_predictor(
             metrics.watch_shared_memory(shared.use)
         predictor = shared
     if retries > 0:
+        from hf_transformer.predictors.retry_budget import RetryBudget
         from hf_transformer.predictors.retrying import RetryingPredictor
 
-        return RetryingPredictor(predictor, retries, settings.timeout)
+        predictor = RetryingPredictor(predictor, retries, settings.timeout, RetryBudget(retry_budget), metrics=metrics)
+    if circuit_failures > 0 or metrics is not None:
+        from hf_transformer.predictors.circuit import CircuitPredictor
+
+        predictor = CircuitPredictor(predictor, circuit_failures, metrics)
     return predictor

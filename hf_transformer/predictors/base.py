@@ -79,12 +79,14 @@ class Destination:
 
     ``region`` is the name that all ``placements`` share. The transport sets ``settled`` as soon as the predictor itself
     has said how the call ended, with an answer or an error: from then on it certainly writes nothing more. A call that
-    ends in any other way, such as a lost connection, may go on at the predictor for as long as it likes.
+    ends in any other way, such as a lost connection, may go on at the predictor for as long as it likes. ``inline``
+    says that the outputs have come in the response after all.
     """
 
     region: str
     placements: Mapping[str, Placement] = field(default_factory=dict)
     settled: bool = False
+    inline: bool = False
 
 
 class PlacingPredictor(Predictor):
@@ -135,9 +137,10 @@ class PredictorSettings:
 
     ``host`` is ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port`` (port 80, or 443 with ``use_ssl``,
     if none). ``timeout`` is in seconds and bounds one call. ``ca_file`` and ``ca_path`` name a bundle and a
-    folder of certificates to trust instead of the system's. Message limits are in bytes, -1 is unlimited;
-    REST has none. Outputs of together ``shared_memory_min_bytes`` or more travel through shared memory, of which there
-    are ``shared_memory_bytes``; 0 is none.
+    folder of certificates to trust instead of the system's; ``cert_file`` and ``key_file`` the certificate that is
+    shown to the predictor, none of them or both. Message limits are gRPC's, in bytes, -1 is unlimited;
+    ``max_response_bytes`` holds for both transports. Outputs of together ``shared_memory_min_bytes`` or more travel
+    through shared memory, of which there are ``shared_memory_bytes``; 0 is none.
     """
 
     model_name: str
@@ -146,7 +149,10 @@ class PredictorSettings:
     timeout: float = 600.0
     ca_file: str | None = None
     ca_path: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
     max_send_message_length: int = -1
     max_receive_message_length: int = -1
+    max_response_bytes: int = 2**30
     shared_memory_bytes: int = 0
     shared_memory_min_bytes: int = 0

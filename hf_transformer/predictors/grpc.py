@@ -13,15 +13,17 @@ import grpc
 import grpc.aio
 
 from hf_transformer.errors import (
+    PredictorDenied,
     PredictorError,
     PredictorTimeout,
     PredictorUnavailable,
     RequestError,
 )
+from hf_transformer.predictors import kinds
 from hf_transformer.predictors.address import parse_address
 from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted, verified
 from hf_transformer.predictors.base import Destination, PlacingPredictor, PredictorSettings, UnknownRegion
-from hf_transformer.predictors.certificates import root_certificates
+from hf_transformer.predictors.certificates import own_certificate, root_certificates, ssl_context
 from hf_transformer.predictors.headers import forwarded
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_grpc
@@ -35,8 +37,8 @@ ERRORS: Mapping[grpc.StatusCode, type[RequestError]] = {
     grpc.StatusCode.UNKNOWN: PredictorError,
     grpc.StatusCode.INVALID_ARGUMENT: PredictorError,
     grpc.StatusCode.ALREADY_EXISTS: PredictorError,
-    grpc.StatusCode.PERMISSION_DENIED: PredictorError,
-    grpc.StatusCode.UNAUTHENTICATED: PredictorError,
+    grpc.StatusCode.PERMISSION_DENIED: PredictorDenied,
+    grpc.StatusCode.UNAUTHENTICATED: PredictorDenied,
     grpc.StatusCode.FAILED_PRECONDITION: PredictorError,
     grpc.StatusCode.ABORTED: PredictorError,
     grpc.StatusCode.OUT_OF_RANGE: PredictorError,
@@ -113,13 +115,23 @@ def map_errors(where: str, seconds: float) -> Iterator[None]:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             message += (
                 " (a message may be too large: see --grpc_max_send_message_length,"
-                " --grpc_max_receive_message_length and the predictor's own limits)"
+                " --grpc_max_receive_message_length, --max_predictor_response_bytes and the predictor's own limits)"
             )
-        raise ERRORS.get(code, PredictorError)(message) from exc
+        error = ERRORS.get(code, PredictorError)(message)
+        if isinstance(error, PredictorUnavailable):
+            error.kind = _kind(code, details)
+        raise error from exc
     except grpc.aio.UsageError as exc:  # the channel was closed while the call was under way
-        raise PredictorUnavailable(f"the channel to the predictor at {where} is closed: {exc}") from exc
+        raise PredictorUnavailable(f"the channel to the predictor at {where} is closed: {exc}", kinds.LOST) from exc
     except (grpc.RpcError, grpc.aio.BaseError) as exc:
         raise PredictorError(f"the call to the predictor at {where} failed: {quoted(str(exc))}") from exc
+
+
+def _kind(code: grpc.StatusCode, details: str) -> str:
+    """Which kind of unavailability a status is; UNAVAILABLE is both gRPC's own and Triton's."""
+    if code is grpc.StatusCode.CANCELLED:
+        return kinds.LOST
+    return kinds.CONNECTION if "failed to connect" in details else kinds.refusal(details)
 
 
 class GrpcPredictor(PlacingPredictor):
@@ -135,10 +147,12 @@ class GrpcPredictor(PlacingPredictor):
         self._model_name = settings.model_name
         self._timeout = settings.timeout
         self._credentials = _credentials(settings) if self._address.use_ssl else None
+        longest = settings.max_receive_message_length
+        longest = settings.max_response_bytes if longest == -1 else min(longest, settings.max_response_bytes)
         self._options = [
             *_CHANNEL_OPTIONS,
             ("grpc.max_send_message_length", settings.max_send_message_length),
-            ("grpc.max_receive_message_length", settings.max_receive_message_length),
+            ("grpc.max_receive_message_length", min(longest, 2**31 - 1)),
         ]
         self._channel: grpc.aio.Channel
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]]
@@ -255,8 +269,14 @@ def _has_ended(error: RequestError) -> bool:
 
 def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
     """Without certificates of its own gRPC trusts the bundle in its wheel; the system's is what is meant."""
+    ssl_context(settings)  # gRPC takes any bytes, and fails with every call
     pem = root_certificates(settings)
     if pem is not None:
-        return grpc.ssl_channel_credentials(pem.encode("ascii", "replace"))
-    system = ssl.get_default_verify_paths().cafile
-    return grpc.ssl_channel_credentials(Path(system).read_bytes() if system else None)
+        roots: bytes | None = pem.encode("ascii", "replace")
+    else:
+        system = ssl.get_default_verify_paths().cafile
+        roots = Path(system).read_bytes() if system else None
+    own = own_certificate(settings)
+    if own is None:
+        return grpc.ssl_channel_credentials(roots)
+    return grpc.ssl_channel_credentials(roots, own.key, own.chain)

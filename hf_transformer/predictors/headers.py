@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
+_VALUE = re.compile(r"[ -~\x80-\xff]*")
+"""Octets without control characters, decoded as latin-1, as they came (RFC 9110, 5.5). Other characters came in no
+header, and can't leave in one."""
 MOST = 8000
 """Characters of all names and values together. gRPC refuses a call with more than 8 to 16 KiB of metadata, and no
 client's header is worth its request."""
@@ -41,6 +44,6 @@ def forwarded(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in headers.items():
         key = name.lower()
         size = len(key) + len(value)
-        if key not in _OWN and _NAME.fullmatch(key) and value.isprintable() and size <= left:
+        if key not in _OWN and _NAME.fullmatch(key) and _VALUE.fullmatch(value) and size <= left:
             left -= size
             yield key, value

@@ -11,7 +11,7 @@ from typing import Final
 
 from hf_transformer.predictors.address import Address
 from hf_transformer.predictors.http1_connection import Connection
-from hf_transformer.predictors.http1_errors import ConnectTimeout, Disconnected, NoAnswer
+from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Disconnected, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer, AnswerReader, Room
 
 CONNECT_SECONDS: Final = 10.0
@@ -33,7 +33,8 @@ class Http1Client:
 
     Of the idle ones the last used is taken first, so that the others age and are closed. One that the server has closed
     (after a restart, or because it was idle) is dropped as soon as that is seen. If the news crosses a request, so that
-    no byte of an answer comes, the request is sent once more on a new connection.
+    no byte of an answer comes, or only the word that the server has waited too long for a request (408, RFC 9110,
+    15.5.9), the request is sent once more on a new connection.
     """
 
     def __init__(
@@ -63,12 +64,13 @@ class Http1Client:
         """How many connections are open and wait for a request."""
         return len(self._idle)
 
-    async def request(self, head: bytes, body: bytes = b"", *, resend: bool = True) -> Answer:
+    async def request(self, head: bytes, body: bytes = b"", *, resend: bool = True, fresh: bool = False) -> Answer:
         """The answer to a request, whatever its status.
 
         head: request line and header fields, the empty line at the end included. It says Content-Length if there is a
         body, is of HTTP/1.1, has a Host and does not ask for the connection to be closed.
         resend: whether the request may be sent twice, because doing it twice does no harm.
+        fresh: whether only a new connection will do.
 
         Raises:
             Http1Error: see http1_errors.
@@ -77,14 +79,21 @@ class Http1Client:
         deadline = self._loop.time() + self._seconds
         if self.closed:
             raise Disconnected("the client is closed")
-        if self._idle:
+        if self._idle and not fresh:
             try:
-                return await self._idle.pop().exchange(head, body, deadline)
+                return await self._exchange_again(self._idle.pop(), head, body, deadline)
             except NoAnswer:
                 if self.closed or not resend:
                     raise
         connection = await self._connect(deadline)
         return await connection.exchange(head, body, deadline)
+
+    async def _exchange_again(self, connection: Connection, head: bytes, body: bytes, deadline: float) -> Answer:
+        """The answer on a connection that was idle. Raises NoAnswer too for one that is not for this request."""
+        answer = await connection.exchange(head, body, deadline)
+        if answer.status == 408 and not connection.open:
+            raise NoAnswer("it was closing the idle connection (408)")
+        return answer
 
     async def close(self) -> None:
         """Closes every connection; calls under way fail."""
@@ -115,6 +124,8 @@ class Http1Client:
                     server_hostname=host.rstrip(".") if self._tls is not None else None,
                 )
         except TimeoutError as exc:
+            if seconds < CONNECT_SECONDS:
+                raise ConnectDeadline("the time for the whole call is over, and there is no connection") from exc
             raise ConnectTimeout(f"no connection within {seconds:g} s") from exc
         if self.closed:
             connection.abort()

@@ -6,6 +6,7 @@ Http1Error
 ├── AnswerTooLarge      the body is larger than allowed, or than memory
 ├── ConnectTimeout      there was no connection in time
 ├── DeadlineExceeded    there was no whole answer in time
+│   └── ConnectDeadline     nor even a connection
 └── Disconnected        the connection ended before the answer did
     └── NoAnswer            and before the answer's first byte
 """
@@ -35,6 +36,10 @@ class ConnectTimeout(Http1Error):
 
 class DeadlineExceeded(Http1Error):
     """The call as a whole took too long."""
+
+
+class ConnectDeadline(DeadlineExceeded):
+    """The time for the whole call was over before there was a connection."""
 
 
 class Disconnected(Http1Error):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import ssl
-import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -15,28 +11,17 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from hf_transformer.errors import (
-    ConfigError,
-    PredictorError,
-    PredictorTimeout,
-    PredictorUnavailable,
-    RequestError,
-)
+from hf_transformer.errors import ConfigError, PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.predictors import kinds
 from hf_transformer.predictors.address import Address, parse_address
-from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted, verified
+from hf_transformer.predictors.answers import verified
 from hf_transformer.predictors.base import Destination, PlacingPredictor, PredictorSettings, UnknownRegion
 from hf_transformer.predictors.certificates import ssl_context
 from hf_transformer.predictors.headers import forwarded
 from hf_transformer.predictors.http1 import Http1Client
-from hf_transformer.predictors.http1_errors import (
-    ConnectTimeout,
-    DeadlineExceeded,
-    Disconnected,
-    Http1Error,
-    NoAnswer,
-    NotHttp,
-)
+from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Http1Error, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer
+from hf_transformer.predictors.rest_errors import has_ended, mapped, message_of, refused
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_rest, v2_rest_regions
 from hf_transformer.wire.datatypes import Malformed
@@ -46,43 +31,10 @@ _ALIGNMENT = 64
 _WORTH_ALIGNING = 16 * 1024
 """Bytes of a body; for less it costs more to find the address than it saves."""
 
-TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
-
-_UNAVAILABLE = frozenset({404, 429, 502, 503})
-"""Nobody has the model or takes the request now. 429 and 502 come from proxies on the way."""
-
-_OF_PROXIES = frozenset({408, 429, 502, 504})
-"""What a proxy says, of a call that may still go on behind it."""
-
 _NO_CONFIG = frozenset({400, 404, 405, 501})
 """What servers other than Triton say of a route that they do not have."""
 
 _LENGTH_KEY = v2_rest.HEADER_LENGTH.lower()
-
-
-def mapped(exc: OSError | Http1Error, where: str, seconds: float) -> RequestError:
-    """The client's error as ours; ``where`` names the predictor in the message, ``seconds`` the timeout."""
-    match exc:
-        case ConnectTimeout():
-            return PredictorUnavailable(f"no connection to the predictor at {where} in time")
-        case DeadlineExceeded():
-            return PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
-        case OSError() | Disconnected():
-            about_tls = isinstance(exc, ssl.SSLError) or isinstance(exc.__cause__, ssl.SSLError)
-            hint = f" ({TLS_FLAGS} ask for TLS)" if about_tls else ""
-            return PredictorUnavailable(f"the predictor at {where} is unavailable: {_reason(exc)}{hint}")
-        case NotHttp():
-            return PredictorError(
-                f"the predictor at {where} does not speak HTTP/1.1; if that is its gRPC port, "
-                "use --predictor_protocol=grpc-v2"
-            )
-        case _:
-            return PredictorError(f"the call to the predictor at {where} failed: {_reason(exc)}")
-
-
-def _reason(exc: OSError | Http1Error) -> str:
-    text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-    return quoted(text or type(exc).__name__)
 
 
 class RestPredictor(PlacingPredictor):
@@ -98,6 +50,7 @@ class RestPredictor(PlacingPredictor):
         self._where = str(self._address)
         self._ssl = ssl_context(settings) if self._address.use_ssl else None
         self._seconds = settings.timeout
+        self._largest = settings.max_response_bytes
         # identity: or Triton spends 30 times longer on gzip than on the inference
         fields = f"HTTP/1.1\r\nHost: {host_header(settings, self._address)}\r\nAccept-Encoding: identity\r\n"
         path = f"/v2/models/{_escaped(settings.model_name)}"
@@ -110,7 +63,7 @@ class RestPredictor(PlacingPredictor):
         self._client: Http1Client
 
     async def __aenter__(self) -> Self:
-        self._client = Http1Client(self._address, self._ssl, self._seconds, _room)
+        self._client = Http1Client(self._address, self._ssl, self._seconds, _room, self._largest)
         return self
 
     async def __aexit__(
@@ -164,13 +117,15 @@ class RestPredictor(PlacingPredictor):
         outputs: Sequence[str],
         headers: Mapping[str, str],
         placements: Mapping[str, Placement] = NOWHERE,
+        *,
+        fresh: bool = False,
     ) -> Answer:
         body, header_length = v2_rest.encode_infer_request(inputs, outputs, placements)
         passed_on = "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)]) if headers else ""
         head = (
             f"{self._infer}{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {len(body)}\r\n{passed_on}\r\n"
         )
-        return await self._call(head.encode(), body, resend=not placements)
+        return await self._call(head.encode("latin-1"), body, resend=not placements, fresh=fresh)
 
     async def _run_placed(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], destination: Destination
@@ -182,12 +137,13 @@ class RestPredictor(PlacingPredictor):
             match error.__cause__:
                 case NoAnswer():
                     # What becomes of the request is not known. Sent again with the same places, two may write there.
-                    return await self._run(inputs, outputs, headers), NOWHERE
-                case None | OSError() | ConnectTimeout():
+                    destination.inline = True
+                    return await self._run(inputs, outputs, headers, fresh=True), NOWHERE
+                case None | OSError() | ConnectTimeout() | ConnectDeadline():
                     destination.settled = True  # it was not sent
             raise
-        destination.settled = _has_ended(answer)
-        if answer.status == 404 and destination.region in (message := _message(answer.body, "identity")):
+        destination.settled = has_ended(answer)
+        if answer.status == 404 and destination.region in (message := message_of(answer.body, "identity")):
             raise UnknownRegion(f"the predictor at {self._where} answered 404: {message}")
         return answer, destination.placements
 
@@ -206,11 +162,11 @@ class RestPredictor(PlacingPredictor):
         head = f"POST {self._region.format(_escaped(name), action)}Content-Length: {len(body)}\r\n\r\n"
         self._raise_for_status(await self._call(head.encode(), body))
 
-    async def _call(self, head: bytes, body: bytes = b"", *, resend: bool = True) -> Answer:
+    async def _call(self, head: bytes, body: bytes = b"", *, resend: bool = True, fresh: bool = False) -> Answer:
         if self._client.closed:
-            raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed")
+            raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
         try:
-            return await self._client.request(head, body, resend=resend)
+            return await self._client.request(head, body, resend=resend, fresh=fresh)
         except (OSError, Http1Error) as exc:
             raise mapped(exc, self._where, self._seconds) from exc
 
@@ -223,31 +179,12 @@ class RestPredictor(PlacingPredictor):
                     " although identity was asked for"
                 )
             return
-        message = f"the predictor at {self._where} answered {answer.status}: {_message(answer.body, encoding)}"
-        if answer.status in _UNAVAILABLE:
-            raise PredictorUnavailable(message)
-        if answer.status == 504:
-            raise PredictorTimeout(message)
-        raise PredictorError(message)
+        raise refused(answer.status, f"the predictor at {self._where} answered {answer.status}", answer.body, encoding)
 
 
 def _escaped(name: str) -> str:
     """A name as one part of a path."""
     return quote(name, safe="")
-
-
-def _has_ended(answer: Answer) -> bool:
-    """Whether a call has certainly ended at the predictor too; not sure is no.
-
-    An error without the V2 protocol's body may come from a proxy, which knows nothing of the model, and so may one
-    with a proxy's status.
-    """
-    if answer.status == 200:
-        return True
-    try:
-        return answer.status not in _OF_PROXIES and isinstance(orjson.loads(answer.body)["error"], str)
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 def host_header(settings: PredictorSettings, address: Address) -> str:
@@ -285,18 +222,3 @@ def _header_length(headers: Mapping[str, str]) -> int | None:
         return v2_rest.parse_header_length(headers.get(_LENGTH_KEY))
     except Malformed as exc:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
-
-
-def _message(body: memoryview, encoding: str) -> str:
-    """What the predictor says is wrong: the value of "error" in JSON, or the text as it is."""
-    data = bytes(body)
-    if encoding in ("gzip", "x-gzip"):
-        try:
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(2**16)
-        except (OSError, EOFError, zlib.error):
-            return "a message in broken gzip"
-    try:
-        error = orjson.loads(data)["error"]
-    except (ValueError, KeyError, TypeError):
-        return quoted(data.decode("utf-8", "replace"))
-    return quoted(error if isinstance(error, str) else repr(error))

@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
+from hf_transformer.metrics import Metrics
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.predictors.kinds import RETRIED
+from hf_transformer.predictors.retry_budget import RetryBudget
+from hf_transformer.predictors.wrapping import WrappingPredictor
+from hf_transformer.types import Tensor
 
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 2.0
 
+Outputs = Mapping[str, Tensor]
+Context = AbstractAsyncContextManager[Outputs]
 
-class RetryingPredictor(Predictor):
+
+class RetryingPredictor(WrappingPredictor):
     """Another predictor, whose infer is entered again when it is unavailable, up to ``retries`` times.
 
-    The pause before retry n is drawn evenly from the upper half of min(0.05 * 2**n, 2) seconds, so that many
-    callers do not come back at one moment. All tries together have ``timeout`` seconds. Errors that the
-    predictor answered and timeouts are never retried, nor is anything that goes wrong once the outputs are
-    there.
+    Tried again is what has certainly not been answered (kinds.RETRIED): there was no connection, it ended before the
+    first byte of an answer, or the predictor said that it can't. Never the predictor's own errors and timeouts, nor
+    anything that goes wrong once the outputs are there.
+
+    The pause before retry n is drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that many callers do not come
+    back at one moment. All tries together have ``timeout`` seconds, and end at once in a pause when nobody waits any
+    longer. What the ``budget`` does not allow is not tried.
 
     ``sleep`` and ``jitter`` (0 to 1) are for tests.
     """
@@ -33,33 +41,23 @@ class RetryingPredictor(Predictor):
         inner: Predictor,
         retries: int,
         timeout: float,
+        budget: RetryBudget,
         *,
+        metrics: Metrics | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._retries = retries
         self._timeout = timeout
+        self._budget = budget
+        self._metrics = metrics
         self._sleep = sleep
         self._jitter = jitter
 
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._inner.__aexit__(kind, error, trace)
-
     def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        return self._inner.stops_when_cancelled(sizes)
-
-    async def model_spec(self) -> ModelSpec:
-        return await self._inner.model_spec()
-
-    async def model_ready(self) -> bool:
-        return await self._inner.model_ready()
+        """Cancelled, it makes no more tries. The one under way it awaits, where the predictor would go on with it."""
+        return True
 
     @asynccontextmanager
     async def infer(
@@ -69,30 +67,97 @@ class RetryingPredictor(Predictor):
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AsyncIterator[Mapping[str, Tensor]]:
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(self._timeout) as timeout:
-                    tensors = await self._enter(stack, lambda: self._inner.infer(inputs, outputs, headers, sizes=sizes))
-            except TimeoutError as exc:
-                if not timeout.expired():
-                    raise
-                message = f"the predictor gave no answer in {self._timeout:g} s, retries included"
-                raise PredictorTimeout(message) from exc
+    ) -> AsyncIterator[Outputs]:
+        stops = self._inner.stops_when_cancelled(sizes or {})
+        context, tensors = await self._enter(
+            lambda: self._inner.infer(inputs, outputs, headers, sizes=sizes), _entered if stops else _entered_or_ended
+        )
+        try:
             yield tensors
+        except BaseException as error:
+            if not await context.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await context.__aexit__(None, None, None)
 
     async def _enter(
-        self,
-        stack: AsyncExitStack,
-        infer: Callable[[], AbstractAsyncContextManager[Mapping[str, Tensor]]],
-    ) -> Mapping[str, Tensor]:
+        self, infer: Callable[[], Context], entered: Callable[[Context, float], Awaitable[Outputs]]
+    ) -> tuple[Context, Outputs]:
+        """The context that could be entered, and its outputs."""
         deadline = asyncio.get_running_loop().time() + self._timeout
-        for retry in range(self._retries):
+        self._budget.deposit()
+        retry = 0
+        while True:
+            context = infer()
             try:
-                return await stack.enter_async_context(infer())
-            except PredictorUnavailable:
-                delay = min(_FIRST_DELAY * 2**retry, _LONGEST_DELAY) * (1 + self._jitter()) / 2
-                if asyncio.get_running_loop().time() + delay >= deadline:
+                return context, await entered(context, deadline)
+            except PredictorUnavailable as error:
+                delay = self._delay(error, retry, deadline)
+                if delay is None:
                     raise
+            except _TimeIsUpError as exc:
+                message = f"the predictor gave no answer in {self._timeout:g} s, retries included"
+                raise PredictorTimeout(message) from exc
             await self._sleep(delay)
-        return await stack.enter_async_context(infer())
+            retry += 1
+            if self._metrics is not None:
+                self._metrics.count_retry()
+
+    def _delay(self, error: PredictorUnavailable, retry: int, deadline: float) -> float | None:
+        """Seconds until the next try; None if there is to be none."""
+        if retry >= self._retries or error.kind not in RETRIED:
+            return None
+        delay: float = self._jitter() * min(_FIRST_DELAY * 2**retry, _LONGEST_DELAY)
+        if asyncio.get_running_loop().time() + delay >= deadline:
+            return None
+        if self._budget.withdraw():
+            return delay
+        if self._metrics is not None:
+            self._metrics.count_retry(denied=True)
+        return None
+
+
+class _TimeIsUpError(Exception):
+    """One try lasted until the deadline of all of them."""
+
+
+async def _entered(context: Context, deadline: float) -> Outputs:
+    """Enters a call that ends when it is cancelled."""
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            return await context.__aenter__()
+    except TimeoutError as exc:
+        if not timeout.expired():
+            raise
+        raise _TimeIsUpError from exc
+
+
+async def _entered_or_ended(context: Context, deadline: float) -> Outputs:
+    """Enters a call with which the predictor would go on: when it is cancelled, that takes effect at the call's end.
+
+    So it keeps its place among the calls in flight for as long as the predictor is busy with it. At the deadline it is
+    given up all the same.
+    """
+    call = asyncio.ensure_future(context.__aenter__())
+    cancelled: asyncio.CancelledError | None = None
+    late = False
+
+    def give_up() -> None:
+        nonlocal late
+        late = True
+        call.cancel()
+
+    timer = asyncio.get_running_loop().call_at(deadline, give_up)
+    while not call.done():
+        try:
+            await asyncio.wait([call])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    timer.cancel()
+    if cancelled is not None:
+        if not call.cancelled() and call.exception() is None:
+            await context.__aexit__(None, None, None)
+        raise cancelled
+    if call.cancelled():
+        raise _TimeIsUpError if late else asyncio.CancelledError
+    return call.result()

@@ -172,7 +172,7 @@ class SharedMemoryPredictor(Predictor):
         except BaseException:
             self._give_back(slot)
             raise
-        self._batches["shared"] += 1
+        self._batches["inline_resent" if slot.destination.inline else "shared"] += 1
         return tensors
 
     def _abandoned(

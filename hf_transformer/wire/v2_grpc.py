@@ -289,7 +289,9 @@ def _from_config(name: str, version: str, config: pb.ModelConfig) -> ModelSpec:
         raise Malformed(f"max_batch_size is {config.max_batch_size}")
     inputs = tuple(TensorSpec(t.name, _datatype(t.name, t.data_type), tuple(t.dims), t.optional) for t in config.input)
     outputs = tuple(TensorSpec(t.name, _datatype(t.name, t.data_type), tuple(t.dims)) for t in config.output)
-    return ModelSpec(name, version, inputs, outputs, config.max_batch_size, config.model_transaction_policy.decoupled)
+    decoupled = config.model_transaction_policy.decoupled
+    instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
+    return ModelSpec(name, version, inputs, outputs, config.max_batch_size, decoupled, max(1, instances))
 
 
 def _datatype(name: str, number: pb.DataType) -> str:

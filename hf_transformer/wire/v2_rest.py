@@ -224,7 +224,19 @@ def _from_config(name: str, version: str, config: Mapping[str, Json]) -> ModelSp
     if max_batch_size < 0:
         raise Malformed(f"max_batch_size is {max_batch_size}")
     inputs, outputs = (_config_tensors(config, key) for key in ("input", "output"))
-    return ModelSpec(name, version, inputs, outputs, max_batch_size, policy.get("decoupled") is True)
+    decoupled = policy.get("decoupled") is True
+    return ModelSpec(name, version, inputs, outputs, max_batch_size, decoupled, _instances(config))
+
+
+def _instances(config: Mapping[str, Json]) -> int:
+    """Of all groups together: Triton writes down how many there are of each, on each GPU that it names."""
+    total = 0
+    for group in _list(config.get("instance_group") or [], "instance_group"):
+        if not isinstance(group, dict):
+            raise Malformed(f"instance_group has {shorten(group)}, expected an object")
+        count = _integer("count of an instance_group", group.get("count", 1))
+        total += count * max(1, len(_list(group.get("gpus") or [], "gpus of an instance_group")))
+    return max(1, total)
 
 
 def _config_tensors(config: Mapping[str, Json], key: str) -> tuple[TensorSpec, ...]:

@@ -12,7 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from hf_transformer.apis.base import Admission, Models, Service
+from hf_transformer.admission import Admission
+from hf_transformer.apis.base import Models, Service
 from hf_transformer.apis.grpc_v2 import GrpcServer, GrpcSettings
 from hf_transformer.errors import NotReady
 from hf_transformer.local_triton import HOST, free_ports
@@ -109,7 +110,7 @@ async def serving(
 
 
 def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) -> Service:
-    return Service(Models([model]), Admission(concurrent, metrics), metrics, 2**24, 100)
+    return Service(Models([model]), Admission(concurrent, 2**20, metrics), metrics, 2**24, 100)
 
 
 class Client:

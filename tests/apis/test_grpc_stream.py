@@ -166,6 +166,7 @@ async def test_a_stream_does_not_take_its_own_places() -> None:
         gate.open.set()
         assert [(await read(stream))[1:3] for _ in texts] == [(text, "") for text in texts]
         assert (server.metric(count(200)), server.metric(count(429))) == (9, 1)
+        assert server.metric('hf_transformer_refused_requests_total{limit="requests"}') == 1
         stream.cancel()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hf_transformer.config import parse_config
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
@@ -38,7 +40,7 @@ def test_triton_is_the_real_container_with_a_release_that_can_be_chosen(services
 
 def test_release_is_that_of_the_manifests(services: dict[str, Any]) -> None:
     tag = services["triton"]["image"].removesuffix("}").rpartition(":-")[2]
-    for path in sorted((DEPLOY / "kserve").glob("*.yaml")):
+    for path in sorted((DEPLOY / "kserve").glob("inferenceservice*.yaml")):
         assert yaml.safe_load(path.read_text())["spec"]["predictor"]["model"]["runtimeVersion"] == tag
 
 
@@ -90,3 +92,9 @@ def test_service_needs_no_rights(services: dict[str, Any]) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["tmpfs"] == ["/tmp"], "where the image's HF_HOME lies"
+
+
+def test_service_is_given_the_time_that_its_end_takes(services: dict[str, Any]) -> None:
+    config, notes = parse_config(services["hf-transformer"]["command"], {})
+    assert notes == []
+    assert int(services["hf-transformer"]["stop_grace_period"].removesuffix("s")) > config.grace_period_seconds

@@ -17,8 +17,11 @@ import jsonschema
 import pytest
 import yaml
 
+from hf_transformer.config import parse_config
+from hf_transformer.served_model import QUESTION_TIMEOUT
+
 HERE = Path(__file__).parent
-MANIFESTS = sorted((HERE.parents[1] / "deploy" / "kserve").glob("*.yaml"))
+MANIFESTS = sorted((HERE.parents[1] / "deploy" / "kserve").glob("inferenceservice*.yaml"))
 CRD = HERE / "kserve-inferenceservice-crd.json.gz"
 
 # A CRD leaves the metadata to Kubernetes; these are the fields of it that a manifest has use for.
@@ -161,11 +164,27 @@ def test_probes_ask_the_port_and_the_model_that_are_served(manifest: dict[str, A
     arguments = flags(container)
     port = int(arguments.get("--http_port", "8080"))
     assert container["ports"] == [{"containerPort": port, "protocol": "TCP"}]
+    live = {"path": "/v2/health/live", "port": port}
+    assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"] == live
     assert container["readinessProbe"]["httpGet"] == {
-        "path": f"/v1/models/{arguments['--model_name']}",
+        "path": f"/v2/models/{arguments['--model_name']}/ready",
         "port": port,
     }
-    assert container["livenessProbe"]["httpGet"] == {"path": "/", "port": port}
+    assert arguments["--enable_predictor_health_check"] == "true", "or that route says nothing of the predictor"
+    assert container["readinessProbe"]["timeoutSeconds"] > QUESTION_TIMEOUT, "the answer comes after the predictor's"
+
+
+def test_end_fits_the_time_that_kubernetes_gives(manifest: dict[str, Any]) -> None:
+    config, _ = parse_config([*service_container(manifest)["args"], "--predictor_host=x"], {})
+    assert config.grace_period_seconds < 30, "the default of terminationGracePeriodSeconds"
+
+
+def test_form_works_in_knative_mode_too(manifest: dict[str, Any]) -> None:
+    # Knative refuses these; its own grace period, timeoutSeconds, is 300, Kubernetes' default 30.
+    assert not {"terminationGracePeriodSeconds", "initContainers", "automountServiceAccountToken"} & set(
+        service_pod(manifest)
+    )
+    assert "lifecycle" not in service_container(manifest)
 
 
 def test_container_runs_with_no_more_rights_than_it_needs(manifest: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.predictors.base import PredictorSettings
 from hf_transformer.predictors.grpc import ERRORS, GrpcPredictor, map_errors, metadata_of
 from hf_transformer.types import Tensor
@@ -83,7 +83,7 @@ async def test_a_request_and_its_answer() -> None:
     assert not {"name", "data-bin"} & set(metadata)
 
 
-async def test_messages_have_no_limit_unless_one_is_set() -> None:
+async def test_the_limits_of_messages() -> None:
     async def handler(request: bytes, context: Any) -> bytes:
         return answer(count=2_000_000)
 
@@ -92,6 +92,10 @@ async def test_messages_have_no_limit_unless_one_is_set() -> None:
             assert len(await infer(client)) == 2_000_000
         async with predictor(host, receive=1000) as client:
             with pytest.raises(PredictorError, match="--grpc_max_receive_message_length"):
+                await infer(client)
+        settings = PredictorSettings("bert", host, max_response_bytes=1000)
+        async with GrpcPredictor(settings) as client:
+            with pytest.raises(PredictorError, match="--max_predictor_response_bytes"):
                 await infer(client)
         async with predictor(host, send=10) as client:
             with pytest.raises(PredictorError, match="--grpc_max_send_message_length"):
@@ -132,6 +136,8 @@ async def test_every_status(code: grpc.StatusCode) -> None:
         expected = PredictorUnavailable
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
         expected = PredictorTimeout
+    elif code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+        expected = PredictorDenied
     async with serving(ModelInfer=handler) as host, predictor(host) as client:
         with pytest.raises(expected, match="the model's own words") as caught:
             await infer(client)

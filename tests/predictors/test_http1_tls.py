@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.predictors.http1_errors import ConnectTimeout
+from hf_transformer.predictors.http1_errors import ConnectDeadline
 from tests.predictors.fault_server import Connection, scripted
 from tests.predictors.http1_calls import GET, body_of, client_of, on_both_loops, post
 
@@ -82,7 +82,7 @@ async def test_a_handshake_that_never_ends() -> None:
         await connection.until_closed()
 
     async with scripted(script) as host, client_of(host, 0.05, client_context()) as client:
-        with pytest.raises(ConnectTimeout):
+        with pytest.raises(ConnectDeadline):
             await client.request(GET)
 
 

@@ -16,6 +16,7 @@ from hf_transformer.predictors.address import Address, parse_address
 from hf_transformer.predictors.answers import quoted, verified
 from hf_transformer.predictors.base import PredictorSettings
 from hf_transformer.predictors.certificates import root_certificates, ssl_context
+from hf_transformer.predictors.circuit import CircuitPredictor
 from hf_transformer.predictors.headers import forwarded
 from hf_transformer.predictors.retrying import RetryingPredictor
 from hf_transformer.types import Tensor
@@ -34,6 +35,8 @@ def settings(
 def test_the_table(protocol: str, name: str) -> None:
     assert type(open_predictor(protocol, settings(), 0)).__name__ == name
     assert isinstance(open_predictor(protocol, settings(), 1), RetryingPredictor)
+    guarded = open_predictor(protocol, settings(), 1, circuit_failures=5)
+    assert isinstance(guarded, CircuitPredictor) and isinstance(guarded._inner, RetryingPredictor)
 
 
 def test_an_unknown_protocol() -> None:
@@ -155,11 +158,14 @@ def test_headers() -> None:
         "": "x",
         "newline": "a\r\nb: c",
         "null": "\0",
+        "x-user": "Ren\xc3\x89e",
+        "x-snow": "\u2603",
     }
     assert dict(forwarded(headers)) == {
         "x-request-id": "7",
         "traceparent": "00-ab-cd-01",
         "authorization": "Bearer x",
+        "x-user": "Ren\xc3\x89e",
     }
 
 

@@ -7,12 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from hf_transformer.errors import ConfigError, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.errors import (
+    ConfigError,
+    PredictorDenied,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
 from hf_transformer.predictors import http1_errors
 from hf_transformer.predictors.address import parse_address
 from hf_transformer.predictors.base import PredictorSettings
 from hf_transformer.predictors.http1_errors import Http1Error
-from hf_transformer.predictors.rest import RestPredictor, host_header, mapped
+from hf_transformer.predictors.rest import RestPredictor, host_header
+from hf_transformer.predictors.rest_errors import mapped, refused
 
 EXPECTED: dict[str, type[RequestError]] = {
     "Http1Error": PredictorError,
@@ -21,6 +29,7 @@ EXPECTED: dict[str, type[RequestError]] = {
     "AnswerTooLarge": PredictorError,
     "ConnectTimeout": PredictorUnavailable,
     "DeadlineExceeded": PredictorTimeout,
+    "ConnectDeadline": PredictorTimeout,
     "Disconnected": PredictorUnavailable,
     "NoAnswer": PredictorUnavailable,
 }
@@ -30,6 +39,13 @@ def family(kind: type[Exception]) -> Iterator[type[Exception]]:
     yield kind
     for child in kind.__subclasses__():
         yield from family(child)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, PredictorDenied), (403, PredictorDenied), (400, PredictorError)])
+def test_a_client_that_may_not_ask(status: int, kind: type[RequestError]) -> None:
+    error = refused(status, "it answered", memoryview(b'{"error":"no"}'), "identity")
+    assert type(error) is kind
+    assert str(error) == "it answered: no"
 
 
 def test_every_error_of_the_client_has_a_place() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 
 import numpy as np
 import orjson
 import pytest
 
-from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictors.base import Destination, UnknownRegion
 from hf_transformer.predictors.rest import RestPredictor
 from hf_transformer.wire.placements import Placement
@@ -104,6 +105,15 @@ async def test_a_call_that_was_not_sent_is_settled() -> None:
     assert where.settled
 
 
+async def test_a_call_without_a_connection_in_time_is_settled() -> None:
+    where = destination()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        async with predictor(f"127.0.0.1:{full.getsockname()[1]}", 0.05) as rest:
+            with pytest.raises(PredictorTimeout, match=r"there was no connection .* in 0\.05 s") as caught:
+                await infer(rest, where)
+    assert (where.settled, caught.value.kind) == (True, "connection")
+
+
 async def test_an_unknown_region() -> None:
     body = b'{"error":"Unable to find shared memory region: \'r1\'"}'
     where, name = await ended_by(lambda connection: connection.answer("404 Not Found", body))
@@ -130,7 +140,49 @@ async def test_a_call_that_was_sent_twice_is_not_settled() -> None:
         assert await infer(rest, first) == [3, 4]
         assert await infer(rest, second) == [0.25, 0.75]
     assert (first.settled, second.settled) == (True, False)
+    assert (first.inline, second.inline) == (False, True)
     assert outputs[2] == [{"name": "logits", "parameters": {"binary_data": True}}] != outputs[1]
+
+
+async def test_it_is_sent_again_on_a_new_connection() -> None:
+    """Where one idle connection is stale the others are as well, as after a restart."""
+    both = asyncio.Barrier(2)
+    requests: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        requests.append(connection.number)
+        if connection.number < 2:
+            await both.wait()
+            await connection.answer("200 OK", PLACED)
+            await connection.request()
+            requests.append(connection.number)
+        else:
+            await good_answer(connection)
+
+    async with scripted(script) as host, predictor(host) as rest:
+        await asyncio.gather(*(infer(rest, destination()) for _ in range(2)))
+        where = destination()
+        assert await infer(rest, where) == [0.25, 0.75]
+    assert len(requests) == 4 and requests[3] == 2
+    assert (where.settled, where.inline) == (False, True)
+
+
+async def test_a_408_that_crosses_the_request_settles_nothing() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        if connection.number == 0:
+            await connection.answer("200 OK", PLACED)
+            await connection.request()
+            await connection.answer("408 Request Timeout", b"", "Connection: close")
+        else:
+            await good_answer(connection)
+
+    where = destination()
+    async with scripted(script) as host, predictor(host) as rest:
+        await infer(rest, destination())
+        assert await infer(rest, where) == [0.25, 0.75]
+    assert (where.settled, where.inline) == (False, True)
 
 
 async def test_a_cancelled_call_is_not_settled() -> None:

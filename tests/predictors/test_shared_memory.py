@@ -11,6 +11,7 @@ import pytest
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors import PROTOCOLS, open_predictor
 from hf_transformer.predictors.base import PlacingPredictor, PredictorSettings
+from hf_transformer.predictors.circuit import CircuitPredictor
 from hf_transformer.predictors.retrying import RetryingPredictor
 from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
 from hf_transformer.types import Tensor
@@ -114,6 +115,15 @@ async def test_a_call_that_ends_without_a_word_takes_its_slot_along(
     assert len(shared.transport.regions) == 1, "a request may be under way in it, so the predictor keeps it"
 
 
+async def test_a_call_that_was_sent_twice_takes_its_slot_along(shared: Shared) -> None:
+    async with shared.predictor:
+        await shared.registered()
+        shared.transport.resends = True
+        assert await shared.infer(1) == [1]
+        assert (shared.batches("shared"), shared.batches("inline_resent")) == (0, 1)
+        assert (shared.slots("in_use"), shared.slots("quarantined")) == (0, 1)
+
+
 async def test_an_output_that_outgrows_its_slot_is_an_error(shared: Shared) -> None:
     async with shared.predictor as predictor:
         await shared.registered()
@@ -137,7 +147,8 @@ async def test_an_error_in_the_callers_own_code_gives_the_slot_back(shared: Shar
 async def test_it_is_opened_between_the_retries_and_the_transport(protocol: str) -> None:
     with_it, without = (PredictorSettings("m", "triton", shared_memory_bytes=size) for size in (SIZE, 0))
     metrics = Metrics("m")
-    assert type(open_predictor(protocol, with_it, 0, metrics)) is SharedMemoryPredictor
+    guarded = open_predictor(protocol, with_it, 0, metrics)
+    assert isinstance(guarded, CircuitPredictor) and type(guarded._inner) is SharedMemoryPredictor
     assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
     retrying = open_predictor(protocol, with_it, 1)
     assert isinstance(retrying, RetryingPredictor) and type(retrying._inner) is SharedMemoryPredictor

@@ -203,6 +203,8 @@ def config() -> pb.ModelConfigResponse:
     message = pb.ModelConfigResponse()
     message.config.max_batch_size = 8
     message.config.model_transaction_policy.decoupled = True
+    message.config.instance_group.add(count=2, gpus=[0, 1])
+    message.config.instance_group.add(count=3)
     message.config.input.add(name="input_ids", data_type=pb.TYPE_INT64, dims=[-1])
     message.config.input.add(name="text", data_type=pb.TYPE_STRING, dims=[1], optional=True)
     message.config.output.add(name="logits", data_type=pb.TYPE_FP16, dims=[-1, 30522])
@@ -217,6 +219,7 @@ def test_spec_from_the_configuration() -> None:
         (TensorSpec("logits", "FP16", (-1, 30522)),),
         max_batch_size=8,
         decoupled=True,
+        instances=7,
     )
 
 

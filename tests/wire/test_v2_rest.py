@@ -217,6 +217,7 @@ CONFIG = {
     ],
     "output": [{"name": "logits", "data_type": "TYPE_BF16", "dims": ["-1", "30522"]}],
     "model_transaction_policy": {"decoupled": True},
+    "instance_group": [{"count": 2, "gpus": [0, 1]}, {"count": "3", "gpus": []}, {}],
 }
 
 
@@ -232,6 +233,7 @@ def test_spec_from_the_configuration() -> None:
         (TensorSpec("logits", "BF16", (-1, 30522)),),
         max_batch_size=8,
         decoupled=True,
+        instances=8,
     )
 
 
@@ -265,6 +267,10 @@ def test_spec_from_metadata_alone() -> None:
         (METADATA, {"max_batch_size": 1.5}),
         (METADATA, {"max_batch_size": "many"}),
         (METADATA, {"model_transaction_policy": True}),
+        (METADATA, {"instance_group": 1}),
+        (METADATA, {"instance_group": [1]}),
+        (METADATA, {"instance_group": [{"count": []}]}),
+        (METADATA, {"instance_group": [{"gpus": 2}]}),
         (METADATA, {"input": [{"name": "a", "data_type": "INT64", "dims": []}]}),
         (METADATA, {"input": [{"name": "a", "data_type": "TYPE_BYTES", "dims": []}]}),
         (METADATA, {"input": [{"name": "a", "data_type": "TYPE_INT64", "dims": 4}]}),

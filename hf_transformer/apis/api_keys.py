@@ -1,0 +1,121 @@
+"""API keys: who may ask. Nothing of this is installed without --api_keys_file.
+
+A key comes as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of OpenAI), over
+gRPC as metadata of the same names. It goes no further: neither the predictor nor a log sees it. Whether the service
+lives and is ready, and its metrics, are told to everybody, because the kubelet and scrapers have no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hf_transformer.apis.base import RenderError, Reply, request_context, send_reply
+from hf_transformer.key_file import read_keys
+from hf_transformer.metrics import Metrics
+from hf_transformer.renewal import Renewable, keep_renewing
+
+HEADERS = (b"authorization", b"x-api-key", b"api-key")
+"""Where a key may be; none of them goes any further, with a key or without."""
+_BEARER = b"bearer "
+REFUSED = (
+    "an API key that is known here is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
+)
+
+Found = Iterable[tuple[bytes, bytes]]
+
+
+class ApiKeys:
+    """The keys of --api_keys_file, read again when the file changes.
+
+    Only digests are kept, under a secret of this process, and a key is compared with all of them in a time that tells
+    nothing of either.
+
+    Raises:
+        ConfigError: the file can't be read, has no key, or a line that can't be one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._salt = secrets.token_bytes(32)
+        self.file: Renewable[tuple[bytes, ...]] = Renewable("--api_keys_file", [path], lambda: self._read(path))
+
+    def _read(self, path: str) -> tuple[bytes, ...]:
+        return tuple(self._digest(key.encode()) for key in read_keys(path))
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
+
+    async def keep_renewing(self) -> None:
+        """Looks at the file for ever."""
+        await keep_renewing(self.file, lambda digests: None)
+
+    def accept(self, headers: Found) -> bool:
+        """Whether any of the headers (names in lower case) has a key that is known."""
+        accepted = False
+        for name, value in headers:
+            if name in HEADERS:
+                accepted |= self._knows(_key_in(name, value))
+        return accepted
+
+    def _knows(self, key: bytes) -> bool:
+        digest = self._digest(key)
+        known = False
+        for other in self.file.value:
+            known |= hmac.compare_digest(digest, other)
+        return known
+
+
+def _key_in(name: bytes, value: bytes) -> bytes:
+    if name != b"authorization":
+        return value.strip()
+    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
+
+
+class KeyedApp:
+    """ASGI middleware that lets requests with a key through, without the key, and refuses others with 401.
+
+    Args:
+        app: what answers the rest.
+        keys: who may ask.
+        models: the names of the models, whose readiness everybody may ask.
+        errors_by_path: the error body of the API that a path belongs to.
+        metrics: count what is refused.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        models: Sequence[str],
+        errors_by_path: Callable[[str], RenderError],
+        metrics: Metrics,
+    ) -> None:
+        self.app = app
+        self._keys = keys
+        self._open = open_paths(models)
+        self._errors_by_path = errors_by_path
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = scope["headers"]
+        scope["headers"] = [pair for pair in headers if pair[0] not in HEADERS]
+        if self._keys.accept(headers) or (scope["path"] in self._open and scope["method"] in ("GET", "HEAD")):
+            await self.app(scope, receive, send)
+            return
+        body = self._errors_by_path(scope["path"])(REFUSED, 401)
+        self._metrics.count_request("keys", 401)
+        request_id = request_context(dict(scope["headers"])).request_id
+        await send_reply(scope, send, 401, Reply(body, headers=((b"www-authenticate", b"Bearer"),)), request_id)
+
+
+def open_paths(models: Sequence[str]) -> frozenset[str]:
+    """The paths that take no key: does it live, is it ready, and the metrics."""
+    ready = (f"/v1/models/{name}" for name in models), (f"/v2/models/{name}/ready" for name in models)
+    return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready[0], *ready[1]))

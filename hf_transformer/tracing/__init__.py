@@ -1,0 +1,1 @@
+"""OpenTelemetry: a span per predict request and one for each of its stages, sent to a collector."""

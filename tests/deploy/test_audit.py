@@ -1,0 +1,73 @@
+"""scripts/audit: what it makes of what pip-audit says."""
+
+from __future__ import annotations
+
+import json
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def audit() -> Any:
+    path = Path(__file__).parents[2] / "scripts" / "audit"
+    spec = spec_from_loader("audit", SourceFileLoader("audit", str(path)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def said(*packages: dict[str, Any]) -> str:
+    return json.dumps({"dependencies": list(packages), "fixes": []})
+
+
+SOUND = {"name": "numpy", "version": "2.4.6", "vulns": []}
+UNKNOWN = {"name": "in-house", "skip_reason": "Dependency not found on PyPI and could not be audited: in-house (1.0)"}
+BROKEN = {"name": "old", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["1.1"], "aliases": []}]}
+OPEN = {"name": "older", "version": "0.1", "vulns": [{"id": "PYSEC-2", "fix_versions": [], "aliases": []}]}
+
+
+def test_what_is_found_is_named(audit: Any) -> None:
+    found, known, unknown = audit.report_of(said(SOUND, UNKNOWN, BROKEN, OPEN), "Found 2 known vulnerabilities")
+    assert found == ["old 1.0: PYSEC-1 (fixed in 1.1)", "older 0.1: PYSEC-2 (fixed in no release yet)"]
+    assert (known, unknown) == (3, 1)
+    assert audit.report_of(said(SOUND, UNKNOWN), "") == ([], 1, 1)
+
+
+def test_a_service_that_says_nothing_is_not_taken_for_a_clean_bill(audit: Any) -> None:
+    with pytest.raises(audit.Unreachable, match="none of 2 packages"):
+        audit.report_of(said(UNKNOWN, UNKNOWN), "")
+    with pytest.raises(audit.Unreachable):
+        audit.report_of("", "Traceback ...\nrequests.exceptions.ConnectionError: Failed to resolve")
+
+
+def test_any_other_failure_is_one(audit: Any) -> None:
+    with pytest.raises(RuntimeError, match="No module named pip_audit"):
+        audit.report_of("", "python: No module named pip_audit")
+    with pytest.raises(RuntimeError, match="said nothing"):
+        audit.report_of("", "")
+
+
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
+def test_without_a_service_it_says_so(
+    audit: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], strict: bool, code: int
+) -> None:
+    def unreachable(service: str) -> None:
+        raise audit.Unreachable("no route")
+
+    monkeypatch.setattr(audit, "audit", unreachable)
+    monkeypatch.setattr("sys.argv", ["audit", *(["--strict"] if strict else [])])
+    assert audit.main() == code
+    assert capsys.readouterr().out.startswith("NOT AUDITED: ")
+
+
+def test_findings_fail(audit: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(audit, "audit", lambda service: (["old 1.0: PYSEC-1 (fixed in 1.1)"], 3, 0))
+    monkeypatch.setattr("sys.argv", ["audit"])
+    assert audit.main() == 1
+    assert capsys.readouterr().out == "old 1.0: PYSEC-1 (fixed in 1.1)\n"

@@ -1,0 +1,295 @@
+"""What is done to the predictor, to the machine and to the service, each with its beginning and its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hf_transformer.local_triton import SHARED_MEMORY
+from hf_transformer.local_triton.child_process import poll
+from tests.faults.load import Load
+from tests.faults.private_namespace import hosts_file
+from tests.faults.records import Kind
+from tests.faults.rig import Rig, kill, workers_of
+from tests.service import Service
+
+NAME = "predictor.faults.test"
+FILLING = SHARED_MEMORY / "filling"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a fault is done to."""
+
+    rig: Rig
+    service: Service
+    load: Load
+
+
+Act = Callable[[Scene], None]
+
+
+def nothing(scene: Scene) -> None:
+    """For faults that are there from the start, or end by themselves."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault.
+
+    Args:
+        begin: does it. The load runs.
+        end: ends it; the fault is over when this returns. None: it needs no end.
+        hold: requests that are to end while it lasts.
+        hold_seconds: how long it lasts at least.
+        allowed: how requests may end beside right answers and documented errors.
+        flags: of a service of its own; None takes the one that all other faults use.
+        prepare: before the service of its own is started, and ``restore`` when all is over.
+        host: name of the predictor.
+        from_start: the fault is there before the first request.
+        hidden: not even one error may be seen.
+        private: it needs a mount namespace of our own.
+        noticed: the model's path has to say 503 while the fault lasts, which lasts until then.
+        abandons: calls end without a word, so slots of shared memory stay in quarantine until the region is replaced,
+            which it is when half of it is lost or the predictor has restarted.
+    """
+
+    name: str
+    title: str
+    begin: Act
+    end: Act = nothing
+    hold: int = 300
+    hold_seconds: float = 0.0
+    allowed: frozenset[Kind] = frozenset()
+    flags: tuple[str, ...] | None = None
+    prepare: Callable[[Rig], None] = field(default=lambda rig: None)
+    restore: Act = nothing
+    host: str = "127.0.0.1"
+    from_start: bool = False
+    hidden: bool = False
+    private: bool = False
+    noticed: bool = False
+    abandons: bool = False
+
+
+def kill_triton(scene: Scene) -> None:
+    scene.rig.triton.kill()
+
+
+def restart_triton(scene: Scene) -> None:
+    scene.rig.triton.restart()
+
+
+def terminate_triton(scene: Scene) -> None:
+    os.kill(scene.rig.triton.child.pid, signal.SIGTERM)
+    assert scene.rig.triton.child.wait(30.0), "Triton did not end within 30 s of SIGTERM"
+
+
+def unload(scene: Scene) -> None:
+    scene.rig.repository_call("unload")
+
+
+def load(scene: Scene) -> None:
+    scene.rig.repository_call("load")
+    assert poll(scene.rig.model_is_ready, 30.0)
+
+
+def kill_stubs(scene: Scene) -> None:
+    stubs = scene.rig.stubs()
+    assert stubs
+    for pid in stubs:
+        kill(pid)
+
+
+def reload_model(scene: Scene) -> None:
+    unload(scene)
+    load(scene)
+
+
+def misbehave(**what: float | str) -> Act:
+    return lambda scene: scene.rig.control(**what)
+
+
+def fill_shared_memory(rig: Rig) -> None:
+    """Leaves less than a page, in a /dev/shm that is ours alone."""
+    with FILLING.open("wb") as file:
+        try:
+            while True:
+                file.write(bytes(1 << 20))
+                file.flush()
+        except OSError:
+            free = os.statvfs(SHARED_MEMORY)
+    left = free.f_bavail * free.f_frsize
+    with FILLING.open("ab") as file:
+        try:
+            file.write(bytes(left))
+        except OSError:
+            return
+
+
+def free_shared_memory(scene: Scene) -> None:
+    FILLING.unlink()
+
+
+def other_version(scene: Scene) -> None:
+    """Triton dies and comes back with a second version of the model, whose answers are others."""
+    scene.rig.triton.kill()
+    shutil.copytree(scene.rig.model / "1", scene.rig.model / "2")
+    scene.load.versions = (1, 2)
+
+
+def restart_with_other_version(scene: Scene) -> None:
+    scene.rig.triton.restart()
+    scene.load.versions = (2,)
+
+
+def first_version_again(scene: Scene) -> None:
+    scene.rig.triton.kill()
+    shutil.rmtree(scene.rig.model / "2")
+    scene.rig.triton.restart()
+
+
+def other_shape(scene: Scene) -> None:
+    """Triton comes back with a model that has fewer labels than config.json: no answer of it is right."""
+    scene.rig.triton.kill()
+    config = scene.rig.model / "config.pbtxt"
+    config.write_text(config.read_text().replace("dims: [ 16 ]", "dims: [ 12 ]"))
+    scene.load.versions = ()
+    scene.rig.triton.restart()
+
+
+def own_shape_again(scene: Scene) -> None:
+    scene.rig.triton.kill()
+    config = scene.rig.model / "config.pbtxt"
+    config.write_text(config.read_text().replace("dims: [ 12 ]", "dims: [ 16 ]"))
+    scene.load.versions = (1,)
+    scene.rig.triton.restart()
+
+
+def name_the_predictor(scene: Scene) -> None:
+    """The name resolves from now on."""
+    with hosts_file().open("a") as file:
+        file.write(f"127.0.0.1 {NAME}\n")
+
+
+def forget_the_name(rig: Rig) -> None:
+    lines = hosts_file().read_text().splitlines(keepends=True)
+    hosts_file().write_text("".join(line for line in lines if NAME not in line))
+
+
+def kill_a_worker(scene: Scene) -> None:
+    workers = workers_of(scene.service)
+    assert len(workers) == 2, workers
+    kill(workers[0])
+
+
+def suspend(scene: Scene) -> None:
+    scene.rig.triton.suspend()
+
+
+def resume(scene: Scene) -> None:
+    scene.rig.triton.resume()
+
+
+def linger(scene: Scene) -> None:
+    time.sleep(0.1)
+
+
+FAULTS = (
+    Fault("slow", "model slow: 0.3 s for each batch", misbehave(delay=0.3, every=1), misbehave()),
+    Fault(
+        "late",
+        "every 20th batch answered after the timeout (1.3 s, timeout 1 s)",
+        misbehave(delay=1.3, every=20),
+        misbehave(),
+        hold=2000,
+        hold_seconds=10.0,
+        flags=("--predictor_request_timeout_seconds=1", "--max_batches_in_flight=8"),
+    ),
+    Fault("raises", "every 3rd batch fails in the model", misbehave(fault="raises", every=3), misbehave()),
+    Fault("shape", "every 3rd batch with a label too few", misbehave(fault="wrong_shape", every=3), misbehave()),
+    Fault("rows", "every 3rd batch with a row too many", misbehave(fault="wrong_rows", every=3), misbehave()),
+    Fault("dtype", "every 3rd batch FP64 instead of FP32", misbehave(fault="wrong_dtype", every=3), misbehave()),
+    Fault("nan", "every 3rd batch NaN", misbehave(fault="nan", every=3), misbehave()),
+    Fault("unload", "model unloaded and loaded again", unload, load, noticed=True),
+    Fault(
+        "stub",
+        "the model's processes killed; model reloaded",
+        kill_stubs,
+        reload_model,
+        hold=60,
+        noticed=True,
+        abandons=True,
+    ),
+    Fault(
+        "too_slow",
+        "model too slow: 4 s, beyond the timeout",
+        misbehave(delay=4.0, every=1),
+        misbehave(),
+        hold=60,
+        abandons=True,
+    ),
+    Fault(
+        "hang",
+        "Triton hangs for 10 s (SIGSTOP, SIGCONT)",
+        suspend,
+        resume,
+        hold=0,
+        hold_seconds=10.0,
+        noticed=True,
+        abandons=True,
+    ),
+    Fault("kill", "Triton killed (SIGKILL) and restarted", kill_triton, restart_triton, noticed=True),
+    Fault(
+        "terminate", "Triton ended (SIGTERM, it drains) and restarted", terminate_triton, restart_triton, noticed=True
+    ),
+    Fault(
+        "version",
+        "Triton restarted with another version",
+        other_version,
+        restart_with_other_version,
+        restore=first_version_again,
+    ),
+    Fault(
+        "no_fit",
+        "Triton restarted with a model that does not fit, then with the old one",
+        other_shape,
+        own_shape_again,
+        noticed=True,
+    ),
+    Fault(
+        "shm_full",
+        "/dev/shm full when the service starts",
+        nothing,
+        free_shared_memory,
+        flags=(),
+        prepare=fill_shared_memory,
+        from_start=True,
+        private=True,
+        hidden=True,
+    ),
+    Fault(
+        "dns",
+        "the predictor's name does not resolve at first",
+        nothing,
+        name_the_predictor,
+        flags=(),
+        prepare=forget_the_name,
+        host=NAME,
+        from_start=True,
+        private=True,
+        noticed=True,
+    ),
+    Fault(
+        "worker",
+        "one of two workers killed (SIGKILL)",
+        kill_a_worker,
+        linger,
+        flags=("--workers=2",),
+        allowed=frozenset({"dropped", "refused"}),
+    ),
+)

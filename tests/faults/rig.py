@@ -1,0 +1,211 @@
+"""A Triton, the service in front of it and load on it, to do faults to."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import psutil
+
+from hf_transformer.local_triton import HOST, SHARED_MEMORY, LocalTriton
+from hf_transformer.local_triton.child_process import poll, session_members
+from hf_transformer.predictors.shared_region import PREFIX
+from tests.faults.load import Load
+from tests.faults.texts import Text
+from tests.service import Service
+from tests.triton_environment import triton_environment
+
+HERE = Path(__file__).parent
+MODEL = "known"
+TIMEOUT = 3.0
+"""--predictor_request_timeout_seconds."""
+PATIENCE = TIMEOUT + 12.0
+"""Seconds after which a request counts as hanging: generous, since the machine may be busy."""
+FLAGS = (
+    f"--model_name={MODEL}",
+    "--return_raw_logits=true",
+    "--enable_predictor_health_check=true",
+    f"--predictor_request_timeout_seconds={TIMEOUT:g}",
+    "--enable_latency_logging=false",
+)
+REGION_BYTES = 4 << 20
+SHARED_MEMORY_FLAGS = ("--predictor_shared_memory_min_bytes=1", f"--predictor_shared_memory_bytes={REGION_BYTES}")
+
+INLINE_FLAGS = ("--predictor_shared_memory=off", "--predictor_request_retries=2")
+"""Retries only here, so that both are tried, with them and without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One way to reach the predictor."""
+
+    protocol: Literal["v2", "grpc-v2"]
+    shared_memory: bool
+
+    @property
+    def title(self) -> str:
+        return f"{'REST' if self.protocol == 'v2' else 'gRPC'}, shared memory {'on' if self.shared_memory else 'off'}"
+
+
+SETUPS = tuple(Setup(protocol, shared) for protocol in ("v2", "grpc-v2") for shared in (True, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a service holds."""
+
+    descriptors: int
+    threads: int
+
+
+class Rig:
+    """One Triton with one model; services in front of it, which end with it.
+
+    Args:
+        folder: empty; for the model repository.
+        model_folder: see texts.write_model_folder.
+    """
+
+    def __init__(self, setup: Setup, folder: Path, model_folder: Path, texts: Sequence[Text]) -> None:
+        self.setup = setup
+        self.texts = texts
+        self.model_folder = model_folder
+        self.repository = folder / "repository"
+        self.model = self.repository / MODEL
+        shutil.copytree(HERE / "model_repository" / MODEL, self.model)
+        shutil.copyfile(HERE / "known_logits.py", self.model / "1" / "known_logits.py")
+        self.triton = LocalTriton(
+            self.repository,
+            environment=triton_environment(),
+            models=[MODEL],
+            config_name=None,
+            options=["--disable-auto-complete-config"],
+        )
+        self._stack = ExitStack()
+        self._loads = 0
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self.triton)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def serve(self, *flags: str, host: str = HOST) -> Service:
+        """Another service, not waited for; ends with the rig at the latest."""
+        port = self.triton.http_port if self.setup.protocol == "v2" else self.triton.grpc_port
+        memory = SHARED_MEMORY_FLAGS if self.setup.shared_memory else INLINE_FLAGS
+        more = (
+            f"--model_dir={self.model_folder}",
+            f"--predictor_host={host}:{port}",
+            f"--predictor_protocol={self.setup.protocol}",
+        )
+        return self._stack.enter_context(Service(*FLAGS, *more, *memory, *flags))
+
+    def load(self, service: Service, *, until_refused: bool = False) -> Load:
+        """Load on a service, not started."""
+        self._loads += 1
+        return Load(
+            self.texts,
+            MODEL,
+            f"{HOST}:{service.port}",
+            service.grpc_address,
+            patience=PATIENCE,
+            seed=self._loads,
+            until_refused=until_refused,
+        )
+
+    def control(self, **what: float | str) -> None:
+        """Has the model misbehave from its next execution on; without arguments, no more."""
+        new = self.model / "control.new"
+        new.write_text(json.dumps(what))
+        new.rename(self.model / "control.json")
+
+    def ask_triton(self, method: str, path: str, body: str = "") -> int:
+        """A call of Triton's REST API; its status."""
+        connection = http.client.HTTPConnection(HOST, self.triton.http_port, timeout=60.0)
+        try:
+            connection.request(method, path, body)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def repository_call(self, what: Literal["load", "unload"]) -> None:
+        """Has Triton load or unload the model."""
+        status = self.ask_triton("POST", f"/v2/repository/models/{MODEL}/{what}", "{}")
+        assert status == 200, f"{what}: {status}"
+
+    def model_is_ready(self) -> bool:
+        """Whether Triton says that it has the model."""
+        return self.ask_triton("GET", f"/v2/models/{MODEL}/ready") == 200
+
+    def stubs(self) -> list[int]:
+        """The processes that run the model's Python code."""
+        return [
+            pid
+            for pid in session_members(self.triton.child.pid)
+            if "backend_stub" in " ".join(psutil.Process(pid).cmdline())
+        ]
+
+
+def use_of(service: Service) -> Use:
+    """What the process of a service without workers holds at present."""
+    process = psutil.Process(service.process.pid)
+    return Use(process.num_fds(), process.num_threads())
+
+
+def unsettled(service: Service, before: Use, quarantine: int | None) -> list[str]:
+    """What a service without load still holds though it should not; see ``settle``."""
+    now = use_of(service)
+    limits = [
+        ("descriptors", now.descriptors, before.descriptors + 4),
+        ("threads", now.threads, before.threads + 4),
+        ("requests in flight", service.metric("hf_transformer_requests_in_flight"), 0),
+    ]
+    if quarantine is not None:
+        in_use, lost = (
+            service.metric(f'hf_transformer_shared_memory_{what}{{state="{state}"}}')
+            for what, state in (("slots", "in_use"), ("bytes", "quarantined"))
+        )
+        limits += [("slots in use", in_use, 0), ("bytes in quarantine", lost, quarantine)]
+    return [f"{name}: {value:g}, and not {most} at most" for name, value, most in limits if value > most]
+
+
+def settle(service: Service, before: Use, quarantine: int | None, seconds: float = 30.0) -> list[str]:
+    """Waits until a service without load holds no more than it should; what it holds too much, if anything.
+
+    quarantine: bytes that may be in quarantine; None where there is no shared memory.
+    """
+    poll(lambda: not unsettled(service, before, quarantine), seconds)
+    return unsettled(service, before, quarantine)
+
+
+def regions(service: Service) -> list[Path]:
+    """A service's files in /dev/shm, as far as it speaks of them in its log."""
+    names = re.findall(rf"{SHARED_MEMORY}/{PREFIX}\w+", service.log)
+    return [Path(name) for name in sorted(set(names)) if Path(name).exists()]
+
+
+def workers_of(service: Service) -> list[int]:
+    """The worker processes of a service."""
+    return [
+        pid
+        for pid in session_members(service.process.pid)
+        if pid != service.process.pid and "spawn_main" in " ".join(psutil.Process(pid).cmdline())
+    ]
+
+
+def kill(pid: int) -> None:
+    """SIGKILL."""
+    os.kill(pid, 9)

@@ -1,0 +1,152 @@
+"""Does the faults to a rig, one after the other, and says what was wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hf_transformer.errors import LoadError
+from hf_transformer.local_triton.child_process import poll
+from tests.faults.faults import Fault, Scene
+from tests.faults.probes import Probes
+from tests.faults.records import Kind, Record, kinds, recovery
+from tests.faults.rig import MODEL, REGION_BYTES, Rig, Use, regions, settle, use_of
+from tests.service import Service
+
+NEVER: tuple[Kind, ...] = ("wrong", "hang", "bad error", "dropped", "refused")
+"""How no request may end, except as a fault allows."""
+RECOVERY_SECONDS = 60.0
+HOLD_SECONDS = 60.0
+"""How long anything may take; a suite that waits for ever says nothing."""
+NOTICE_SECONDS = 30.0
+REGISTER_SECONDS = 30.0
+WARM_UP = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One fault, done to one rig."""
+
+    fault: str
+    setup: str
+    records: Sequence[Record]
+    recovery: tuple[float, float] | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+class Suite:
+    """The faults of one rig.
+
+    Args:
+        requests: that each fault is to have at least; the load goes on after the recovery until there are as many.
+    """
+
+    def __init__(self, rig: Rig, requests: int) -> None:
+        self._rig = rig
+        self._requests = requests
+        self._shared: Service | None = None
+        self._before: Use | None = None
+
+    def run(self, fault: Fault) -> Result:
+        """Does one fault. What is wrong is in the result, also when the fault could not be done."""
+        fault.prepare(self._rig)
+        service = self._service(fault)
+        load = self._rig.load(service)
+        scene = Scene(self._rig, service, load)
+        problems: list[str] = []
+        with Probes(service.port) as probes:
+            load.start()
+            recovered = None
+            try:
+                recovered = self._stages(fault, scene, probes, problems)
+            except (AssertionError, OSError, LoadError) as error:
+                problems.append(f"it could not be done: {error}"[:2000])
+            finally:
+                records = load.end()
+        if any(status != 200 for status in probes.live if status or "dropped" not in fault.allowed):
+            problems.append(f"not alive: {probes.live}")
+        problems += _problems(fault, records)
+        problems += self._after(fault, scene)
+        return Result(fault.name, self._rig.setup.title, records, recovered, problems)
+
+    def _service(self, fault: Fault) -> Service:
+        if fault.flags is not None:
+            service = self._rig.serve(*fault.flags, host=fault.host)
+            return service.wait_until("/" if fault.noticed else f"/v1/models/{MODEL}")
+        if self._shared is None:
+            self._shared = self._rig.serve().wait_until(f"/v1/models/{MODEL}")
+            load = self._rig.load(self._shared)
+            load.start()
+            load.wait_for(WARM_UP, HOLD_SECONDS)
+            load.end()
+            self._before = use_of(self._shared)
+        return self._shared.wait_until(f"/v1/models/{MODEL}")
+
+    def _stages(self, fault: Fault, scene: Scene, probes: Probes, problems: list[str]) -> tuple[float, float] | None:
+        load = scene.load
+        if not fault.from_start:
+            load.wait_for(WARM_UP, HOLD_SECONDS)
+            if not self._uses_shared_memory(scene.service):
+                problems.append("shared memory is not in use before the fault")
+            seen = kinds(load.records)
+            if bad := {kind: seen[kind] for kind in (*NEVER, "error") if seen[kind]}:
+                problems.append(f"before the fault: {bad}, {examples(load.records, tuple(bad))}")
+        began, probed = time.monotonic(), len(probes.ready)
+        fault.begin(scene)
+        if not load.wait_for(fault.hold, HOLD_SECONDS):
+            problems.append(f"fewer than {fault.hold} requests ended during the fault")
+        if fault.noticed and not poll(lambda: 503 in probes.ready[probed:], NOTICE_SECONDS):
+            problems.append(f"the model was never said not to be ready: {probes.ready[probed:]}")
+        time.sleep(max(0.0, began + fault.hold_seconds - time.monotonic()))
+        fault.end(scene)
+        ended = time.monotonic()
+        found: list[tuple[float, float] | None] = []
+
+        def recovered() -> bool:
+            found.append(recovery(load.records, ended))
+            return found[-1] is not None
+
+        if not poll(recovered, RECOVERY_SECONDS):
+            problems.append(f"not recovered after {RECOVERY_SECONDS:g} s: {examples(load.records[-50:], ('error',))}")
+        load.wait_for(self._requests - len(load.records), HOLD_SECONDS)
+        return found[-1]
+
+    def _uses_shared_memory(self, service: Service) -> bool:
+        """Waits for it: after a restart of the predictor it takes some seconds. True where it is not wanted."""
+        if not self._rig.setup.shared_memory:
+            return True
+        return poll(lambda: service.metric("hf_transformer_shared_memory_registered") == 1, REGISTER_SECONDS)
+
+    def _after(self, fault: Fault, scene: Scene) -> list[str]:
+        fault.restore(scene)
+        if fault.flags is not None:
+            return end(scene.service)
+        assert self._before is not None
+        quarantine = (REGION_BYTES // 2 if fault.abandons else 0) if self._rig.setup.shared_memory else None
+        return [f"afterwards {one}" for one in settle(scene.service, self._before, quarantine)]
+
+    def close(self) -> list[str]:
+        """Ends the service that the faults shared; what is wrong about that."""
+        return [] if self._shared is None else end(self._shared)
+
+
+def end(service: Service) -> list[str]:
+    """Ends a service with SIGTERM, unless it has ended; what is wrong about that."""
+    code = service.stop()
+    problems = [] if code == 0 else [f"the service ended with {code}"]
+    if "Traceback" in service.log:
+        problems.append("a traceback in the log: " + service.log[service.log.index("Traceback") :][:2000])
+    return problems + [f"left in {path.parent}: {path.name}" for path in regions(service)]
+
+
+def _problems(fault: Fault, records: Sequence[Record]) -> list[str]:
+    seen = kinds(records)
+    forbidden = tuple(kind for kind in (*NEVER, *(("error",) if fault.hidden else ())) if kind not in fault.allowed)
+    return [f"{seen[kind]} x {kind}: {examples(records, (kind,))}" for kind in forbidden if seen[kind]]
+
+
+def examples(records: Sequence[Record], wanted: Sequence[str]) -> str:
+    """Some requests that ended in one of these ways, for people to read."""
+    found = {f"{one.api} {one.kind} {one.status or ''} {one.says}" for one in records if one.kind in wanted}
+    return "; ".join(sorted(found)[:3])

@@ -1,0 +1,59 @@
+"""A short form of the fault suite, a few hundred requests for a fault; scripts/test_faults runs all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.drain import drain
+from tests.faults.faults import FAULTS
+from tests.faults.records import kinds
+from tests.faults.rig import SETUPS, Rig
+from tests.faults.suite import Suite
+from tests.faults.texts import Text, make_texts, write_model_folder
+
+REQUESTS = 600
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faults") / "hugging_face"
+    write_model_folder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(model_folder: Path) -> list[Text]:
+    return make_texts(model_folder)
+
+
+@pytest.fixture(scope="module")
+def rig(model_folder: Path, texts: list[Text]) -> Iterator[Rig]:
+    """With REST to Triton and shared memory, which a gone predictor takes with it."""
+    with Rig(SETUPS[0], model_folder.parent / "rig", model_folder, texts) as made:
+        yield made
+
+
+def test_every_answer_is_the_right_one_or_a_documented_error(rig: Rig) -> None:
+    suite = Suite(rig, REQUESTS)
+    for name in ("rows", "kill"):
+        result = suite.run(BY_NAME[name])
+        assert result.problems == []
+        assert kinds(result.records)["error"] > 0
+    assert suite.close() == []
+    assert drain(rig).problems == []
+
+
+def test_a_foreign_answer_is_seen(rig: Rig) -> None:
+    """That of another version of the model here, as good as that to another text."""
+    service = rig.serve().wait_until("/v1/models/known")
+    load = rig.load(service)
+    load.versions = (2,)
+    load.start()
+    load.wait_for(50, 30.0)
+    seen = kinds(load.end())
+    assert seen["wrong"] > 0
+    assert seen["right"] == 0

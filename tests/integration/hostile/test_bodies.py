@@ -1,0 +1,139 @@
+"""Bodies that no client of good will sends: test_errors tries what is JSON at all, here is what breaks parsers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Serve
+from tests.integration.hostile.wire import ANSWER, BODY, PREDICT, TEXT, model_body, others_are_served
+
+DEEP = 100_000
+INFER = "/v2/models/bert/infer"
+PIPELINE = {"output_format": "pipeline"}
+NOT_JSON = "body: not JSON"
+LONGEST_ERROR = 4096
+"""Bytes of an answer that says what is wrong: it does not give back megabytes of what it got."""
+
+
+def nested(opening: str, inner: str, closing: str, depth: int = DEEP) -> bytes:
+    return f'{{"instances": {opening * depth}{inner}{closing * depth}}}'.encode()
+
+
+def v2(data: str, **changes: Any) -> bytes:
+    tensor = json.dumps({"name": "text", "datatype": "BYTES", "shape": [1], **changes})
+    return f'{{"inputs": [{tensor[:-1]}, "data": {data}}}]}}'.encode()
+
+
+BAD = {
+    "lists 100,000 deep": (PREDICT, nested("[", "", "]"), 413, "lists, objects and keys"),
+    "objects 100,000 deep": (PREDICT, nested('{"a":', "1", "}"), 413, "lists, objects and keys"),
+    "lists never closed": (PREDICT, b"[" * DEEP, 413, "lists, objects and keys"),
+    "lists 20,000 deep": (PREDICT, nested("[", "", "]", 20_000), 400, NOT_JSON),
+    "parameters 500 deep": (
+        PREDICT,
+        model_body(parameters={**PIPELINE, "top_k": json.loads("[" * 500 + "]" * 500)}),
+        400,
+        "parameters.top_k: expected a whole number",
+    ),
+    "NaN": (PREDICT, b'{"instances": [NaN]}', 400, NOT_JSON),
+    "Infinity": (PREDICT, b'{"instances": [Infinity]}', 400, NOT_JSON),
+    "minus Infinity": (PREDICT, b'{"instances": [-Infinity]}', 400, NOT_JSON),
+    "1e999 as a parameter": (PREDICT, b'{"instances": ["a"], "parameters": {"top_k": 1e999}}', 400, NOT_JSON),
+    "400 digits": (PREDICT, b'{"instances": [' + b"9" * 400 + b"]}", 400, NOT_JSON),
+    "2**70 as a parameter": (
+        PREDICT,
+        model_body(parameters={**PIPELINE, "top_k": 2**70}),
+        400,
+        "parameters.top_k: expected a whole number",
+    ),
+    "minus 2**63 as a parameter": (
+        PREDICT,
+        model_body(parameters={**PIPELINE, "top_k": -(2**63)}),
+        400,
+        "parameters.top_k",
+    ),
+    "a NUL byte": (PREDICT, b'{"instances": ["a \0 b"]}', 400, NOT_JSON),
+    "a NUL byte behind": (PREDICT, BODY + b"\0", 400, NOT_JSON),
+    "a lone surrogate": (PREDICT, rb'{"instances": ["\ud800 [MASK]"]}', 400, NOT_JSON),
+    "a lone surrogate in a key": (PREDICT, rb'{"\udfff": 1}', 400, NOT_JSON),
+    "surrogates as UTF-8": (PREDICT, b'{"instances": ["\xed\xa0\x80 [MASK]"]}', 400, NOT_JSON),
+    "overlong UTF-8": (PREDICT, b'{"instances": ["\xc0\xaf [MASK]"]}', 400, NOT_JSON),
+    "UTF-8 cut off": (PREDICT, b'{"instances": ["[MASK] \xe2\x82"]}', 400, NOT_JSON),
+    "two values": (PREDICT, BODY + BODY, 400, NOT_JSON),
+    "a comment": (PREDICT, b"/* */" + BODY, 400, NOT_JSON),
+    "blanks": (PREDICT, b" \t\r\n", 400, NOT_JSON),
+    "a mark and nothing": (PREDICT, b"\xef\xbb\xbf", 400, NOT_JSON),
+    "a key of 60 kB": (PREDICT, json.dumps({"x" * 60_000: 1}).encode(), 400, "the keys x"),
+    "an instance's key of 60 kB": (
+        PREDICT,
+        json.dumps({"instances": [{"x" * 60_000: 1}]}).encode(),
+        400,
+        "instances[0]",
+    ),
+    "a parameter's name of 60 kB": (PREDICT, model_body(parameters={"x" * 60_000: 1}), 400, "parameters.x"),
+    "a parameter of 60 kB": (PREDICT, model_body(parameters={"output_format": "x" * 60_000}), 400, "output_format"),
+    "1,000 parameters": (PREDICT, model_body(parameters={f"p{number}": 1 for number in range(1000)}), 400, "unknown"),
+    "V2 lists 100,000 deep": (INFER, v2("[" * DEEP + "]" * DEEP), 413, "lists, objects and keys"),
+    "V2 data 500 deep": (INFER, v2("[" * 500 + '"a"' + "]" * 500), 400, "'text'"),
+    "V2 NaN": (INFER, v2("[NaN]"), 400, NOT_JSON),
+    "V2 1e999 as a shape": (INFER, b'{"inputs": [{"name": "text", "shape": [1e999]}]}', 400, NOT_JSON),
+    "V2 2**70 as a shape": (INFER, v2('["a"]', shape=[2**70]), 400, "shape"),
+    "V2 a negative shape": (INFER, v2('["a"]', shape=[-1]), 400, "shape"),
+    "V2 a true shape": (INFER, v2('["a"]', shape=[True]), 400, "shape"),
+    "V2 a lone surrogate": (INFER, v2(r'["\ud800"]'), 400, NOT_JSON),
+    "V2 a name of 60 kB": (INFER, v2('["a"]', name="x" * 60_000), 400, "a name of 60000 characters"),
+    "V2 a datatype of 60 kB": (INFER, v2('["a"]', datatype="x" * 60_000), 400, "datatype"),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "status", "says"), BAD.values(), ids=list(BAD))
+def test_the_documented_answer(serve: Serve, path: str, body: bytes, status: int, says: str) -> None:
+    service = serve("bert")
+    response = service.client.post(path, content=body)
+    assert response.status_code == status, response.text[:500]
+    assert list(response.json()) == ["error"]
+    assert says in response.json()["error"]
+    assert len(response.content) < LONGEST_ERROR
+    others_are_served(service)
+
+
+@pytest.mark.parametrize(
+    ("text", "as_json"),
+    [
+        pytest.param("\0", r"\u0000", id="an escaped NUL"),
+        pytest.param("\ufffd", r"\ufffd", id="a replacement character"),
+        pytest.param("\ufeff", r"\ufeff", id="a byte order mark within"),
+        pytest.param("\u202e", r"\u202e", id="a switch of direction"),
+        pytest.param("\U0001f600", r"\ud83d\ude00", id="a pair of surrogates"),
+        pytest.param("\uffff", r"\uffff", id="no character"),
+    ],
+)
+def test_characters_that_are_odd_and_right(serve: Serve, text: str, as_json: str) -> None:
+    """They are in a text like any other; escaped and as UTF-8 they are the same."""
+    service = serve("bert")
+    escaped = f'{{"instances": ["{as_json} {TEXT}"]}}'.encode()
+    answer = service.client.post(PREDICT, content=escaped)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["predictions"] == service.predict([f"{text} {TEXT}"])
+
+
+def test_of_a_key_that_comes_twice_the_last_counts(serve: Serve) -> None:
+    """As in most parsers of JSON (RFC 8259, 4)."""
+    other = '"instances": ["[MASK] is the capital of italy."]'
+    body = f'{{{other}, "instances": [{json.dumps(TEXT)}]}}'.encode()
+    assert serve("bert").client.post(PREDICT, content=body).content == ANSWER
+
+
+@pytest.mark.parametrize("api", ["v1", "v2", "openai"])
+def test_a_body_without_end_of_garbage(serve: Serve, api: str) -> None:
+    """A megabyte of each of 256 bytes: no answer but 400, 413 and 415, in the form of the API."""
+    service = serve("bert")
+    path = {"v1": PREDICT, "v2": INFER, "openai": "/openai/v1/embeddings"}[api]
+    for byte in range(0, 256, 5):
+        answer = service.client.post(path, content=bytes([byte]) * 2**20)
+        assert answer.status_code in (400, 413), (byte, answer.text[:200])
+        assert "error" in answer.json()
+    others_are_served(service)

@@ -1,0 +1,232 @@
+"""Clients that hold on to what they have: connections, bodies without end, answers that they do not read."""
+
+from __future__ import annotations
+
+import resource
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from hf_transformer.local_triton import HOST
+from hf_transformer.local_triton.child_process import poll
+from tests.integration.conftest import Serve
+from tests.integration.hostile.wire import (
+    ANSWER,
+    BODY,
+    SECONDS,
+    all_answers,
+    connected,
+    head,
+    next_answer,
+    others_are_served,
+    post,
+    send,
+)
+from tests.service import Service
+
+GIGABYTE = 2**30
+MOST_GROWTH = 64 * 2**20
+"""Bytes that the service may hold more after a body without end: four times --max_request_bytes."""
+IDLE = 2_000
+AT_ONCE = 500
+BESIDE = 1_000
+"""Descriptors that this process needs for other things."""
+LENGTH = f"content-length: {len(BODY)}"
+PAST_THE_LIMIT = 24 * 2**20
+LONG_ANSWER = b'{"instances": ["[MASK]"], "parameters": {"output_format": "pipeline", "top_k": 100}}'
+"""A short request with an answer of 7 kB."""
+PIPELINED = 20_000
+ANSWERED = 'hf_transformer_requests_total{api="v1",status="200"}'
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time: closing sends RST and not FIN."""
+
+
+def resident(service: Service) -> int:
+    """Bytes of memory that the service holds, without what it shares with the predictor."""
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+def descriptors(service: Service) -> int:
+    return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
+
+
+def test_a_gigabyte_that_is_declared_is_refused_before_it_comes(serve: Serve) -> None:
+    service = serve("bert")
+    with connected(service) as connection:
+        send(connection, head(f"content-length: {GIGABYTE}"))
+        answer = next_answer(connection)
+        assert (answer.status, "--max_request_bytes" in answer.error) == (413, True)
+    others_are_served(service)
+
+
+def test_a_gigabyte_that_comes_all_the_same_is_not_kept(serve: Serve) -> None:
+    """More than the limit is sent although it was refused: nothing of it is in memory."""
+    service = serve("bert")
+    before = resident(service)
+    with connected(service) as connection:
+        send(connection, head(f"content-length: {GIGABYTE}"), *[b"x" * 2**20] * 128)
+        assert next_answer(connection).status == 413
+        assert resident(service) - before < MOST_GROWTH
+    others_are_served(service)
+
+
+def test_a_body_that_was_refused_may_still_come(serve: Serve) -> None:
+    """All of it is read and forgotten, and the connection goes on with the next request."""
+    service = serve("bert")
+    size = 20 * 2**20
+    with connected(service) as connection:
+        send(connection, head(f"content-length: {size}"))
+        assert next_answer(connection).status == 413
+        assert send(connection, b"x" * size, post())
+        assert next_answer(connection).body == ANSWER
+    others_are_served(service)
+
+
+def test_chunks_without_end_are_cut_off_at_the_limit(serve: Serve) -> None:
+    service = serve("bert")
+    before = resident(service)
+    chunk = f"{2**20:x}\r\n".encode() + b"x" * 2**20 + b"\r\n"
+    with connected(service) as connection:
+        send(connection, head("transfer-encoding: chunked"), *[chunk] * (PAST_THE_LIMIT // 2**20))
+        answer = next_answer(connection)
+        assert (answer.status, "--max_request_bytes" in answer.error) == (413, True)
+        assert resident(service) - before < MOST_GROWTH
+    others_are_served(service)
+
+
+def test_chunks_of_a_byte(serve: Serve) -> None:
+    """Forty thousand chunks are one body."""
+    text = f'{{"instances": ["{"a " * 20_000}"], "parameters": {{"nonsense": 1}}}}'.encode()
+    chunks = b"".join(b"1\r\n" + bytes([byte]) + b"\r\n" for byte in text)
+    service = serve("bert")
+    with connected(service) as connection:
+        send(connection, head("transfer-encoding: chunked"), chunks + b"0\r\n\r\n")
+        answer = next_answer(connection)
+        assert (answer.status, "parameters.nonsense" in answer.error) == (400, True)
+    others_are_served(service)
+
+
+@pytest.fixture
+def idle() -> Iterator[int]:
+    """How many connections can be open at a time: the service inherits the limit of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, max(soft, IDLE + BESIDE))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    yield min(IDLE, most - BESIDE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def all_are_open(service: Service, count: int) -> bool:
+    """Waits until the service has so many descriptors."""
+    return poll(lambda: descriptors(service) >= count, SECONDS)
+
+
+def test_thousands_of_idle_connections(serve: Serve, idle: int) -> None:
+    """Some have sent nothing, some a part of a request; all of them get their answer when they go on."""
+    service = serve("bert", "v2", f"--max_connections={IDLE + BESIDE}")
+    before = descriptors(service)
+    whole = post(BODY, "connection: close")
+    with ExitStack() as stack:
+        connections: list[socket.socket] = []
+        while len(connections) < idle:  # fewer at a time than wait in the kernel to be accepted
+            connections += [
+                stack.enter_context(connected(service)) for _ in range(min(AT_ONCE, idle - len(connections)))
+            ]
+            assert all_are_open(service, before + len(connections))
+        for number, connection in enumerate(connections):
+            connection.sendall(whole[: number % 3 * 60])
+        others_are_served(service)
+        for number in range(0, idle, 50):
+            connections[number].sendall(whole[number % 3 * 60 :])
+            assert [answer.body for answer in all_answers(connections[number])] == [ANSWER]
+    assert poll(lambda: descriptors(service) <= before + 10, SECONDS)
+    others_are_served(service)
+
+
+def test_a_client_that_closes_its_half(serve: Serve) -> None:
+    """Nobody is waiting there, as far as the service can tell; the connection ends, with or without an answer."""
+    service = serve("bert")
+    before = descriptors(service)
+    for sent in (b"", head(LENGTH), head(LENGTH) + BODY[:9], post()):
+        with connected(service) as connection:
+            send(connection, sent)
+            connection.shutdown(socket.SHUT_WR)
+            assert [answer.body for answer in all_answers(connection)] in ([], [ANSWER])
+    assert poll(lambda: descriptors(service) <= before + 5, SECONDS)
+    others_are_served(service)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST", head(LENGTH), head(LENGTH) + BODY[:9], post()])
+def test_connections_that_are_reset(serve: Serve, sent: bytes) -> None:
+    service = serve("bert")
+    before = descriptors(service)
+    for _ in range(50):
+        with socket.create_connection((HOST, service.port), SECONDS) as connection:
+            send(connection, sent)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    assert poll(lambda: descriptors(service) <= before + 5, SECONDS)
+    others_are_served(service)
+
+
+def test_a_client_that_reads_nothing_is_not_read_either(serve: Serve) -> None:
+    """Requests on one connection are not taken without end while their answers are not; memory stays bounded."""
+    service = serve("bert")
+    others_are_served(service)
+    before, answered = resident(service), service.metric(ANSWERED)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(1.0)
+        connection.connect((HOST, service.port))
+        with suppress(TimeoutError):  # some kernels take all of it
+            connection.sendall(post(LONG_ANSWER) * PIPELINED)
+        assert poll(lambda: service.metric(ANSWERED) > answered and stands_still(service), SECONDS)
+        assert service.metric(ANSWERED) - answered < PIPELINED
+        others_are_served(service)
+        assert resident(service) - before < MOST_GROWTH
+    others_are_served(service)
+
+
+def stands_still(service: Service) -> bool:
+    """Whether no request is answered while fifty others look."""
+    before = service.metric(ANSWERED)
+    return all(service.metric(ANSWERED) == before for _ in range(50))
+
+
+def test_slow_clients_and_a_normal_one(serve: Serve) -> None:
+    """Two hundred send a byte now and then, until they are told that it took too long; the normal client is served."""
+    service = serve("bert", "v2", "--client_timeout_seconds=1")
+    normal = 0
+    with ExitStack() as stack:
+        slow = [stack.enter_context(connected(service)) for _ in range(200)]
+        for connection in slow:
+            connection.sendall(head("content-length: 1000"))
+        while not select.select(slow, (), (), 0.05)[0]:
+            others_are_served(service)
+            normal += 1
+            for connection in slow:
+                connection.sendall(b" ")
+        for connection in slow:
+            answer = next_answer(connection)
+            assert (answer.status, "--client_timeout_seconds" in answer.error) == (408, True)
+    assert normal
+    others_are_served(service)
+
+
+def test_a_byte_at_a_time_from_many(serve: Serve) -> None:
+    """A hundred clients whose requests come in single bytes, all at once: each gets its answer."""
+    service = serve("bert")
+    whole = post(BODY, "connection: close")
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(service)) for _ in range(100)]
+        for byte in whole:
+            for connection in connections:
+                connection.sendall(bytes([byte]))
+        for connection in connections:
+            assert [answer.body for answer in all_answers(connection)] == [ANSWER]
+    others_are_served(service)

@@ -1,0 +1,217 @@
+"""Requests that are no HTTP, or that two readers would read in two ways: answered with 400, and nothing hidden in them
+is ever taken for a request."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from hf_transformer.local_triton.child_process import poll
+from tests.integration.conftest import Serve
+from tests.integration.hostile.wire import (
+    ANSWER,
+    BODY,
+    PREDICT,
+    Answer,
+    all_answers,
+    connected,
+    exchange,
+    head,
+    next_answer,
+    others_are_served,
+    post,
+    send,
+)
+from tests.service import Service
+
+LENGTH = f"content-length: {len(BODY)}"
+CHUNKED = "transfer-encoding: chunked"
+HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: test\r\n\r\n"
+"""What an attacker wants to be read as a request of its own."""
+AS_A_CHUNK = f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
+
+BROKEN = {
+    "two lengths": head(LENGTH, "content-length: 5") + BODY,
+    "a length twice": head(LENGTH, LENGTH) + BODY,
+    "two lengths in one": head(f"content-length: {len(BODY)}, 5") + BODY,
+    "a length and chunks": head(LENGTH, CHUNKED) + AS_A_CHUNK + HIDDEN,
+    "chunks and a length": head(CHUNKED, "content-length: 4") + AS_A_CHUNK + HIDDEN,
+    "chunked and more": head("transfer-encoding: chunked, identity") + AS_A_CHUNK,
+    "chunked with a control character": head("transfer-encoding: \x0bchunked", LENGTH) + BODY,
+    "a negative length": head("content-length: -1") + BODY,
+    "a length with a sign": head(f"content-length: +{len(BODY)}") + BODY,
+    "a length in hex": head("content-length: 0x10") + BODY,
+    "an endless length": head("content-length: " + "9" * 40) + BODY,
+    "a chunk size that is none": head(CHUNKED) + b"zz\r\n",
+    "an endless chunk size": head(CHUNKED) + b"f" * 40 + b"\r\n",
+    "a negative chunk size": head(CHUNKED) + b"-5\r\n",
+    "a chunk that is longer": head(CHUNKED) + b"1\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "a header without colon": head("nonsense", LENGTH) + BODY,
+    "a blank before the colon": head(f"content-length : {len(BODY)}") + BODY,
+    "a folded header": head("x-test: a\r\n folded: b", LENGTH) + BODY,
+    "a NUL in a header": head("x-test: a\0b", LENGTH) + BODY,
+    "a header without name": head(": value", LENGTH) + BODY,
+    "an unknown method": head(start="MAKE / HTTP/1.1"),
+    "version 9": head(start="GET / HTTP/9.9"),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": bytes.fromhex("16030100a5010000a10303") + b"\0" * 64,
+    "another protocol": b"EHLO test\r\n",
+    "nothing but NUL": b"\0" * 1000,
+}
+
+
+def test_what_is_not_http(serve: Serve) -> None:
+    """One answer, 400, and the connection is closed: nothing that follows is read. All at once, since the service waits
+    a second for clients that still send."""
+    service = serve("bert")
+    found = at_once(service, {name: sent + HIDDEN for name, sent in BROKEN.items()})
+    assert {name for name, answers in found.items() if [answer.status for answer in answers] != [400]} == set()
+    assert all(answer.error for answers in found.values() for answer in answers)
+    others_are_served(service)
+
+
+def at_once(service: Service, sent: dict[str, bytes]) -> dict[str, list[Answer]]:
+    """What is answered to each of them until the service closes its connection."""
+    with ExitStack() as stack:
+        connections = {name: stack.enter_context(connected(service)) for name in sent}
+        for name, connection in connections.items():
+            send(connection, sent[name])
+        return {name: all_answers(connection) for name, connection in connections.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/models/../../etc/passwd", 404),
+        ("/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd:predict", 404),
+        ("/v1/models/bert%00:predict", 404),
+        ("/v1/models/%ff%fe:predict", 404),
+        ("/v1/models/%:predict", 404),
+        ("//v1/models/bert:predict", 404),
+        ("/v1/models/" + "x" * 8000 + ":predict", 404),
+        ("/v2/models/bert/versions/" + "9" * 400 + "/infer", 404),
+        ("*", 404),
+    ],
+)
+def test_paths_lead_nowhere_else(serve: Serve, path: str, status: int) -> None:
+    service = serve("bert")
+    answers = exchange(service, head(LENGTH, "connection: close", start=f"POST {path} HTTP/1.1") + BODY)
+    assert [answer.status for answer in answers] == [status]
+    assert len(answers[0].body) < 1000
+    assert "served" in answers[0].error or "Not Found" in answers[0].error
+    others_are_served(service)
+
+
+def test_an_absolute_address_is_the_path_in_it(serve: Serve) -> None:
+    """As RFC 9112, 3.2.2, wants it; the host in it and Host are not looked at."""
+    start = f"POST http://elsewhere.test{PREDICT} HTTP/1.1"
+    answers = exchange(serve("bert"), head(LENGTH, "connection: close", start=start) + BODY)
+    assert [answer.body for answer in answers] == [ANSWER]
+
+
+@pytest.mark.parametrize("line", ["x-test: " + "v" * 4000, "x" * 4000 + ": v", "cookie: " + "a=b; " * 500])
+def test_long_headers_are_taken(serve: Serve, line: str) -> None:
+    answers = exchange(serve("bert"), post(BODY, line, "connection: close"))
+    assert [answer.body for answer in answers] == [ANSWER]
+
+
+@pytest.mark.parametrize("request_id", ["x" * 4000, "a b", "\xff\xfe", "<script>", "%0d%0aset-cookie: a"])
+def test_a_request_id_goes_back_as_it_is_and_makes_no_header(serve: Serve, request_id: str) -> None:
+    (answer,) = exchange(serve("bert"), post(BODY, f"x-request-id: {request_id}", "connection: close"))
+    assert (answer.body, answer.headers["x-request-id"]) == (ANSWER, request_id)
+    assert "set-cookie" not in answer.headers
+
+
+def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
+    """Good and bad ones; each is one answer, and what is wrong with one does not end the others."""
+    service = serve("bert")
+    requests = [post(BODY), post(b"{"), post(b'{"instances": []}'), post(BODY)] * 50
+    answers = exchange(service, b"".join(requests) + post(BODY, "connection: close"))
+    assert [answer.status for answer in answers] == [200, 400, 400, 200] * 50 + [200]
+    assert {answer.body for answer in answers if answer.status == 200} == {ANSWER}
+    others_are_served(service)
+
+
+def test_much_that_is_pipelined_is_no_long_head(serve: Serve) -> None:
+    """Pieces as large as the kernel gives them, with many requests and a part of one at the end."""
+    service = serve("bert")
+    answers = exchange(service, post(b"{") * 2_000 + post(BODY, "connection: close"))
+    assert [answer.status for answer in answers] == [400] * 2_000 + [200]
+    others_are_served(service)
+
+
+def test_what_is_broken_behind_good_requests(serve: Serve) -> None:
+    """It may cost those that are not answered yet their answers, but it is never taken for one of theirs."""
+    service = serve("bert")
+    found = at_once(service, {str(good): post(BODY) * good + b"nonsense\r\n\r\n" for good in range(5)})
+    for good, answers in found.items():
+        statuses = [answer.status for answer in answers]
+        assert statuses[-1:] == [400] or not statuses, (good, statuses)
+        assert set(statuses[:-1]) <= {200}
+    others_are_served(service)
+
+
+def test_http_1_0(serve: Serve) -> None:
+    """The connection is closed behind the answer."""
+    answers = exchange(serve("bert"), head(LENGTH, start=f"POST {PREDICT} HTTP/1.0") + BODY)
+    assert [answer.body for answer in answers] == [ANSWER]
+
+
+def test_http_0_9(serve: Serve) -> None:
+    """A request without a version, or of another time: one answer, and the connection is closed."""
+    answers = exchange(serve("bert"), b"GET /v1/models\r\n\r\n", HIDDEN)
+    assert [answer.body for answer in answers] == [b'{"models":["bert"]}']
+
+
+def test_expect_continue(serve: Serve) -> None:
+    """The body is asked for; one that is too large is refused before it is sent."""
+    service = serve("bert")
+    with connected(service) as connection:
+        send(connection, head(LENGTH, "expect: 100-continue", "connection: close"))
+        assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        send(connection, BODY)
+        assert [answer.body for answer in all_answers(connection)] == [ANSWER]
+    with connected(service) as connection:
+        send(connection, head(f"content-length: {2**30}", "expect: 100-continue"))
+        assert next_answer(connection).status == 413
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c", "nonsense"])
+def test_an_upgrade_is_not_made(serve: Serve, protocol: str) -> None:
+    service = serve("bert")
+    lines = ("connection: upgrade, http2-settings", f"upgrade: {protocol}", "http2-settings: AAMAAABkAAQAAP__")
+    with connected(service) as connection:
+        send(connection, head(*lines, start="GET /v1/models HTTP/1.1"))
+        answer = next_answer(connection)
+        assert (answer.status, answer.body) == (200, b'{"models":["bert"]}')
+    others_are_served(service)
+
+
+def test_hidden_requests_were_never_seen(serve: Serve) -> None:
+    """What follows a message that is refused is not served: the count of requests says so."""
+    service = serve("bert")
+    counted = 'hf_transformer_requests_total{api="v1",status="200"}'
+    before = service.metric(counted)
+    behind = post(BODY) * 2
+    shapes = {"length": head(LENGTH, CHUNKED), "chunks": head(CHUNKED, "content-length: 4")}
+    for answers in at_once(service, {name: start + b"0\r\n\r\n" + behind for name, start in shapes.items()}).values():
+        assert [answer.status for answer in answers] == [400]
+    assert service.predict(["The capital of france is [MASK]."]) == ["paris"]
+    assert poll(lambda: service.metric(counted) == before + 1, 5.0)
+
+
+def test_fields_behind_a_chunked_body_are_forgotten(serve: Serve) -> None:
+    """They are no headers: an id there does not go back, as one in front of the body would."""
+    sent = head(CHUNKED, "connection: close") + AS_A_CHUNK.removesuffix(b"\r\n") + b"x-request-id: late\r\n\r\n"
+    [answer] = exchange(serve("bert"), sent)
+    assert answer.body == ANSWER
+    assert answer.headers["x-request-id"] != "late"
+
+
+def test_too_many_fields_behind_a_chunked_body(serve: Serve) -> None:
+    service = serve("bert")
+    sent = head(CHUNKED) + AS_A_CHUNK.removesuffix(b"\r\n")
+    answers = exchange(service, sent, *[b"a: " + b"b" * 1000 + b"\r\n"] * 100)
+    assert 431 in [answer.status for answer in answers]
+    others_are_served(service)

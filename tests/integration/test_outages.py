@@ -1,0 +1,126 @@
+"""A predictor that dies and comes back, and a model that dies alone, with the real Triton."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hf_transformer.local_triton import LocalTriton
+from hf_transformer.local_triton.child_process import poll
+from tests.integration.conftest import MODEL_FOLDER, OPTIONS
+from tests.service import Service, flags_for
+from tests.triton_environment import triton_environment
+
+TEXT = "The capital of france is [MASK]."
+BODY = {"instances": [TEXT]}
+STUB = "triton_python_backend_stub"
+
+
+@pytest.fixture
+def triton(repository: Path) -> Iterator[LocalTriton]:
+    """One that a test may end, with one model."""
+    with LocalTriton(
+        repository, environment=triton_environment(), models=["bert"], config_name=None, options=OPTIONS
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def services(triton: LocalTriton) -> Iterator[list[Service]]:
+    """One for each protocol; all outputs go through shared memory."""
+    flags = (
+        "--predictor_circuit_failures=3",
+        "--enable_predictor_health_check=true",
+        "--predictor_shared_memory_min_bytes=1",
+        "--predictor_request_timeout_seconds=20",
+        "--predictor_request_retries=1",
+    )
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(Service(*flags_for("bert", MODEL_FOLDER, address, protocol, flags)))
+            for protocol, address in (("v2", triton.http_address), ("grpc-v2", triton.grpc_address))
+        ]
+
+
+def stubs_of(pid: int) -> list[int]:
+    """The processes of Python backends below a process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, rest = (folder / "stat").read_text().split("(", 1)[1].rsplit(") ", 1)
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(rest.split()[1]) == pid and (STUB.startswith(name) or STUB in command):
+            found.append(int(folder.name))
+    return found
+
+
+def reload(triton: LocalTriton) -> None:
+    for action in ("unload", "load"):
+        url = f"http://{triton.http_address}/v2/repository/models/bert/{action}"
+        httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
+
+
+def ready(service: Service) -> bool:
+    return service.client.get("/v1/models/bert").status_code == 200
+
+
+def registered(service: Service) -> bool:
+    return service.metric("hf_transformer_shared_memory_registered") == 1
+
+
+def check_an_outage(triton: LocalTriton, services: list[Service]) -> None:
+    """A dead predictor is left alone, with 503 for every request, and found when it is back."""
+    triton.kill()
+    for service in services:
+        said = [service.post(BODY) for _ in range(6)]
+        assert [response.status_code for response in said] == [503] * 6
+        assert all("counts as dead" in response.json()["error"] for response in said[3:])
+        assert said[-1].headers["retry-after"] == "1"
+        assert service.metric("hf_transformer_predictor_circuit_open") == 1
+        assert service.metric('hf_transformer_predictor_errors_total{kind="circuit_open"}') >= 3
+        assert service.metric("hf_transformer_predictor_retries_total") >= 3
+        assert not ready(service) and service.client.get("/").status_code == 200
+    triton.restart()
+    for service in services:
+        assert poll(lambda one=service: one.post(BODY).status_code == 200, 20.0), service.log  # type: ignore[misc]
+        assert service.metric("hf_transformer_predictor_circuit_open") == 0
+        service.wait_until("/v1/models/bert")
+        assert [service.predict([TEXT]) for _ in range(5)] == [["paris"]] * 5
+
+
+def check_a_dead_model(triton: LocalTriton, services: list[Service]) -> None:
+    """Triton says for ever that it is ready, and answers every inference with 500, after a second or two."""
+    for pid in stubs_of(triton.child.pid):
+        os.kill(pid, signal.SIGKILL)
+    for service in services:
+        assert poll(lambda one=service: one.post(BODY).status_code == 502, 20.0)  # type: ignore[misc]
+        assert [service.post(BODY).status_code for _ in range(2)] == [502] * 2
+        url = f"http://{triton.http_address}/v2/models/bert/ready"
+        assert httpx.get(url, trust_env=False).status_code == 200
+        answer = service.client.get("/v1/models/bert")
+        assert answer.status_code == 503 and "so does a trial" in answer.json()["error"]
+        assert service.metric("hf_transformer_predictor_circuit_open") == 0, "the predictor is not dead"
+    reload(triton)
+    for service in services:
+        service.wait_until("/v1/models/bert")
+        assert service.predict([TEXT]) == ["paris"]
+
+
+def test_outages(triton: LocalTriton, services: list[Service]) -> None:
+    for service in services:
+        service.wait_until("/v1/models/bert")
+        assert service.predict([TEXT]) == ["paris"]
+        assert poll(lambda one=service: registered(one), 10.0)  # type: ignore[misc]
+    check_an_outage(triton, services)
+    check_a_dead_model(triton, services[:1])
+    for service in services:
+        assert "Traceback" not in service.log
+        assert service.stop() == 0

@@ -1,0 +1,254 @@
+"""Spans from the client to the real Triton, sent to a collector; with them Server-Timing, and logs in JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from hf_transformer.local_triton import HOST, LocalTriton, free_ports
+from hf_transformer.local_triton.child_process import poll
+from tests.collector import Collector, Proxy, attributes, collecting
+from tests.integration.conftest import MODEL_FOLDER
+from tests.integration.grpc_client import request, stub
+from tests.service import Service, flags_for
+
+TEXT = "The capital of france is [MASK]."
+BODY = {"instances": [TEXT, "Paris is the [MASK] of France."]}
+PARENT = "00f067aa0ba902b7"
+STAGES = ("tokenize", "queue", "predict", "decode")
+TIMING = re.compile(
+    r"parse;dur=([\d.]+), tokenize;dur=([\d.]+), queue;dur=([\d.]+), predict;dur=([\d.]+), decode;dur=([\d.]+)"
+)
+ERROR: int = Status.STATUS_CODE_ERROR
+
+
+class Traced:
+    """A service whose predictor is behind a proxy and whose spans go to a collector."""
+
+    def __init__(self, service: Service, proxy: Proxy, collector: Collector) -> None:
+        self.service = service
+        self.proxy = proxy
+        self.collector = collector
+        self._traces = 0
+
+    def new(self, flags: str = "01") -> tuple[str, dict[str, str]]:
+        """The id of a trace that nobody else has, and the headers of a request of it."""
+        self._traces += 1
+        trace_id = f"{self._traces:032x}"
+        return trace_id, {"traceparent": f"00-{trace_id}-{PARENT}-{flags}"}
+
+    def sent(self, trace_id: str) -> list[str]:
+        """The traceparents that the predictor got for a trace."""
+        return [one for one in self.proxy.traceparents if one[3:35] == trace_id]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def traced(triton: LocalTriton, load: Callable[[str], None], collector: Collector) -> Iterator[Traced]:
+    load("bert")
+    proxy = Proxy(triton.http_address)
+    flags = flags_for("bert", MODEL_FOLDER, proxy.address, "v2", ["--max_instances=8", "--log_format=json"])
+    form = '--access_log_format=%(m)s %(U)s %(s)s %(st)s "%(a)s"'
+    with Service(*flags, f"--otlp_endpoint={collector.url}", form) as service:
+        yield Traced(service.wait_until("/v1/models/bert"), proxy, collector)
+    proxy.close()
+
+
+def check_tree(trace: dict[str, Span]) -> None:
+    """The server's span has the client's as its parent, contains the stages and is theirs."""
+    server = trace[""]
+    assert server.parent_span_id.hex() == PARENT
+    assert {trace[name].parent_span_id for name in STAGES} == {server.span_id}
+    assert len({span.span_id for span in trace.values()}) == len(trace)
+    times = [server.start_time_unix_nano]
+    for name in STAGES:
+        times += [trace[name].start_time_unix_nano, trace[name].end_time_unix_nano]
+    times.append(server.end_time_unix_nano)
+    assert times == sorted(times)
+
+
+def test_over_rest(traced: Traced) -> None:
+    trace_id, headers = traced.new()
+    response = traced.service.post(BODY, headers={**headers, "x-request-id": "r-1"})
+    assert response.status_code == 200
+    trace = traced.collector.trace(trace_id, 5)
+    check_tree(trace)
+    assert trace[""].name == "POST /v1/models/{model}:predict"
+    assert attributes(trace[""].attributes) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/models/{model}:predict",
+        "http.response.status_code": 200,
+        "url.path": "/v1/models/bert:predict",
+        "url.scheme": "http",
+        "hf_transformer.model": "bert",
+        "hf_transformer.request_id": "r-1",
+        "hf_transformer.instances": 2,
+        "hf_transformer.tokens": 18,
+    }
+    assert trace["predict"].kind == Span.SPAN_KIND_CLIENT
+    assert traced.sent(trace_id) == [f"00-{trace_id}-{trace['predict'].span_id.hex()}-01"]
+    assert not any(span.status.code == ERROR for span in trace.values())
+
+
+def test_over_the_long_way_of_a_route_with_a_version(traced: Traced) -> None:
+    trace_id, headers = traced.new()
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}]
+    response = traced.service.client.post("/v2/models/bert/versions/1/infer", json={"inputs": inputs}, headers=headers)
+    assert response.status_code == 200, response.text
+    trace = traced.collector.trace(trace_id, 5)
+    check_tree(trace)
+    assert trace[""].name == "POST /v2/models/{model}/versions/{version}/infer"
+
+
+def test_over_grpc(traced: Traced) -> None:
+    trace_id, headers = traced.new()
+    with stub(traced.service) as calls:
+        _, call = calls.ModelInfer.with_call(request("bert", {"text": [TEXT]}), metadata=list(headers.items()))
+        stream = calls.ModelStreamInfer(
+            iter([request("bert", {"text": [TEXT]})] * 2), metadata=[("traceparent", f"00-{'e' * 32}-{PARENT}-01")]
+        )
+        assert len(list(stream)) == 2
+    trace = traced.collector.trace(trace_id, 5)
+    check_tree(trace)
+    assert trace[""].name == "inference.GRPCInferenceService/ModelInfer"
+    found = attributes(trace[""].attributes)
+    assert {name: found[name] for name in found if name.startswith("rpc.")} == {
+        "rpc.system": "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelInfer",
+        "rpc.grpc.status_code": 0,
+    }
+    assert found["hf_transformer.tokens"] == 9
+    assert traced.sent(trace_id) == [f"00-{trace_id}-{trace['predict'].span_id.hex()}-01"]
+    assert TIMING.fullmatch(str(dict(call.trailing_metadata())["server-timing"]))
+    assert poll(lambda: sum(span.trace_id.hex() == "e" * 32 for span in list(traced.collector.spans)) == 10, 20.0)
+
+
+def test_errors(traced: Traced) -> None:
+    trace_id, headers = traced.new()
+    assert traced.service.post({"instances": ["no mask"]}, headers=headers).status_code == 400
+    second_id, headers = traced.new()
+    with stub(traced.service) as calls, pytest.raises(grpc.RpcError):
+        calls.ModelInfer(request("bert", {}), metadata=list(headers.items()))
+    first, second = (traced.collector.trace(one, 1)[""] for one in (trace_id, second_id))
+    assert attributes(first.attributes)["http.response.status_code"] == 400
+    assert attributes(second.attributes)["rpc.grpc.status_code"] == 3
+    assert ERROR not in (first.status.code, second.status.code)
+
+
+def test_a_predictor_that_fails(
+    triton: LocalTriton, load: Callable[[str], None], collector: Collector, protocol: str
+) -> None:
+    load("fault_raises")
+    address = triton.http_address if protocol == "v2" else triton.grpc_address
+    trace_id = ("a" if protocol == "v2" else "b") * 32
+    flags = flags_for("fault_raises", MODEL_FOLDER, address, protocol, [f"--otlp_endpoint={collector.url}/"])
+    with Service(*flags, "--predictor_request_retries=0") as service:
+        service.wait_until("/v1/models/fault_raises")
+        response = service.post(BODY, headers={"traceparent": f"00-{trace_id}-{PARENT}-01"})
+        assert response.status_code == 502
+        assert service.stop() == 0
+        # What waited was sent before the end.
+        assert len([span for span in collector.spans if span.trace_id.hex() == trace_id]) == 4
+    trace = collector.trace(trace_id, 4)
+    assert {name for name, span in trace.items() if span.status.code == ERROR} == {"", "predict"}
+    assert attributes(trace[""].attributes)["error.type"] == "502"
+
+
+def test_the_clients_decision_is_heard(traced: Traced) -> None:
+    unwanted, headers = traced.new("00")
+    assert traced.service.post(BODY, headers=headers).status_code == 200
+    assert traced.sent(unwanted) == [headers["traceparent"]]
+    wanted, headers = traced.new()
+    assert traced.service.post(BODY, headers=headers).status_code == 200
+    traced.collector.trace(wanted, 5)
+    assert not any(span.trace_id.hex() == unwanted for span in traced.collector.spans)
+
+
+def test_a_request_without_a_trace_begins_one(traced: Traced) -> None:
+    before = set(traced.proxy.traceparents)
+    assert traced.service.post(BODY).status_code == 200
+    [sent] = set(traced.proxy.traceparents) - before
+    _, trace_id, predict_id, flags = sent.split("-")
+    trace = traced.collector.trace(trace_id, 5)
+    assert trace[""].parent_span_id == b""
+    assert (trace["predict"].span_id.hex(), flags) == (predict_id, "01")
+
+
+def test_spans_tell_no_texts_and_who_sends_them(traced: Traced) -> None:
+    trace_id, headers = traced.new()
+    secret = {**headers, "authorization": "Bearer hunter2"}
+    assert traced.service.post({"instances": ["xyzzy [MASK]"]}, headers=secret).status_code == 200
+    traced.collector.trace(trace_id, 5)
+    assert not any(b"xyzzy" in body or b"hunter2" in body for body in traced.collector.bodies)
+    assert {resource["service.name"] for resource in traced.collector.resources} == {"hf-transformer"}
+
+
+def test_server_timing(traced: Traced) -> None:
+    response = traced.service.post(BODY)
+    found = TIMING.fullmatch(response.headers["server-timing"])
+    assert found is not None
+    stages = [float(one) for one in found.groups()]
+    assert all(stages) and sum(stages) <= response.elapsed.total_seconds() * 1e3
+    assert "server-timing" not in traced.service.post({"instances": []}).headers
+    assert "server-timing" not in traced.service.client.get("/v1/models").headers
+
+
+def test_every_line_of_the_log_is_json(traced: Traced) -> None:
+    service = traced.service
+    headers = {"x-request-id": 'r-"7"', "user-agent": 'te"st'}
+    assert service.post({"instances": ["plugh [MASK]"]}, headers=headers).status_code == 200
+    assert service.client.get("/nowhere").status_code == 404
+    with stub(service) as calls:
+        calls.ModelInfer(request("bert", {"text": [TEXT]}), metadata=[("x-request-id", "r-8")])
+
+    def lines() -> list[Any]:
+        return [json.loads(line) for line in service.log.splitlines()]
+
+    def told(logger: str, request_id: str) -> list[Any]:
+        return [one for one in lines() if one["logger"] == logger and one.get("request_id") == request_id]
+
+    assert poll(lambda: all(told("hf_transformer.latency", one) for one in ('r-"7"', "r-8")), 20.0)
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines())
+    [latency] = told("hf_transformer.latency", 'r-"7"')
+    assert latency["predict_ms"] > 0 and 'requestId: r-"7",' in latency["message"]
+    [access] = told("hf_transformer.access", 'r-"7"')
+    assert access["message"] == 'POST /v1/models/bert:predict 200 OK "te"st"'
+    assert poll(lambda: bool(told("hf_transformer.access", "r-8")), 20.0)
+    [call] = told("hf_transformer.access", "r-8")
+    assert call["message"].startswith('POST /inference.GRPCInferenceService/ModelInfer 0 OK "grpc-python')
+    assert "plugh" not in service.log
+
+
+def test_a_collector_that_is_down_costs_a_line(triton: LocalTriton, load: Callable[[str], None]) -> None:
+    load("bert")
+    nowhere = f"http://{HOST}:{free_ports(1)[0]}"
+    proxy = Proxy(triton.http_address)
+    flags = flags_for("bert", MODEL_FOLDER, proxy.address, "v2", [f"--otlp_endpoint={nowhere}"])
+    with Service(*flags, "--otlp_sample_ratio=0", "--enable_server_timing=false") as service:
+        service.wait_until("/v1/models/bert")
+        for number in range(20):
+            headers = {"traceparent": f"00-{'c' * 31}{number % 10}-{PARENT}-01"} if number % 2 else {}
+            assert (
+                service.predict([TEXT]) == ["paris"] if not headers else service.post(BODY, headers=headers).is_success
+            )
+        assert "server-timing" not in service.post(BODY).headers
+        told = re.compile("WARNING opentelemetry.*(refused|Connection)", re.IGNORECASE)
+        assert poll(lambda: told.search(service.log) is not None, 20.0), service.log
+        assert service.stop() == 0
+        assert service.log.count("opentelemetry") == 1, service.log
+        assert "Traceback" not in service.log
+    # Who sends no traceparent is not traced, and the predictor is told so.
+    assert {one[-2:] for one in proxy.traceparents if one[3:34] != "c" * 31} == {"00"}
+    proxy.close()
