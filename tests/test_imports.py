@@ -33,6 +33,7 @@ LAYERS = {
         "engines",
         "loading",
         "tasks",
+        "generation",
         "numerics",
     ),
     "predictors": ("predictors",),

@@ -1,0 +1,71 @@
+"""What drives one kind of generative model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.types import Context
+
+Interface = Literal["auto", "tokens", "text", "logits"]
+"""The kinds of generative models, as --generation_interface names them; auto goes by the model's own tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSettings:
+    """What a generator is built from, beside the predictor's model and the tokenizer.
+
+    ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. ``decoder_start_ids``
+    are what the decoder of an encoder-decoder begins with, empty for a decoder alone. ``max_length`` is how many tokens
+    the model takes, for a decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are
+    --tensor_input_names and --tensor_output_names, empty where they were not given.
+    """
+
+    model_config: Mapping[str, Any]
+    eos_ids: frozenset[int]
+    pad_id: int
+    decoder_start_ids: tuple[int, ...] = ()
+    max_length: int
+    interface: Interface = "auto"
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    scheduling: SchedulerSettings
+
+
+class Generator(ABC):
+    """One model that continues prompts. Made, and used, on one event loop."""
+
+    kind: ClassVar[str]
+    """Its name, as --generation_interface takes it: tokens, text or logits."""
+
+    @property
+    @abstractmethod
+    def honours(self) -> frozenset[str]:
+        """The fields of Sampling that the model, or this class, can honour; a request that sets another one to
+        anything but its neutral value is refused before ``generate``. ``stop`` and ``n`` are everybody's: the text is
+        searched here, and each continuation is a call of its own.
+        """
+
+    @abstractmethod
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        """One continuation of one prompt, step by step, as fast as it is asked for.
+
+        Closing it early (``aclose``) or cancelling ends the work at the predictor, where that can be.
+        ``sampling.max_tokens`` is always a number here, and ``sampling.seed`` differs between the choices of a prompt.
+        The caller keeps the deadline.
+
+        Raises:
+            RequestError: the predictor's errors, and InvalidInput for a prompt that can't be continued.
+        """
+
+    @abstractmethod
+    async def canary(self, prompt: Prompt) -> None:
+        """Has the model make one token of a short prompt. Raises RequestError if it can't."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends what it still does for nobody; called when another model takes its place, or the service ends."""
