@@ -3,11 +3,12 @@
 help:
 	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
-	@echo "make test-models  what needs torch: the goldens are current, the real MiniLM gives the right embeddings"
+	@echo "make test-models  what needs torch: the goldens are current, exported models answer as the originals do"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
 	@echo "make check    style, types, generated code"
 	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick)"
+	@echo "              (streams of generated tokens: .venv/bin/python -m benchmarks.generation; more in benchmarks/README.md)"
 	@echo "make install  the environments that these need   (they do it themselves)"
 	@echo "make clean    remove what these have made"
 
@@ -37,6 +38,6 @@ bench:
 	@scripts/bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-clients .venv-bench build dist
+	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-bench build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

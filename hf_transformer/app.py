@@ -14,11 +14,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from hf_transformer.admission import Admission
-from hf_transformer.apis import docs_page, openai, openapi, ops, tokenization, v1, v2
+from hf_transformer.apis import docs_page, openai, openapi, ops, tokenization, v1, v2, v2_generate
 from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.apis.api_keys import ApiKeys, KeyedApp
 from hf_transformer.apis.base import Endpoint, Models, Service
+from hf_transformer.apis.body import Bodies
 from hf_transformer.apis.direct import Direct
+from hf_transformer.apis.streaming import OpenStreams
 from hf_transformer.config import Config
 from hf_transformer.endings import told_of_the_end
 from hf_transformer.latency_log import LatencyLog
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from hf_transformer.apis.grpc_v2 import GrpcServer
 
 logger = logging.getLogger(__name__)
-texts_logger = logging.getLogger("hf_transformer.requests")
 
 
 def build_app(
@@ -57,11 +58,6 @@ def build_app(
     parts = parts or load_parts(config)
     metrics = Metrics(config.model_name)
     beside: list[AbstractAsyncContextManager[object]] = [] if board is None else [metrics.share(board)]
-    tracing = None
-    if config.otlp_endpoint is not None:
-        exporter = Exporter(config.otlp_endpoint)
-        beside.append(exporter)
-        tracing = Tracing(config.model_name, config.otlp_sample_ratio, exporter.put)
     predictor = open_predictor(
         config.predictor_protocol,
         predictor_settings(config),
@@ -72,26 +68,9 @@ def build_app(
     )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
-    model = ServedModel(
-        config.model_name,
-        parts.task,
-        predictor,
-        pipeline_builder(config, parts, predictor, metrics, executor),
-        metrics,
-        check_health=config.enable_predictor_health_check,
-        check_seconds=config.predictor_check_seconds,
-        latency_log=latency_log,
-        roster=roster,
-    )
-    service = Service(
-        models=Models([model]),
-        admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics),
-        metrics=metrics,
-        max_bytes=config.max_request_bytes,
-        max_texts=max(config.max_instances, config.max_sequences),
-        server_timing=config.enable_server_timing,
-        tracing=tracing,
-    )
+    model = _served_model(config, parts, predictor, metrics, executor, latency_log, roster)
+    service = _service(config, model, metrics, executor, _tracing(config, beside))
+    beside.append(_streams_until_the_end(service.streams, config.grace_period_seconds))
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
     app: ASGIApp = http_app(
@@ -105,6 +84,64 @@ def build_app(
     return app
 
 
+def _served_model(
+    config: Config,
+    parts: Parts,
+    predictor: Predictor,
+    metrics: Metrics,
+    executor: ThreadPoolExecutor,
+    latency_log: LatencyLog | None,
+    roster: Roster | None,
+) -> ServedModel:
+    return ServedModel(
+        config.model_name,
+        parts.task,
+        predictor,
+        pipeline_builder(config, parts, predictor, metrics, executor),
+        metrics,
+        check_health=config.enable_predictor_health_check,
+        check_seconds=config.predictor_check_seconds,
+        latency_log=latency_log,
+        roster=roster,
+        chat_template=None if parts.generation is None else parts.generation.chat_template,
+    )
+
+
+def _service(
+    config: Config, model: ServedModel, metrics: Metrics, executor: ThreadPoolExecutor, tracing: Tracing | None
+) -> Service:
+    return Service(
+        models=Models([model]),
+        admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics),
+        metrics=metrics,
+        max_bytes=config.max_request_bytes,
+        max_texts=max(config.max_instances, config.max_sequences),
+        server_timing=config.enable_server_timing,
+        tracing=tracing,
+        executor=executor,
+        bodies=Bodies(max(config.max_bytes_in_flight, config.max_request_bytes), metrics.count_refused),
+    )
+
+
+def _tracing(config: Config, beside: list[AbstractAsyncContextManager[object]]) -> Tracing | None:
+    """Tracing where there is a collector; its exporter runs beside the service."""
+    if config.otlp_endpoint is None:
+        return None
+    exporter = Exporter(config.otlp_endpoint)
+    beside.append(exporter)
+    return Tracing(config.model_name, config.otlp_sample_ratio, exporter.put)
+
+
+@asynccontextmanager
+async def _streams_until_the_end(streams: OpenStreams, grace: float) -> AsyncIterator[None]:
+    """Lets streams run on for most of the grace period once a signal ends the service."""
+    with told_of_the_end(lambda: streams.end_within(grace)):
+        try:
+            yield
+        finally:
+            streams.close()
+
+
 def http_app(
     config: Config, service: Service, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]
 ) -> Direct:
@@ -114,8 +151,9 @@ def http_app(
         *tokenization.routes(service),
         *v1.routes(service, openai.shared_fields(service, config.openai_route_prefix)),
         *v2.routes(service),
+        *v2_generate.routes(service),
         *openai.routes(service, config.openai_route_prefix),
-        *openapi.routes(service, config.openai_route_prefix),
+        *openapi.routes(service, config.openai_route_prefix, keys=config.api_keys_file is not None),
         *(docs_page.routes() if config.enable_docs_url else ()),
     ]
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
@@ -184,6 +222,9 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
         max_send=config.grpc_max_send_message_length,
         grace=config.grace_period_seconds,
+        connections=config.max_connections,
+        handshake=config.client_timeout_seconds,
+        concurrent=config.max_concurrent_requests,
     )
     interceptors: list[Any] = []
     if config.access_log_format:
@@ -193,5 +234,5 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
     if keys is not None:
         from hf_transformer.apis.grpc_keys import KeyedCalls
 
-        interceptors.append(KeyedCalls(keys))
+        interceptors.append(KeyedCalls(keys, service.metrics))
     return GrpcServer(service, settings, interceptors)

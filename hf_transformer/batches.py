@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from hf_transformer.binding import Binding, InputBinding, OutputBinding, axis_error
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Array, Encoding, Tensor
+from hf_transformer.waiting import BatchLimits
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class Packed:
+    """One batch for the predictor: its inputs, the names of the outputs that are wanted, the bytes of those whose size
+    is known beforehand, and how many tokens of it are of a text and how many are padding."""
+
+    inputs: list[Tensor]
+    outputs: Sequence[str]
+    sizes: Mapping[str, int]
+    real: int
+    padding: int
+
+
+class Form(ABC, Generic[Item]):
+    """How one kind of item becomes batches: what may share one, and how it is tensors and back."""
+
+    @abstractmethod
+    def length(self, item: Item) -> int:
+        """Its size in tokens, at least 1: what ``limits`` count, and items near to each other in it share batches."""
+
+    @abstractmethod
+    def group(self, item: Item) -> str:
+        """Items of different groups never share a batch."""
+
+    @abstractmethod
+    def limits(self, item: Item) -> BatchLimits:
+        """How large a batch of its group may be."""
+
+    @abstractmethod
+    def pack(self, items: Sequence[Item]) -> Packed:
+        """The items as one batch."""
+
+    def pack_cost(self, items: Sequence[Item]) -> int:
+        """How long ``pack`` takes, in the units of the scheduler's INLINE_COST."""
+        return 0
+
+    @abstractmethod
+    def unpack(
+        self, items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
+    ) -> Iterator[Mapping[str, Array]]:
+        """Each item's own part of the outputs, by role: views of them.
+
+        Raises:
+            PredictorError: before it gives the first one, if the outputs are not what the model has promised.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +70,69 @@ class Filling:
 
     pad_id: int
     left: bool
+
+
+class EncodingForm(Form[Encoding]):
+    """Batches of texts, for models that read each of them once.
+
+    ``max_tokens`` and ``max_output_bytes`` bound a batch beside what the model's configuration says.
+    """
+
+    def __init__(self, binding: Binding, filling: Filling, *, max_tokens: int, max_output_bytes: int) -> None:
+        self._binding = binding
+        self._filling = filling
+        self._output_names = [output.name for output in binding.outputs]
+        self._has_token_axes = any(axis.tokens for output in binding.outputs for axis in output.axes)
+        self._limits = BatchLimits(
+            max_rows=binding.max_rows,
+            max_tokens=max_tokens,
+            max_output_bytes=max_output_bytes,
+            output_bytes=lru_cache(maxsize=4096)(binding.output_bytes),
+            padding=binding.masked or binding.length is not None,
+            fixed_length=binding.length,
+        )
+
+    def length(self, item: Encoding) -> int:
+        return len(item.ids)
+
+    def group(self, item: Encoding) -> str:
+        return ""
+
+    def limits(self, item: Encoding) -> BatchLimits:
+        return self._limits
+
+    def pack(self, items: Sequence[Encoding]) -> Packed:
+        inputs = pack(items, self._binding, self._filling)
+        rows, width = self._shape(inputs)
+        sizes = {output.name: output.row_bytes(width) for output in self._binding.outputs}
+        real = sum(len(item.ids) for item in items)
+        return Packed(
+            inputs,
+            self._output_names,
+            {name: rows * size for name, size in sizes.items() if size is not None},
+            real,
+            inputs[0].data.size - real,
+        )
+
+    def unpack(
+        self, items: Sequence[Encoding], packed: Packed, outputs: Mapping[str, Tensor]
+    ) -> Iterator[Mapping[str, Array]]:
+        rows, width = self._shape(packed.inputs)
+        batch_axis = self._binding.batch_axis
+        verified = [
+            (output, verify(outputs[output.name], output, rows, width, batch_axis)) for output in self._binding.outputs
+        ]
+        for row, item in enumerate(items):
+            if self._has_token_axes:
+                length = len(item.ids)
+                yield {output.role: own_rows(data[row], output, length, self._filling) for output, data in verified}
+            else:
+                yield {output.role: data[row] for output, data in verified}
+
+    def _shape(self, inputs: Sequence[Tensor]) -> tuple[int, int]:
+        """Rows and tokens of a batch."""
+        shape = inputs[0].shape
+        return (shape[0], shape[1]) if self._binding.batch_axis else (1, shape[0])
 
 
 def pack(encodings: Sequence[Encoding], binding: Binding, filling: Filling) -> list[Tensor]:
@@ -98,3 +213,9 @@ def own_rows(array: Array, output: OutputBinding, length: int, filling: Filling)
             place = slice(size - length, size) if filling.left else slice(0, length)
             array = array[(slice(None),) * number + (place,)]
     return array
+
+
+def refuse_nan(array: Array, name: str) -> None:
+    """Raises PredictorError where an output holds NaN, whatever the task would look at."""
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise PredictorError(f"the model answered {name!r} with NaN")

@@ -25,6 +25,8 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("hf_transformer.commands.serve", "serve a model in front of Triton (the default)"),
+    "doctor": Command("hf_transformer.commands.doctor", "check tokenizer, flags and Triton's model against each other"),
+    "export": Command("hf_transformer.commands.export", "write a model's weights as a folder for Triton"),
     "demo": Command("hf_transformer.commands.demo", "start Triton with a tiny BERT, and the service in front"),
 }
 

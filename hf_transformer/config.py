@@ -20,6 +20,7 @@ from hf_transformer.options.values import Boolean, Choice, Integer, Level, Names
 
 MODEL = "Model and tokenizer"
 ANSWERS = "Answers"
+GENERATION = "Text generation"
 PREDICTOR = "Predictor"
 SERVER = "Server"
 LIMITS = "Limits"
@@ -72,8 +73,8 @@ class Config:
         variables=["TRUST_REMOTE_CODE"])
     task: str | None = option(
         MODEL, "What the model does: fill_mask, sequence_classification, zero_shot_classification, rerank, "
-        "token_classification, question_answering, text_embedding or feature_extraction. Hyphens and the names of "
-        "Hugging Face pipelines are understood.",
+        "token_classification, question_answering, text_embedding, feature_extraction, text_generation or "
+        "text2text_generation. Hyphens and the names of Hugging Face pipelines are understood.",
         Text("NAME"), variables=["TASK"], default_text="by the architecture in config.json")
     max_model_len: int | None = option(
         MODEL, "Tokens that a text is cut to, special tokens included.", Integer(1), aliases=("max_length",),
@@ -105,6 +106,33 @@ class Config:
     stride: int | None = option(
         ANSWERS, "Tokens that neighbouring windows share.", Integer(0),
         default_text="a quarter of the model's length; question_answering: half of it, 128 at most")
+
+    generation_interface: Literal["auto", "tokens", "text", "logits"] = option(
+        GENERATION, "What a generative model takes: token ids (TensorRT-LLM), text (vLLM, Python backends), or ids for "
+        "which it gives the next token's logits; auto goes by its tensors.",
+        Choice(("auto", "tokens", "text", "logits")), "auto")
+    chat_template: str | None = option(
+        GENERATION, "Chat template (Jinja), or a file that holds it.", Text("FILE or TEXT"),
+        default_text="the tokenizer's")
+    max_new_tokens: int | None = option(
+        GENERATION, "New tokens that a request may ask for in each text, over every API; more are refused with 413.",
+        Integer(1), default_text="what the model's length leaves")
+    generation_max_length: int = option(
+        GENERATION, "Tokens of a prompt and its continuation together (of an encoder-decoder: of the answer), where a "
+        "request says nothing. MAX_LENGTH is not --max_length. This flag and those below are for V1, V2 and generate; "
+        "OpenAI's API has OpenAI's defaults.", Integer(1), 20, variables=["MAX_LENGTH"])
+    do_sample: bool = option(
+        GENERATION, "Sample, not always take the likeliest token.", BOOLEAN, False, variables=["DO_SAMPLE"])
+    temperature: float = option(
+        GENERATION, "Sampling temperature.", Number(0, 100, zero=True), 1.0, variables=["TEMPERATURE"])
+    top_k: int = option(
+        GENERATION, "Sample from this many likeliest tokens; 0 is all.", Integer(0), 50, variables=["TOP_K"])
+    top_p: float = option(
+        GENERATION, "Sample from the likeliest tokens of this total probability.", Number(1e-6, 1), 1.0,
+        variables=["TOP_P"])
+    return_full_text: bool = option(
+        GENERATION, "Answer with the prompt and what continues it (text_generation).", BOOLEAN, True,
+        variables=["RETURN_FULL_TEXT"])
 
     predictor_host: str = option(
         PREDICTOR, "Required. Where Triton listens: HOST or HOST:PORT, also after http:// or https://.",
@@ -150,8 +178,9 @@ class Config:
         PREDICTOR, "Have the predictor write large outputs into shared memory; auto does where it sees our /dev/shm.",
         Choice(("auto", "off")), "auto")
     predictor_shared_memory_bytes: int = option(
-        PREDICTOR, "Bytes of shared memory that each worker takes once there is a large output: enough for the outputs "
-        "of all batches in flight. What finds no room travels in the response.", Integer(2**16, 2**40), 64 * 2**20)
+        PREDICTOR, "Bytes of shared memory that each worker takes: when it has found a model all of whose answers are "
+        "large, such as the logits of a vocabulary, else once there is a large one. Enough for the outputs of all "
+        "batches in flight. What finds no room travels in the response.", Integer(2**16, 2**40), 64 * 2**20)
     predictor_shared_memory_min_bytes: int = option(
         PREDICTOR, "Bytes of a batch's outputs from which on they travel through shared memory.", Integer(1, 2**40),
         128 * 2**10)
@@ -199,11 +228,15 @@ class Config:
         default_text="min(32, CPUs + 4)")
 
     max_connections: int = option(
-        LIMITS, "HTTP connections that are open in one worker; more get 503 and are closed.", Integer(1), 16384)
+        LIMITS, "Connections that are open in one worker, over HTTP and over gRPC each; more get 503 (over gRPC "
+        "nothing) and are closed.", Integer(1), 16384)
     max_header_bytes: int = option(
         LIMITS, "Bytes of a request's head over HTTP: the first line and the headers.", Integer(1024, 2**24),
         64 * 2**10)
     max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
+    max_bytes_in_flight: int = option(
+        LIMITS, "Bytes of all requests' bodies that one worker holds, those that are not whole yet included; more are "
+        "answered with 429. Where --max_request_bytes is more, that counts.", Integer(1, 2**40), 256 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)
     max_total_length: int = option(
@@ -227,8 +260,13 @@ class Config:
         default_text="the model's instances + 1")
     max_batch_tokens: int = option(
         LIMITS, "Tokens of a batch, padding included; a longer text is sent alone.", Integer(1), 16384)
-    max_batch_output_bytes: int = option(
-        LIMITS, "Bytes of a batch's outputs: logits of a whole vocabulary are megabytes.", Integer(1), 4 * 2**20)
+    max_batch_output_bytes: int | None = option(
+        LIMITS, "Bytes of a batch's outputs: logits of a whole vocabulary are megabytes, and key-value caches more.",
+        Integer(1), default_text="4194304; 268435456 for texts that are written from a model's logits")
+    max_cache_bytes: int = option(
+        LIMITS, "Bytes of the key-value caches that are held for texts in the making, each counted with all the tokens "
+        "that it may come to have; more are answered with 429. For models that take past_key_values.", Integer(1),
+        2**30)
 
     log_level: int = option(
         LOGGING, "What is logged: debug, info, warning, error, critical or a number.", Level(), 20,

@@ -17,9 +17,8 @@ from hf_transformer.types import NUMPY_DTYPES, ModelSpec, TensorSpec
 INPUT_ROLES = ("input_ids", "attention_mask", "token_type_ids")
 """The tensors that a tokenizer makes."""
 
-FLOATS = ("FP16", "BF16", "FP32", "FP64")
-POSITIONAL = re.compile(r".+__(\d+)$")
-"""Names as Triton's PyTorch backend has them, INPUT__0, INPUT__1: the order alone tells what they are."""
+POSITIONAL = re.compile(r"(.+)__(\d+)$")
+"""Names as Triton's PyTorch backend has them, INPUT__0, INPUT__1: the order alone tells what they are; see ``told``."""
 
 DEFAULT_BATCH = 32
 """Rows per batch for a model with a free batch axis of its own, which has no max_batch_size to go by."""
@@ -73,9 +72,15 @@ def bind(
     return Binding(inputs, outputs, rows, exact, axis, length, masked)
 
 
+def told(name: str, roles: Sequence[str]) -> str:
+    """The role that a numbered name tells, input_ids__0 say; else the name itself."""
+    numbered = POSITIONAL.match(name)
+    return numbered[1] if numbered and numbered[1] in roles else name
+
+
 def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) -> tuple[InputBinding, ...]:
     names = _names(spec.inputs)
-    positional = all(POSITIONAL.match(tensor.name) for tensor in spec.inputs) and bool(spec.inputs)
+    positional = all(POSITIONAL.match(told(tensor.name, INPUT_ROLES)) for tensor in spec.inputs) and bool(spec.inputs)
     if positional and len(wanted) > len(spec.inputs):
         problems.append(
             f"--tensor_input_names has {len(wanted)} names, but the model's inputs are {names}; drop {wanted[-1]!r}."
@@ -90,16 +95,18 @@ def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
     for name in wanted:
         if name not in INPUT_ROLES:
             problems.append(
-                f"--tensor_input_names has {name!r}, which the tokenizer can't make; it makes {', '.join(INPUT_ROLES)}."
+                f"--tensor_input_names has {name!r}, which the tokenizer can't make; "
+                f"name any of {', '.join(INPUT_ROLES)}."
             )
-        elif not positional and name not in {tensor.name for tensor in spec.inputs}:
+        elif not positional and name not in {told(tensor.name, INPUT_ROLES) for tensor in spec.inputs}:
             problems.append(
                 f"--tensor_input_names has {name!r}, but the model's inputs are {names}; "
                 "change the flag or the input's name in config.pbtxt."
             )
     bound = []
     for tensor in spec.inputs:
-        role = role_of.get(tensor.name) if wanted else tensor.name
+        name = tensor.name if positional else told(tensor.name, INPUT_ROLES)
+        role = role_of.get(name) if wanted else name
         if role in INPUT_ROLES:
             _check_input_dtype(tensor, role, problems)
             bound.append(InputBinding(tensor.name, role, tensor.datatype))
@@ -180,7 +187,9 @@ def _bind_outputs(
 ) -> tuple[OutputBinding, ...]:
     if wanted and len(wanted) != len(roles):
         needed = ", ".join(role.name for role in roles)
-        problems.append(f"--tensor_output_names has {len(wanted)} names, but {task} reads {len(roles)}: {needed}.")
+        problems.append(
+            f"--tensor_output_names has {len(wanted)} names, but {task} reads {len(roles)}: {needed}; name as many."
+        )
         return ()
     bound = []
     for index, role in enumerate(roles):
@@ -202,7 +211,10 @@ def _find_output(
 ) -> TensorSpec | None:
     """By the flag, else by the role's name, else the only output, else the only one that has the role's rank."""
     tensors = {tensor.name: tensor for tensor in spec.outputs}
-    for name in (wanted,) if wanted else (role.name, *role.other_names):
+    names = (role.name, *role.other_names)
+    for tensor in spec.outputs:
+        tensors.setdefault(told(tensor.name, names), tensor)
+    for name in (wanted,) if wanted else names:
         if name in tensors:
             return tensors[name]
     if wanted:
@@ -211,7 +223,7 @@ def _find_output(
         )
         return None
     ranks = {leading + len(axes) for axes in (role.axes, *role.other_axes)}
-    fitting = [tensor for tensor in spec.outputs if tensor.datatype in FLOATS and len(tensor.shape) in ranks]
+    fitting = [tensor for tensor in spec.outputs if tensor.datatype in role.datatypes and len(tensor.shape) in ranks]
     candidates = fitting if len(spec.outputs) > 1 else spec.outputs
     if len(candidates) == 1:
         return candidates[0]
@@ -226,9 +238,9 @@ def _check_output(
 ) -> tuple[Axis, ...]:
     """Adds what is wrong with the output to ``problems``; gives the axes that it has, among those the task can read."""
     label = f"Its output {tensor.name!r}"
-    if tensor.datatype not in FLOATS:
+    if tensor.datatype not in role.datatypes:
         problems.append(
-            f"{label} is {tensor.datatype}; {task} reads {', '.join(FLOATS)}: name another or export it so."
+            f"{label} is {tensor.datatype}; {task} reads {', '.join(role.datatypes)}: name another or export it so."
         )
     readable = (role.axes, *role.other_axes)
     axes = next((axes for axes in readable if leading + len(axes) == len(tensor.shape)), None)

@@ -23,7 +23,15 @@ that renders these. A message names the field, the value and what was expected.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+_USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
+
+
+def without_userinfo(text: str) -> str:
+    """A text that may have addresses in it, for a message: user:password@ becomes ***@."""
+    return _USERINFO.sub("***@", text)
 
 
 class TransformerError(Exception):

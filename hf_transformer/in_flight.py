@@ -6,19 +6,25 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from hf_transformer.errors import RequestError
-from hf_transformer.types import Array, Context, Encoding
+from hf_transformer.errors import PredictorError, RequestError
+from hf_transformer.types import Array, Context
+
+Item = TypeVar("Item")
 
 Decode = Callable[[int, Mapping[str, Array]], Any]
 """Called with an instance's index and its own rows of the outputs, by role; what it gives is the answer."""
 
 
 class Request:
-    """One request's instances on their way. ``future`` is done once all are answered, or one has failed."""
+    """One request's instances on their way. ``future`` is done once all are answered, or one has failed.
 
-    __slots__ = ("answers", "batches", "context", "decode", "expires", "future", "left", "since", "timer")
+    ``entries`` are its instances in the queue, those that have left it included; an instance that queues once more is
+    there twice.
+    """
+
+    __slots__ = ("answers", "batches", "context", "decode", "entries", "expires", "future", "left", "since", "timer")
 
     def __init__(self, count: int, decode: Decode, context: Context, future: asyncio.Future[None]) -> None:
         self.answers: list[Any] = [None] * count
@@ -29,7 +35,8 @@ class Request:
         self.since = time.perf_counter()
         self.expires = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        self.batches: set[Batch] = set()
+        self.batches: set[Batch[Any]] = set()
+        self.entries: list[Entry[Any]] = []
 
     def answer(self, index: int, rows: Mapping[str, Array]) -> None:
         """Decodes one instance's rows, or fails the request, and no other one, with what goes wrong there."""
@@ -42,14 +49,20 @@ class Request:
             self.answers[index] = error
         self.context.timings.postprocess += time.perf_counter() - started
 
-    def settle(self, index: int) -> None:
-        """Counts one instance as answered; on the event loop, after ``answer``."""
+    def settle(self, index: int) -> bool:
+        """Counts one instance as answered; on the event loop, after ``answer``.
+
+        Returns:
+            Whether the model's answer could not be decoded, which is the predictor's fault.
+        """
         found = self.answers[index]
         self.left -= 1
         if isinstance(found, Exception):
             self.fail(found)
-        elif not self.left and not self.future.done():
+            return isinstance(found, PredictorError)
+        if not self.left and not self.future.done():
             self.future.set_result(None)
+        return False
 
     def fail(self, error: Exception) -> None:
         """Gives the whole request up. Each gets an error of its own: raising it changes it."""
@@ -63,16 +76,16 @@ class Request:
             batch.leave(self)
 
 
-class Entry:
-    """One instance; see waiting.Entry."""
+class Entry(Generic[Item]):
+    """One instance; see waiting.Entry. ``item`` is what the model gets: one encoding, or one step of a text."""
 
-    __slots__ = ("cost", "encoding", "index", "key", "length", "request", "taken")
+    __slots__ = ("cost", "index", "item", "key", "length", "request", "taken")
 
-    def __init__(self, request: Request, index: int, encoding: Encoding, key: str, cost: int) -> None:
+    def __init__(self, request: Request, index: int, item: Item, length: int, key: str, cost: int) -> None:
         self.request = request
         self.index = index
-        self.encoding = encoding
-        self.length = len(encoding.ids)
+        self.item = item
+        self.length = length
         self.key = key
         self.cost = cost
         self.taken = False
@@ -82,13 +95,13 @@ class Entry:
         return self.request.future.done()
 
 
-class Batch:
+class Batch(Generic[Item]):
     """Instances at the predictor, of one request or of many. ``shared`` says which it was when they left;
     ``requests`` are those that still wait."""
 
     __slots__ = ("entries", "may_be_cancelled", "requests", "shared", "task")
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry[Item]]) -> None:
         self.entries = entries
         self.requests = {entry.request for entry in entries}
         self.shared = len(self.requests) > 1
@@ -111,3 +124,4 @@ class Batch:
         for request in self.requests:
             request.batches.discard(self)
         self.requests.clear()
+        self.task = None  # a failed one refers to its error, and that to the frames that hold this batch

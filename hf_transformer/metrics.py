@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from hf_transformer.generation_metrics import GenerationMetrics
 from hf_transformer.histograms import LightHistogram
 from hf_transformer.types import Timings
 from hf_transformer.worker_metrics import Board, SharedMetrics
@@ -23,7 +24,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters and histograms of one served model.
+    """Counters and histograms of one served model; ``generation`` has those of text generation.
 
     The histograms have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so that its
     dashboards go on working; request_explain_seconds exists for them too and stays empty.
@@ -32,77 +33,65 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self._registry = self._shown = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self.generation = GenerationMetrics(self._registry)
+        self._add_times(model_name)
+        self._add_requests(model_name)
+        self._add_predictor(model_name)
+
+    def _add_times(self, model_name: str) -> None:
         self._preprocess = self._histogram("preprocess", "pre-process request latency", model_name)
         self._predict = self._histogram("predict", "predict request latency", model_name)
         self._postprocess = self._histogram("postprocess", "post-process request latency", model_name)
         self._histogram("explain", "explain request latency", model_name)
-        self._requests = Counter(
-            "hf_transformer_requests",
-            "Predict requests by API and HTTP status.",
-            ["api", "status"],
-            registry=self._registry,
-        )
-        self._truncated = Counter(
-            "hf_transformer_truncated_instances",
-            "Instances whose text was longer than the model takes and was cut off.",
-            ["model_name"],
-            registry=self._registry,
-        ).labels(model_name)
-        self._finished: dict[tuple[str, int], Counter] = {}
-        self._batch_instances = self._light(
-            "hf_transformer_batch_instances", "Instances in a batch, of one request or of several.", BATCH_SIZES
-        )
-        tokens = Counter(
-            "hf_transformer_batch_tokens",
-            "Tokens in batches, by whether they are of a text or only fill it up.",
-            ["kind"],
-            registry=self._registry,
-        )
-        self._real_tokens, self._padding_tokens = tokens.labels("real"), tokens.labels("padding")
         self._queue = self._light(
             "hf_transformer_queue_seconds", "Time until all instances of a request are on their way to the predictor."
         )
-        self._in_flight = Gauge(
-            "hf_transformer_requests_in_flight",
-            "Predict requests being worked on.",
-            registry=self._registry,
-        )
-        self._tokens_in_flight = Gauge(
-            "hf_transformer_tokens_in_flight",
-            "Tokens of the predict requests being worked on, guessed by the body's size until they are counted.",
-            registry=self._registry,
-        )
-        self._refused = Counter(
-            "hf_transformer_refused_requests",
-            "Predict requests that found no room, by which limit kept them out: requests or tokens.",
-            ["limit"],
-            registry=self._registry,
-        )
-        self._retries = Counter(
-            "hf_transformer_predictor_retries", "Calls to the predictor that were made again.", registry=self._registry
-        )
-        self._retries_denied = Counter(
-            "hf_transformer_predictor_retries_denied",
-            "Calls that were not made again because too many had been (--predictor_retry_budget).",
-            registry=self._registry,
-        )
-        self._predictor_errors = Counter(
-            "hf_transformer_predictor_errors",
-            "Calls to the predictor that failed, retries included, by what happened.",
-            ["kind"],
-            registry=self._registry,
-        )
-        self._circuit_open = Gauge(
-            "hf_transformer_predictor_circuit_open",
-            "1 while the predictor counts as dead and no call is sent to it, else 0.",
-            registry=self._registry,
-        )
-        self._ready = Gauge(
-            "hf_transformer_model_ready",
-            "1 once the predictor was found and fits the tokenizer, else 0.",
-            ["model_name"],
-            registry=self._registry,
+
+    def _add_requests(self, model_name: str) -> None:
+        self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
+        self._finished: dict[tuple[str, int], Counter] = {}
+        self._truncated = self._counter(
+            "truncated_instances",
+            "Instances whose text was longer than the model takes and was cut off.",
+            "model_name",
         ).labels(model_name)
+        self._in_flight = self._gauge("requests_in_flight", "Predict requests being worked on.")
+        self._tokens_in_flight = self._gauge(
+            "tokens_in_flight",
+            "Tokens of the predict requests being worked on, guessed by the body's size until they are counted.",
+        )
+        self._refused = self._counter(
+            "refused_requests", "Predict requests that found no room, by which limit kept them out.", "limit"
+        )
+
+    def _add_predictor(self, model_name: str) -> None:
+        self._batch_instances = self._light(
+            "hf_transformer_batch_instances", "Instances in a batch, of one request or of several.", BATCH_SIZES
+        )
+        tokens = self._counter(
+            "batch_tokens", "Tokens in batches, by whether they are of a text or only fill it up.", "kind"
+        )
+        self._real_tokens, self._padding_tokens = tokens.labels("real"), tokens.labels("padding")
+        self._retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
+        self._retries_denied = self._counter(
+            "predictor_retries_denied",
+            "Calls that were not made again because too many had been (--predictor_retry_budget).",
+        )
+        self._predictor_errors = self._counter(
+            "predictor_errors", "Calls to the predictor that failed, retries included, by what happened.", "kind"
+        )
+        self._circuit_open = self._gauge(
+            "predictor_circuit_open", "1 while the predictor counts as dead and no call is sent to it, else 0."
+        )
+        self._ready = self._gauge(
+            "model_ready", "1 once the predictor was found and fits the tokenizer, else 0.", "model_name"
+        ).labels(model_name)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"hf_transformer_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
 
     def _histogram(self, stage: str, text: str, model_name: str) -> LightHistogram:
         return self._light(f"request_{stage}_seconds", text, labels={"model_name": model_name})

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hf_transformer.config import Config
 from hf_transformer.errors import ConfigError
+from hf_transformer.generation_parts import GenerationParts, load_generation_parts
 from hf_transformer.loading.model_files import ModelFiles, find_model_files
 from hf_transformer.loading.sentence_transformers import read_activation, read_sentence_transformers
 from hf_transformer.tasks import find_task
-from hf_transformer.tasks.base import SentenceTransformers, Task, TaskSettings
+from hf_transformer.tasks.base import SentenceTransformers, Servable, TaskSettings
 from hf_transformer.tasks.flags import check_stride, flags_without_effect
+from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -21,10 +23,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is loaded from the model's files before anything is served."""
+    """What is loaded from the model's files before anything is served; ``generation`` for a model that does that."""
 
     tokenizer: Tokenizer
-    task: Task[Any, Any, Any]
+    task: Servable
+    generation: GenerationParts | None = None
 
 
 def load_parts(config: Config) -> Parts:
@@ -61,7 +64,12 @@ def load_parts(config: Config) -> Parts:
     made = task(settings)
     for flag in flags_without_effect(task.name, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
-    return Parts(tokenizer, made)
+    generation = None
+    if isinstance(made, TextGeneration):
+        generation = load_generation_parts(files, tokenizer, config.chat_template)
+    elif config.chat_template is not None:
+        logger.warning("--chat_template has no effect for %s", task.name)
+    return Parts(tokenizer, made, generation)
 
 
 def _task_settings(
@@ -80,6 +88,19 @@ def _task_settings(
         max_length=tokenizer.max_length,
         sentence_transformers=sentences,
         activation_fn=read_activation(files.model_folder),
+        generation=_generation_settings(config),
+    )
+
+
+def _generation_settings(config: Config) -> GenerationSettings:
+    return GenerationSettings(
+        max_length=config.generation_max_length,
+        temperature=config.temperature,
+        do_sample=config.do_sample,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        return_full_text=config.return_full_text,
+        max_new_tokens=config.max_new_tokens,
     )
 
 

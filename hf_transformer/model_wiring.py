@@ -5,23 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from hf_transformer.batches import Filling
+from hf_transformer.batches import EncodingForm, Filling
 from hf_transformer.binding import Binding
 from hf_transformer.config import Config
-from hf_transformer.contract import bind
+from hf_transformer.contract import ContractError, bind
+from hf_transformer.diagnosis.at_start import StartDiagnosis
+from hf_transformer.diagnosis.pair import BoundPair
 from hf_transformer.engines import strings
+from hf_transformer.errors import ConfigError
+from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.metrics import Metrics
 from hf_transformer.model_parts import Parts
 from hf_transformer.pipeline import Pipeline
+from hf_transformer.places import Places
 from hf_transformer.predictors.base import Predictor, PredictorSettings
-from hf_transformer.scheduler import Scheduler, SchedulerSettings
+from hf_transformer.scheduler import OUTPUT_BYTES, STEP_OUTPUT_BYTES, Scheduler, SchedulerSettings
+from hf_transformer.tasks.base import Task
+from hf_transformer.tasks.reductions import reading
+from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
 from hf_transformer.worklist import Limits
 
-logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
+
+LogTexts = Callable[[Sequence[TextInput], Context], None]
+"""Is given the texts of each request."""
 
 
 def predictor_settings(config: Config) -> PredictorSettings:
@@ -45,42 +56,96 @@ def predictor_settings(config: Config) -> PredictorSettings:
 
 def pipeline_builder(
     config: Config, parts: Parts, predictor: Predictor, metrics: Metrics, executor: ThreadPoolExecutor
-) -> Callable[[ModelSpec], Pipeline]:
+) -> Callable[[ModelSpec], Pipeline | GenerationPipeline]:
     """A function that fits everything to the model that the predictor describes."""
-    limits = Limits(
+    log_texts = (
+        text_logger(config.max_log_len) if config.enable_log_requests and not config.disable_log_requests else None
+    )
+    task = parts.task
+    if isinstance(task, TextGeneration) and parts.generation is not None:
+        # Imported here: a model that predicts needs nothing of it.
+        from hf_transformer.generation_wiring import generation_builder
+
+        return generation_builder(
+            config,
+            task,
+            parts.tokenizer,
+            parts.generation,
+            predictor,
+            metrics,
+            executor,
+            limits=limits_of(config),
+            scheduling=lambda instances: scheduler_settings(config, instances, STEP_OUTPUT_BYTES),
+            log_texts=log_texts,
+        )
+    if not isinstance(task, Task):
+        raise AssertionError(f"{task.name} neither predicts nor generates")
+    return predictive_builder(config, task, parts.tokenizer, predictor, metrics, executor, log_texts)
+
+
+def bind_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Binding]:
+    """The task as it reads this model's outputs, and how the model is asked. Raises ContractError."""
+    reader = reader_of(task, spec)
+    binding = bind(
+        spec,
+        reader.outputs,
+        input_names=wanted_inputs(config),
+        output_names=config.tensor_output_names or (),
+        task=reader.name,
+    )
+    return reader, binding
+
+
+def limits_of(config: Config) -> Limits:
+    """How much one request may ask for."""
+    return Limits(
         max_instances=config.max_instances,
         max_text_length=config.max_text_length,
         max_total_length=config.max_total_length,
         max_sequences=config.max_sequences,
         max_answer_values=config.max_answer_values,
     )
-    log_texts = (
-        text_logger(config.max_log_len) if config.enable_log_requests and not config.disable_log_requests else None
-    )
+
+
+def predictive_builder(
+    config: Config,
+    task: Task[Any, Any, Any],
+    loaded: Tokenizer,
+    predictor: Predictor,
+    metrics: Metrics,
+    executor: ThreadPoolExecutor,
+    log_texts: LogTexts | None,
+) -> Callable[[ModelSpec], Pipeline]:
+    """The same for a model whose answers are read off its outputs; ``loaded`` is the tokenizer of its files."""
+    places = Places(0)  # of the predictor: requests under way keep the pipeline that they have when it is built anew
+
+    diagnosis = StartDiagnosis()
 
     def build(spec: ModelSpec) -> Pipeline:
-        binding = bind(
-            spec,
-            parts.task.outputs,
-            input_names=wanted_inputs(config),
-            output_names=config.tensor_output_names or (),
-            task=parts.task.name,
-        )
-        tokenizer = fitted(parts.tokenizer, spec, binding)
+        reader, binding = bind_task(config, task, spec)
+        diagnosis.look_soon(BoundPair(config, loaded, reader, spec, binding))
+        tokenizer = fitted(loaded, binding)
+        settings = scheduler_settings(config, spec.instances)
+        places.count = settings.max_batches_in_flight
         scheduler = Scheduler(
             predictor,
-            binding,
-            filling(tokenizer, binding),
-            scheduler_settings(config, spec.instances),
+            EncodingForm(
+                binding,
+                filling(tokenizer, binding),
+                max_tokens=settings.max_batch_tokens,
+                max_output_bytes=settings.max_batch_output_bytes,
+            ),
+            settings,
             executor=executor,
             metrics=metrics,
+            places=places,
         )
         return Pipeline(
-            parts.task,
+            reader,
             tokenizer,
             scheduler,
             executor=executor,
-            limits=limits,
+            limits=limits_of(config),
             metrics=metrics,
             log_texts=log_texts,
         )
@@ -88,30 +153,33 @@ def pipeline_builder(
     return build
 
 
-def scheduler_settings(config: Config, instances: int) -> SchedulerSettings:
+def reader_of(task: Task[Any, Any, Any], spec: ModelSpec) -> Task[Any, Any, Any]:
+    """The form of the task that reads what the model gives. Raises ContractError."""
+    try:
+        return reading(task, (output.name for output in spec.outputs))
+    except ConfigError as error:
+        raise ContractError(spec.name, [f"{error}."]) from error
+
+
+def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPUT_BYTES) -> SchedulerSettings:
     """How much goes to the predictor at a time.
 
     Without a flag, one batch for each of the model's ``instances`` and one that is on its way or being decoded. More
-    would only be smaller, and every batch costs some time of its own (benchmarks/, "Batches in flight").
+    would only be smaller, and every batch costs some time of its own (benchmarks/, "Batches in flight"). Its outputs
+    then have ``output_bytes``, or what the predictor may respond with where that is less.
     """
     return SchedulerSettings(
         max_batches_in_flight=config.max_batches_in_flight or instances + 1,
         max_batch_tokens=config.max_batch_tokens,
-        max_batch_output_bytes=config.max_batch_output_bytes,
+        max_batch_output_bytes=config.max_batch_output_bytes or min(output_bytes, config.max_predictor_response_bytes),
         timeout=config.predictor_request_timeout_seconds,
     )
 
 
-def fitted(tokenizer: Tokenizer, spec: ModelSpec, binding: Binding) -> Tokenizer:
+def fitted(tokenizer: Tokenizer, binding: Binding) -> Tokenizer:
     """The tokenizer, cutting at the model's own sequence length where that is fixed."""
     if binding.length is None:
         return tokenizer
-    if not binding.masked:
-        logger.warning(
-            "model %r has a fixed sequence length of %d and takes no attention_mask: it sees the padding too",
-            spec.name,
-            binding.length,
-        )
     return tokenizer.with_max_length(min(binding.length, tokenizer.max_length))
 
 
@@ -121,7 +189,7 @@ def filling(tokenizer: Tokenizer, binding: Binding) -> Filling:
     return Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left" and not binding.masked)
 
 
-def text_logger(longest: int | None) -> Callable[[Sequence[TextInput], Context], None]:
+def text_logger(longest: int | None) -> LogTexts:
     """Logs a request's texts, each cut to ``longest`` characters; only for --enable_log_requests."""
 
     def log(texts: Sequence[TextInput], context: Context) -> None:

@@ -41,7 +41,7 @@ class Pipeline:
         self,
         task: Task[Any, Any, Any],
         tokenizer: Tokenizer,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Encoding],
         *,
         executor: Executor,
         limits: Limits,
@@ -158,15 +158,7 @@ class Pipeline:
             InvalidInput: a text can't be encoded.
         """
         limits = self._limits
-        if len(texts) > limits.max_instances:
-            raise TooLarge(
-                f"{name}: {len(texts)} in a request, at most {limits.max_instances} are taken (--max_instances)"
-            )
-        total = sum(self._check_length(text, f"{name}[{index}]") for index, text in enumerate(texts))
-        if total > limits.max_total_length:
-            raise TooLarge(
-                f"{name}: {total} characters together, at most {limits.max_total_length} are taken (--max_total_length)"
-            )
+        limits.check_texts(texts, name)
         if how.token_values:
             how = replace(how, max_tokens=limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)

@@ -22,6 +22,8 @@ PERIOD = 2.0
 
 T = TypeVar("T")
 
+Identity = tuple[int, ...]
+
 
 class Renewable(Generic[T]):
     """What files hold, read again once they change. What can't be used leaves the last that could, and one line in the
@@ -37,44 +39,61 @@ class Renewable(Generic[T]):
     """
 
     def __init__(self, what: str, paths: Sequence[str], read: Callable[[], T]) -> None:
-        self._what = what
+        self.what = what
         self._paths = paths
         self._read = read
         self._lock = threading.Lock()  # gRPC asks from threads of its own
+        self._refused: tuple[list[Identity | None], str] | None = None
         self._seen = self._look()  # before reading: what changes meanwhile is read again
         self.value = read()
 
     def renew(self) -> bool:
-        """Whether ``value`` is new because the files have changed since the last call."""
+        """Whether ``value`` is new because the files have changed since they were read last. Files that can't be used
+        are tried again each time: why they could not may have been no fault of theirs."""
         with self._lock:
             found = self._look()
             if found == self._seen:
+                self._refused = None
                 return False
-            self._seen = found
             try:
                 self.value = self._read()
             except ConfigError as error:
-                logger.error("%s: the new files can't be used, the old ones stay in use: %s", self._what, error)
+                if self._refused != (found, str(error)):
+                    self._refused = found, str(error)
+                    logger.error("%s: the new files can't be used, the old ones stay in use: %s", self.what, error)
                 return False
-            logger.info("%s: renewed", self._what)
+            self._seen, self._refused = found, None
+            logger.info("%s: renewed", self.what)
             return True
 
-    def _look(self) -> list[tuple[int, int, int, int] | None]:
+    def _look(self) -> list[Identity | None]:
         return [identity(path) for path in self._paths]
 
 
-def identity(path: str) -> tuple[int, int, int, int] | None:
-    """What changes when another file takes a file's place, or its content is written anew; None where there is none."""
+def identity(path: str) -> Identity | None:
+    """What changes when another file takes a file's place, or its content is written anew; None where there is none.
+
+    The time of change is in it because the other one can be set: what unpacks or copies files sets it to the same.
+    """
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 async def keep_renewing(renewable: Renewable[T], use: Callable[[T], None], period: float = PERIOD) -> None:
-    """Looks at the files for ever, and hands on what is new."""
+    """Looks at the files for ever, and hands on what is new. A fault does not end it: it is logged, once in a row, and
+    what could not be handed on is handed on the next time."""
+    pending = failed = False
     while True:
         await asyncio.sleep(period)
-        if renewable.renew():
-            use(renewable.value)
+        try:
+            pending = renewable.renew() or pending
+            if pending:
+                use(renewable.value)
+            pending = failed = False
+        except Exception:  # whatever a library makes of the files: the last resort, or nothing would be renewed again
+            if not failed:
+                logger.exception("%s: could not be renewed", renewable.what)
+            failed = True

@@ -11,18 +11,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from hf_transformer.batches import Filling, own_rows, pack, verify
-from hf_transformer.binding import Binding, OutputBinding
+from hf_transformer.batches import Form, Packed, refuse_nan
 from hf_transformer.deadlines import Deadlines
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
 from hf_transformer.in_flight import Batch, Decode, Entry, Request
 from hf_transformer.metrics import Metrics
+from hf_transformer.places import Places
+from hf_transformer.predictors import kinds
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.types import Array, Context, Encoding, Tensor
-from hf_transformer.waiting import BatchLimits, Waiting
+from hf_transformer.types import Context, Tensor
+from hf_transformer.waiting import Waiting
+
+Item = TypeVar("Item")
 
 INLINE_COST = 20_000
 """Decoding of a batch that costs more (see Task.decode_cost) is done in a thread; about 5 ms of work, as long as a
@@ -30,8 +33,22 @@ thread keeps the interpreter before others get their turn (sys.getswitchinterval
 
 
 MOST_REFUSED = 8
-"""Batches that the model refuses in a row before their requests are no longer asked for one by one: then it is not the
-instances that break it, and to ask more would multiply the trouble."""
+"""Shared batches that the model refuses in a row before their requests are no longer asked for one by one: then it
+seems not to be the instances that break it, and to ask more would multiply the trouble."""
+
+ALONE_AGAIN_SECONDS = 2.0
+"""Then one batch in so many seconds is asked for one by one all the same. One client may have sent so many instances
+that break the model: that must not cost others their answers for longer than this, nor until he stops. A single answer,
+of whatever batch, shows that the model works, and begins the count anew. What a request gets that was alone from the
+start is not counted: it is about nobody else."""
+
+
+OUTPUT_BYTES = 4 * 2**20
+"""Of a batch, where no flag says it; more gains nothing (benchmarks/, "Batches in flight")."""
+
+STEP_OUTPUT_BYTES = 256 * 2**20
+"""The same for a step of texts that are being written. It has much to gain, since a model needs about as long for one
+text as for all, until moving what it returns takes longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,44 +64,43 @@ class SchedulerSettings:
     timeout: float
 
 
-class Scheduler:
+class Scheduler(Generic[Item]):
     """Sends instances to one predictor, in batches, ``settings.max_batches_in_flight`` of them at a time.
 
-    A batch whose requests differ is sent with the headers of the one that has waited longest; requests with different
-    ``authorization`` never share one. ``executor`` has the threads for long decoding. It is made, and used, on one
-    event loop.
+    ``form`` says what an instance is, and makes the batches. One whose requests differ is sent with the headers of the
+    one that has waited longest; requests with different ``authorization`` never share one. ``executor`` has the threads
+    for long packing and decoding. ``places`` are those of the predictor, where another scheduler may send batches too;
+    its own if None. It is made, and used, on one event loop.
     """
 
     def __init__(
         self,
         predictor: Predictor,
-        binding: Binding,
-        filling: Filling,
+        form: Form[Item],
         settings: SchedulerSettings,
         *,
         executor: Executor,
         metrics: Metrics,
+        places: Places | None = None,
     ) -> None:
         # Asked for once: each get_running_loop asks the kernel for the process's id.
         self._loop = asyncio.get_running_loop()
         self._predictor = predictor
-        self._binding = binding
-        self._filling = filling
+        self._form = form
         self._executor = executor
         self._metrics = metrics
         self._deadlines = Deadlines(settings.timeout)
-        self._places = settings.max_batches_in_flight
-        self._output_names = [output.name for output in binding.outputs]
-        self._has_token_axes = any(axis.tokens for output in binding.outputs for axis in output.axes)
-        self._waiting: Waiting[Entry] = Waiting(batch_limits(binding, settings))
+        self._places = Places(settings.max_batches_in_flight) if places is None else places
+        self._waiting: Waiting[Entry[Item]] = Waiting(lambda entry: form.limits(entry.item))
         self._in_flight: set[asyncio.Task[None]] = set()
         self._woken = False
         self._refused_in_a_row = 0
+        self._alone_again = 0.0
 
     async def run(
-        self, encodings: Sequence[Encoding], decode: Decode, context: Context, cost: Callable[[Encoding], int]
+        self, items: Sequence[Item], decode: Decode, context: Context, cost: Callable[[Item], int]
     ) -> list[Any]:
-        """Gives one answer per encoding, in their order.
+        """Gives one answer per item, in their order.
 
         ``decode`` runs while the predictor's buffer is held; in a thread if the ``cost`` of the batch is high. If one
         instance fails the others of the request are given up, and nobody else's.
@@ -93,47 +109,89 @@ class Scheduler:
             PredictorTimeout: not all answers were there in time.
             RequestError: the first failure of an instance.
         """
-        if not encodings:
+        if not items:
             return []
-        loop = self._loop
-        request = Request(len(encodings), decode, context, loop.create_future())
-        key = context.headers.get("authorization", "")
-        entries = [Entry(request, index, one, key, cost(one)) for index, one in enumerate(encodings)]
-        for entry in entries:
-            self._waiting.add(entry)
-        self._deadlines.add(request, loop)
-        if not self._woken and len(self._in_flight) < self._places:
-            # At the end of this turn of the event loop: what arrives in one turn leaves together.
-            self._woken = True
-            loop.call_soon(self._send_waiting)
+        request = self._enter(items, decode, context, cost)
         try:
             await request.future
         except BaseException:
-            request.future.cancel()
-            request.leave()
-            self._waiting.left(sum(not entry.taken for entry in entries))
+            self._withdraw(request)
             raise
         finally:
             self._deadlines.remove(request)
         return request.answers
 
+    def submit(
+        self, item: Item, decode: Decode, context: Context, cost: int, done: Callable[[Exception | None], None]
+    ) -> Callable[[], object]:
+        """``run`` of one item for a caller that does not wait: ``done`` is called once ``decode`` has been, or with the
+        error. What it submits can be in the very next batch: that one has not left yet.
+
+        Returns:
+            What withdraws the item, if it is not answered yet; ``done`` is then not called.
+        """
+        request = self._enter((item,), decode, context, lambda item: cost)
+
+        def ended(future: asyncio.Future[None]) -> None:
+            self._deadlines.remove(request)
+            if future.cancelled():
+                self._withdraw(request)
+                request.entries.clear()
+                return
+            error = future.exception()
+            if error is not None:
+                self._withdraw(request)
+            request.entries.clear()  # they refer to the request: only the collector would find what an item holds
+            done(error if error is None or isinstance(error, Exception) else PredictorUnavailable(str(error)))
+
+        request.future.add_done_callback(ended)
+        return request.future.cancel
+
+    def _enter(self, items: Sequence[Item], decode: Decode, context: Context, cost: Callable[[Item], int]) -> Request:
+        """Puts a request's items in the queue, and has it sent."""
+        loop, form = self._loop, self._form
+        request = Request(len(items), decode, context, loop.create_future())
+        owner = context.headers.get("authorization", "")
+        for index, item in enumerate(items):
+            group = form.group(item)
+            key = f"{owner} {group}" if group else owner
+            entry = Entry(request, index, item, form.length(item), key, cost(item))
+            request.entries.append(entry)
+            self._waiting.add(entry)
+        self._deadlines.add(request, loop)
+        if not self._places.free:
+            self._places.await_free(self._send_waiting)
+        elif not self._woken:
+            # At the end of this turn of the event loop: what arrives in one turn leaves together.
+            self._woken = True
+            loop.call_soon(self._send_waiting)
+        return request
+
+    def _withdraw(self, request: Request) -> None:
+        """Nobody waits for a request any more; what of it still queues is forgotten."""
+        request.future.cancel()
+        request.leave()
+        self._waiting.left(sum(not entry.taken for entry in request.entries))
+
     def _send_waiting(self) -> None:
         self._woken = False
         loop = self._loop
-        while len(self._in_flight) < self._places:
+        while self._places.free:
             entries = self._waiting.take()
             if not entries:
                 return
             batch = Batch(entries)
             batch.task = loop.create_task(self._send(batch))
+            self._places.take()
             self._in_flight.add(batch.task)
             batch.task.add_done_callback(self._sent)
+        self._places.await_free(self._send_waiting)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
-        self._send_waiting()
+        self._places.give_back()
 
-    async def _send(self, batch: Batch) -> None:
+    async def _send(self, batch: Batch[Item]) -> None:
         try:
             await self._infer(batch)
             self._refused_in_a_row = 0
@@ -144,86 +202,87 @@ class Scheduler:
             self._fail(batch.entries, PredictorUnavailable("the call to the predictor was broken off"))
             raise
         except Exception as error:
-            self._refused_in_a_row += 1
-            if batch.shared and self._refused_in_a_row <= MOST_REFUSED:
+            if batch.shared and self._may_ask_again():
                 self._ask_again_alone(batch.entries)
             else:
                 self._fail(batch.entries, error)
         finally:
             batch.close()
 
-    def _ask_again_alone(self, entries: Sequence[Entry]) -> None:
+    def _may_ask_again(self) -> bool:
+        """Whether the requests of a batch that the model has refused are asked for one by one; see MOST_REFUSED."""
+        now = self._loop.time()
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row > MOST_REFUSED and now < self._alone_again:
+            return False
+        self._alone_again = now + ALONE_AGAIN_SECONDS
+        return True
+
+    def _ask_again_alone(self, entries: Sequence[Entry[Item]]) -> None:
         """One instance may have broken the model for the others: each request goes to the end of the queue, to leave
         without company."""
         for entry in entries:
             if not entry.gone:
                 key = f"{entry.key} {id(entry.request)}"
-                self._waiting.add(Entry(entry.request, entry.index, entry.encoding, key, entry.cost))
+                # Another one: the queue may still hold the one that was taken.
+                again = Entry(entry.request, entry.index, entry.item, entry.length, key, entry.cost)
+                entry.request.entries.append(again)
+                self._waiting.add(again)
+        self._places.await_free(self._send_waiting)
 
-    def _fail(self, entries: Sequence[Entry], error: Exception) -> None:
+    def _fail(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
         for entry in entries:
             entry.request.fail(error)
 
-    async def _infer(self, batch: Batch) -> None:
+    async def _infer(self, batch: Batch[Item]) -> None:
         """One call to the predictor, and the answers of its instances."""
         entries = batch.entries
         started = time.perf_counter()
-        inputs = pack([entry.encoding for entry in entries], self._binding, self._filling)
-        self._observe(entries, inputs[0], started)
+        items = [entry.item for entry in entries]
+        if self._form.pack_cost(items) <= INLINE_COST:
+            packed = self._form.pack(items)
+        else:
+            packed = await self._loop.run_in_executor(self._executor, self._form.pack, items)
+        self._observe(entries, packed, started)
         headers = entries[0].request.context.headers
         if batch.shared and (traceparent := headers.get("traceparent")):
             for entry in entries:
                 if entry.request is not entries[0].request:
                     entry.request.context.sent_with = traceparent
-        sizes = self._sizes(inputs[0])
+        sizes = packed.sizes
         batch.may_be_cancelled = self._predictor.stops_when_cancelled(sizes)
-        async with self._predictor.infer(inputs, self._output_names, headers, sizes=sizes) as outputs:
-            decode = partial(self._decode, entries, inputs[0].shape, outputs)
+        async with self._predictor.infer(packed.inputs, packed.outputs, headers, sizes=sizes) as outputs:
+            decode = partial(self._decode, entries, items, packed, outputs)
             if sum(entry.cost for entry in entries) <= INLINE_COST:
                 decode()
             else:
                 await _to_the_end(asyncio.get_running_loop().run_in_executor(self._executor, decode))
+        wrong = 0
         for entry in entries:
-            entry.request.settle(entry.index)
+            wrong += entry.request.settle(entry.index)
+        if wrong:
+            self._metrics.count_predictor_error(kinds.ERROR)  # the call has succeeded, its answer is of no use
 
-    async def canary(self, encoding: Encoding) -> None:
-        """Has the model infer once, beside all batches, and verifies the answer. Raises RequestError."""
-        inputs = pack([encoding], self._binding, self._filling)
-        async with self._predictor.infer(inputs, self._output_names, {}) as outputs:
-            self._verified(inputs[0].shape, outputs)
+    async def canary(self, item: Item) -> None:
+        """Has the model infer once, beside all batches, and verifies the answer, NaN included. Raises RequestError."""
+        packed = self._form.pack((item,))
+        async with self._predictor.infer(packed.inputs, packed.outputs, {}) as outputs:
+            for rows in self._form.unpack((item,), packed, outputs):
+                for role, data in rows.items():
+                    refuse_nan(data, role)
 
-    def _observe(self, entries: Sequence[Entry], ids: Tensor, started: float) -> None:
-        real = sum(entry.length for entry in entries)
-        self._metrics.observe_batch(len(entries), real, ids.data.size - real)
+    def _observe(self, entries: Sequence[Entry[Item]], packed: Packed, started: float) -> None:
+        self._metrics.observe_batch(len(entries), packed.real, packed.padding)
         for entry in entries:
             timings = entry.request.context.timings
             timings.queue = max(timings.queue, started - entry.request.since)
 
-    def _sizes(self, ids: Tensor) -> dict[str, int]:
-        """Bytes of each output of a batch, where its configuration tells."""
-        rows, width = ids.shape if self._binding.batch_axis else (1, ids.shape[0])
-        sizes = {output.name: output.row_bytes(width) for output in self._binding.outputs}
-        return {name: rows * size for name, size in sizes.items() if size is not None}
-
-    def _verified(self, shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> list[tuple[OutputBinding, Array]]:
-        """The outputs of a batch whose ids have this shape, each with its binding. Raises PredictorError."""
-        batch_axis = self._binding.batch_axis
-        rows, width = shape if batch_axis else (1, shape[0])
-        return [
-            (output, verify(outputs[output.name], output, rows, width, batch_axis)) for output in self._binding.outputs
-        ]
-
-    def _decode(self, entries: Sequence[Entry], shape: tuple[int, ...], outputs: Mapping[str, Tensor]) -> None:
-        """Verifies a batch's outputs and hands every instance its own rows."""
-        verified = self._verified(shape, outputs)
-        for row, entry in enumerate(entries):
-            if self._has_token_axes:
-                mine = {
-                    output.role: own_rows(data[row], output, entry.length, self._filling) for output, data in verified
-                }
-            else:
-                mine = {output.role: data[row] for output, data in verified}
-            entry.request.answer(entry.index, mine)
+    def _decode(
+        self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
+    ) -> None:
+        """Verifies a batch's outputs and hands every instance its own part."""
+        for entry, rows in zip(entries, self._form.unpack(items, packed, outputs), strict=True):
+            entry.request.answer(entry.index, rows)
 
 
 async def _to_the_end(work: asyncio.Future[None]) -> None:
@@ -233,15 +292,3 @@ async def _to_the_end(work: asyncio.Future[None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([work])
         raise
-
-
-def batch_limits(binding: Binding, settings: SchedulerSettings) -> BatchLimits:
-    """What a model's configuration and the settings allow in one batch."""
-    return BatchLimits(
-        max_rows=binding.max_rows,
-        max_tokens=settings.max_batch_tokens,
-        max_output_bytes=settings.max_batch_output_bytes,
-        output_bytes=lru_cache(maxsize=4096)(binding.output_bytes),
-        padding=binding.masked or binding.length is not None,
-        fixed_length=binding.length,
-    )

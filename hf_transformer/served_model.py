@@ -7,15 +7,27 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from hf_transformer.canary import SUSPECT_AFTER, Canary
-from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.errors import (
+    InvalidInput,
+    NotReady,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
+from hf_transformer.failure_log import FailureLog
+from hf_transformer.generation.chat import ChatTemplate
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.latency_log import LatencyLog
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Pipeline
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.tasks.base import Task
+from hf_transformer.served_generation import ServedGeneration, Users
+from hf_transformer.sightings import Sightings, asked_alike
+from hf_transformer.tasks.base import Servable
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import (
     Answers,
@@ -40,6 +52,9 @@ SETTLED_PAUSE = 1.0
 """Seconds between two looks at a predictor that was well at the first of them, whatever happens."""
 
 
+AnyPipeline = Pipeline | GenerationPipeline
+
+
 class ServedModel:
     """Finds the predictor in the background and answers queries once it is found.
 
@@ -53,23 +68,26 @@ class ServedModel:
         check_seconds: how long what the predictor says of the model is taken for true.
         latency_log: gets a line per request that says how long each stage took.
         roster: the workers of this service, which are ready together; None if there is one.
+        chat_template: what makes a prompt of a chat's messages; None for a model that does not chat.
     """
 
     def __init__(
         self,
         name: str,
-        task: Task[Any, Any, Any],
+        task: Servable,
         predictor: Predictor,
-        build: Callable[[ModelSpec], Pipeline],
+        build: Callable[[ModelSpec], AnyPipeline],
         metrics: Metrics,
         *,
         check_health: bool = False,
         check_seconds: float = 30.0,
         latency_log: LatencyLog | None = None,
         roster: Roster | None = None,
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         self.name = name
         self.task = task
+        self.chat_template = chat_template
         self._predictor = predictor
         self._build = build
         self._metrics = metrics
@@ -77,10 +95,13 @@ class ServedModel:
         self._check_seconds = check_seconds
         self._latency_log = latency_log
         self._roster = roster
-        self._pipeline: Pipeline | None = None
+        self._pipeline: AnyPipeline | None = None
+        self._users: Users | None = None  # of a pipeline that generates
         self._spec: ModelSpec | None = None
-        self._failing = False
+        self._failures = FailureLog()
         self._away = False
+        self._sightings = Sightings()
+        self._at_once = False  # the next look may bind another model without having seen it twice
         self._healthy = True
         self._reason = "the predictor has not been reached yet"
         self._canary = Canary()
@@ -113,6 +134,8 @@ class ServedModel:
                 self._looking.cancel()
                 await asyncio.wait([self._looking])
             await self._canary.close()
+            if self._users is not None:
+                await self._users.close()
 
     async def _until_doubt(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -149,18 +172,30 @@ class ServedModel:
         self._report(problem)
         return problem
 
-    async def _bind(self) -> Pipeline:
+    async def _bind(self) -> AnyPipeline:
         """Builds the pipeline for what the predictor says of the model now, unless that is what it was built for.
 
-        Requests under way keep the pipeline that they have.
+        Requests under way keep the pipeline that they have. Where nothing but the version differs all do.
         """
         spec = await self._describe()
-        if self._pipeline is None or spec != self._spec:
-            self._pipeline = None
-            self._pipeline = self._build(spec)
+        at_once = self._at_once or self._failures.failing
+        self._at_once = False
+        another = self._sightings.convince(spec, self._spec, at_once=at_once)
+        if self._pipeline is None or another:
+            if self._pipeline is None or not asked_alike(spec, self._spec):
+                self._let_go()
+                self._pipeline = pipeline = self._build(spec)
+                self._users = Users(pipeline) if isinstance(pipeline, GenerationPipeline) else None
             self._spec = spec
             logger.info("model %r is ready: version %s", self.name, spec.version or "unknown")
         return self._pipeline
+
+    def _let_go(self) -> None:
+        """Of the pipeline: one that generates is closed once those that are in it have left."""
+        self._pipeline = None
+        if self._users is not None:
+            self._users.retire()
+            self._users = None
 
     async def _describe(self) -> ModelSpec:
         try:
@@ -213,7 +248,7 @@ class ServedModel:
         if self._roster is not None:
             self._roster.say(ready=ready)
 
-    def _ready_pipeline(self) -> Pipeline:
+    def _ready_pipeline(self) -> AnyPipeline:
         if self._pipeline is None:
             raise NotReady(f"model {self.name!r} is not ready: {self._reason}")
         return self._pipeline
@@ -225,18 +260,46 @@ class ServedModel:
             NotReady: the predictor has not been found yet.
             RequestError: whatever else keeps the request from being answered.
         """
-        pipeline = self._ready_pipeline()
+        pipeline, users = self._ready_pipeline(), self._users
         try:
-            answers = await pipeline(query, context)
+            if users is None:
+                answers = await pipeline(query, context)
+            else:
+                with users.one():
+                    answers = await pipeline(query, context)
         except (PredictorError, PredictorTimeout, PredictorUnavailable) as error:
             self._note_failure(error)
             raise
-        if self._failing:
+        self._note_answer(context)
+        return answers
+
+    async def generate(self, request: GenerationRequest, context: Context) -> ServedGeneration:
+        """The texts of a request as they are written: enter what is given, then iterate.
+
+        Raises:
+            NotReady: the predictor has not been found yet.
+            InvalidInput: the model generates no text, or the request is wrong in itself.
+            RequestError: whatever else keeps it from being begun.
+        """
+        self._ready_pipeline()
+        users = self._users
+        if users is None:
+            raise InvalidInput(f"model {self.name!r} does {self.task.name}, which generates no text")
+        users.enter()
+        try:
+            generation = await users.pipeline.start(request, context)
+        except BaseException:
+            users.leave()
+            raise
+        return ServedGeneration(generation, users, context, self._note_answer, self._note_failure)
+
+    def _note_answer(self, context: Context) -> None:
+        """A request was answered whole."""
+        if self._failures.failing:
             self._note_success()
         self._metrics.observe(context.timings)
         if self._latency_log is not None:
             self._latency_log.add(context)
-        return answers
 
     def describe(self) -> ModelDescription:
         """What the model is. Raises NotReady before the predictor has been found."""
@@ -265,25 +328,25 @@ class ServedModel:
         return await self._ready_pipeline().encode(texts, how)
 
     def _note_failure(self, error: RequestError) -> None:
-        """A line for the first of a row of failures: the metrics count them, the log says why."""
-        if not self._failing:
-            self._failing = True
-            logger.warning("requests fail with %d: %s", error.status, error)
+        """What a failure says of the predictor, and whether to look at it again."""
+        self._failures.failed(error)
         self._canary.failed(error)
-        if isinstance(error, PredictorUnavailable):
+        if isinstance(error, PredictorUnavailable | PredictorTimeout):
             self._away = True
         elif isinstance(error, PredictorError) and (self._away or self._canary.errors == SUSPECT_AFTER):
-            self._away = False
-            self._doubt.set()  # what has come back may be another model, or one that has died
+            self._look_soon()  # what has come back may be another model, or one that has died
 
     def _note_success(self) -> None:
         """The first request that is answered after failures."""
-        self._failing = False
+        self._failures.answered()
         self._canary.succeeded()
         if self._away:
-            self._away = False
-            self._doubt.set()
-        logger.info("the predictor answers again")
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        self._away = False
+        self._at_once = True
+        self._doubt.set()
 
 
 def _jittered(seconds: float) -> float:

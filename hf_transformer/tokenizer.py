@@ -47,7 +47,8 @@ class Tokenizer:
     ``pad_token_id``, None if there is no padding token; ``pad_id``, an id that always exists, for positions that are
     masked out; ``mask_token`` and ``mask_id``, None if there is no mask token; ``cls_id`` and ``unk_id``, None if
     there is no token that stands for the text, or for unknown words; ``marks_subwords``, whether a token that continues
-    a word has a prefix (## of WordPiece).
+    a word has a prefix (## of WordPiece); ``cleans_up``, whether ``decode`` removes spaces before punctuation
+    (lexicon.CLEAN_UP); ``byte_level``, whether tokens are bytes in GPT-2's alphabet.
     """
 
     def __init__(
@@ -63,9 +64,16 @@ class Tokenizer:
         self.cls_id = words.to_id(tokens["cls_token"]) if "cls_token" in tokens else None
         self.unk_id = words.to_id(tokens["unk_token"]) if "unk_token" in tokens else None
         self.marks_subwords = words.marks_subwords
+        self.cleans_up = words.cleans_up
+        self.byte_level = words.byte_level
         ids = [words.to_id(tokens[name]) for name in ("pad_token", "eos_token", "unk_token") if name in tokens]
         self.pad_token_id = words.to_id(tokens["pad_token"]) if "pad_token" in tokens else None
         self.pad_id = next((number for number in ids if number is not None), 0)
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Those with a name of their own, by it: bos_token, eos_token, pad_token and so on."""
+        return self._tokens
 
     @property
     def vocab_size(self) -> int:
@@ -151,8 +159,15 @@ class Tokenizer:
         """The text of some ids, as AutoTokenizer.decode gives it."""
         return self._words.decode(ids, skip_special_tokens)
 
-    async def decode_off_loop(self, texts: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
-        """``decode`` for each, in a thread if there are many ids, which ends early when the caller is cancelled."""
+    def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """``decode`` before the spaces are removed that ``cleans_up`` is about."""
+        return self._words.decode_unclean(ids, skip_special_tokens)
+
+    async def decode_off_loop(
+        self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
+    ) -> list[str]:
+        """``decode`` for each, in the executor (None is the event loop's own) if there are many ids. That work ends
+        soon when the caller is cancelled."""
         if sum(map(len, texts)) <= MANY_IDS:
             return [self.decode(ids, skip_special_tokens) for ids in texts]
         stop = threading.Event()
@@ -161,7 +176,7 @@ class Tokenizer:
             return [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
 
         try:
-            return await asyncio.to_thread(decode)
+            return await asyncio.get_running_loop().run_in_executor(executor, decode)
         finally:
             stop.set()
 

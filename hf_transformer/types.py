@@ -86,7 +86,7 @@ class ModelSpec:
     ``max_batch_size`` is 0 for a model without a batch dimension of Triton's own (shapes are then complete).
     ``max_batch_size`` is None where the predictor can't tell (it has no configuration endpoint); the specs' shapes
     are then those of the metadata, batch axis included. ``instances`` is how many batches the model works on at a time,
-    as far as its configuration tells.
+    as far as its configuration tells. ``dynamic_batching`` says that the predictor merges requests which wait.
     """
 
     name: str
@@ -96,6 +96,30 @@ class ModelSpec:
     max_batch_size: int | None
     decoupled: bool = False
     instances: int = 1
+    dynamic_batching: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """What a predictor says of itself. ``extensions`` are those of the V2 protocol that it has."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryEntry:
+    """One model, in one version, of a predictor's repository.
+
+    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING, and empty for one that was never loaded; ``reason`` says why
+    it is not ready, where the predictor tells.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

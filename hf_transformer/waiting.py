@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 MAX_PADDING = 0.25
-"""The largest part of a batch that may be padding."""
+"""The largest part of a batch that may be padding, where nothing else is said."""
 
 
 MOST_GONE = 64
@@ -39,7 +39,8 @@ class BatchLimits:
     """How large a batch may be: rows, tokens with padding, and bytes of its outputs.
 
     ``output_bytes`` gives the bytes of one row's outputs by the batch's width in tokens. With ``padding`` false only
-    instances of one length share a batch. A batch of one instance is always allowed.
+    instances of one length share a batch, else ``max_padding`` is the largest part of it that may be padding. A
+    batch of one instance is always allowed.
     """
 
     max_rows: int
@@ -48,20 +49,24 @@ class BatchLimits:
     output_bytes: Callable[[int], int]
     padding: bool
     fixed_length: int | None = None
+    max_padding: float = MAX_PADDING
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
         """Whether a batch may have so many rows, padded to ``width``, with ``tokens`` that are no padding."""
         padded = rows * width
         if rows > self.max_rows or padded > self.max_tokens or rows * self.output_bytes(width) > self.max_output_bytes:
             return False
-        return self.fixed_length is not None or tokens >= (1 - MAX_PADDING) * padded
+        return self.fixed_length is not None or tokens >= (1 - self.max_padding) * padded
 
 
 class Waiting(Generic[One]):
     """The queue. The instance that has waited longest is always in the next batch, so none is overtaken for ever;
-    those nearest to it in length fill the batch up, in the order of their arrival."""
+    those nearest to it in length fill the batch up, in the order of their arrival.
 
-    def __init__(self, limits: BatchLimits) -> None:
+    ``limits`` gives those of the batch that an instance is the oldest in; one key's are all the same.
+    """
+
+    def __init__(self, limits: Callable[[One], BatchLimits]) -> None:
         self._limits = limits
         self._arrived: deque[One] = deque()
         self._gone = 0
@@ -112,7 +117,7 @@ class Waiting(Generic[One]):
 
     def _fill(self, batch: list[One], group: _Group[One]) -> None:
         """Adds the nearest lengths, first those that cost the least padding."""
-        limits = self._limits
+        limits = self._limits(batch[0])
         width = limits.fixed_length or batch[0].length
         tokens = batch[0].length
         for length in group.nearest(batch[0].length) if limits.padding else (batch[0].length,):

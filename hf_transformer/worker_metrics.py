@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import reduction
 from types import TracebackType
@@ -30,8 +31,10 @@ PERIOD = 1.0
 HALF = 256 * 1024
 """Bytes that a copy may have; two of each worker take turns, so that no reader sees half of one. Memory that is not
 written is not taken; a copy has some 20 KiB."""
-HEADER = struct.Struct("<QQ")
-"""In front of a worker's two copies: which of them is the last, counted from 1, and its length."""
+HEADER = struct.Struct("<QQI")
+"""One for each of a worker's two copies, in front of both: which copy it is, counted from 1, its length and CRC-32."""
+TRIES = 100
+"""Times that a copy is read that was being replaced each time; its worker replaces it once in PERIOD."""
 PLACE = mmap.PAGESIZE + 2 * HALF
 
 Sample = list[Any]
@@ -79,9 +82,20 @@ class Board:
                 yield copy, self._roster.alive(place)
 
     def read(self, place: int) -> bytes:
-        """The last copy of a place, empty if there is none."""
-        number, length = HEADER.unpack(os.pread(self._file, HEADER.size, place * PLACE))
-        return os.pread(self._file, length, self._start(place, number)) if number else b""
+        """The last whole copy of a place, empty if there is none.
+
+        Nobody is kept from writing meanwhile: copies that do not have their sum are read again. A worker that dies
+        while it writes leaves the copy before that one.
+        """
+        for _ in range(TRIES):
+            headers = sorted(((*self._header(place, half), half) for half in (0, 1)), reverse=True)
+            if not headers[0][0]:
+                return b""
+            for number, length, checksum, half in headers:
+                copy = os.pread(self._file, min(length, HALF), self._start(place, half))
+                if number and zlib.crc32(copy) == checksum:
+                    return copy
+        return b""
 
     def write(self, copy: bytes) -> None:
         """Replaces this worker's copy. Raises ValueError for one that is too long."""
@@ -89,12 +103,17 @@ class Board:
             return
         if len(copy) > HALF:
             raise ValueError(f"{len(copy)} bytes of metrics, at most {HALF} can be shared")
-        number = HEADER.unpack(os.pread(self._file, HEADER.size, self.own * PLACE))[0] + 1
-        os.pwrite(self._file, copy, self._start(self.own, number))
-        os.pwrite(self._file, HEADER.pack(number, len(copy)), self.own * PLACE)
+        number = max(self._header(self.own, half)[0] for half in (0, 1)) + 1
+        os.pwrite(self._file, copy, self._start(self.own, number % 2))
+        header = HEADER.pack(number, len(copy), zlib.crc32(copy))
+        os.pwrite(self._file, header, self.own * PLACE + number % 2 * HEADER.size)
 
-    def _start(self, place: int, number: int) -> int:
-        return place * PLACE + mmap.PAGESIZE + (number % 2) * HALF
+    def _header(self, place: int, half: int) -> tuple[int, int, int]:
+        number, length, checksum = HEADER.unpack(os.pread(self._file, HEADER.size, place * PLACE + half * HEADER.size))
+        return number, length, checksum
+
+    def _start(self, place: int, half: int) -> int:
+        return place * PLACE + mmap.PAGESIZE + half * HALF
 
 
 def _rebuild(roster: Roster, file: Any) -> Board:
@@ -125,12 +144,20 @@ class SharedMetrics(Collector):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._keeping.cancel()
-        self._write(self._copy())
+        self._renew()
 
     async def _keep(self) -> None:
         while True:
-            self._write(self._copy())
+            self._renew()
             await asyncio.sleep(PERIOD)
+
+    def _renew(self) -> None:
+        try:
+            self._write(self._copy())
+        except Exception:  # of whatever tells a number: the last resort, or the copy would never be renewed again
+            if not self._failed:
+                logger.exception("this worker's metrics can't be collected")
+            self._failed = True
 
     def _write(self, copy: bytes) -> None:
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from hf_transformer.engines import characters
 from hf_transformer.errors import TooLarge
 from hf_transformer.tasks.base import Task
 from hf_transformer.types import Answers, Encoding, TextInput
@@ -21,6 +22,31 @@ class Limits:
     max_total_length: int
     max_sequences: int
     max_answer_values: int
+
+    def check_texts(self, texts: Sequence[TextInput], name: str, *, single: bool = False) -> int:
+        """How many characters some texts have together; ``single`` says that ``name`` is a text's and not a list's.
+
+        Raises:
+            TooLarge: there are too many, or they are too long.
+        """
+        if len(texts) > self.max_instances:
+            raise TooLarge(
+                f"{name}: {len(texts)} in a request, at most {self.max_instances} are taken (--max_instances)"
+            )
+        total = 0
+        for index, text in enumerate(texts):
+            length = characters(text)
+            if length > self.max_text_length:
+                where = name if single else f"{name}[{index}]"
+                raise TooLarge(
+                    f"{where}: {length} characters, at most {self.max_text_length} are taken (--max_text_length)"
+                )
+            total += length
+        if total > self.max_total_length:
+            raise TooLarge(
+                f"{name}: {total} characters together, at most {self.max_total_length} are taken (--max_total_length)"
+            )
+        return total
 
 
 @dataclass(slots=True)

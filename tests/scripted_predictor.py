@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -31,11 +31,13 @@ class Call:
 
 
 class ScriptedPredictor(Predictor):
-    """``calls`` has every call so far. Its output ``logits`` [rows, tokens, 1] is the input ids as FP32."""
+    """``calls`` has every call so far. Its output ``logits`` [rows, tokens, 1] is the input ids as FP32; those of the
+    column ``nan_at`` are NaN."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.stops = True
+        self.nan_at: int | None = None
 
     def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
         return self.stops
@@ -70,7 +72,17 @@ class ScriptedPredictor(Predictor):
         except asyncio.CancelledError:
             call.cancelled = True
             raise
-        yield {"logits": Tensor("logits", "FP32", inputs[0].data[:, :, np.newaxis].astype(np.float32))}
+        logits = inputs[0].data[:, :, np.newaxis].astype(np.float32)
+        if self.nan_at is not None:
+            logits[:, self.nan_at] = np.nan
+        yield {"logits": Tensor("logits", "FP32", logits)}
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """As ``infer``, in one response."""
+        async with self.infer(inputs, outputs, headers) as tensors:
+            yield tensors
 
     def answer(self, *numbers: int) -> None:
         """Ends these calls, all that are open if none are given."""

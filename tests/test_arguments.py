@@ -90,15 +90,17 @@ def test_flags_without_effect_are_accepted_and_mentioned_once(option: Option) ->
 
 
 @pytest.mark.parametrize(("name", "bad"), CHECKED.items())
-def test_flags_of_parts_to_come_are_checked(name: str, bad: str) -> None:
+def test_flags_about_answers_are_checked(name: str, bad: str) -> None:
     assert error(f"--{name}={bad}").startswith(f"--{name}: expected ")
 
 
-def test_switching_off_what_is_not_there_needs_no_note() -> None:
-    assert notes("--do_sample=false", DO_SAMPLE="false") == []
-    assert notes("--do-sample", "true") == [
-        "--do-sample has no effect in this version: text generation is not part of it"
-    ]
+def test_generation_is_set_by_the_names_of_the_runtime_guide() -> None:
+    parsed, said = parse(
+        MAX_LENGTH="100", DO_SAMPLE="true", TEMPERATURE="0.7", TOP_K="5", TOP_P="0.9", RETURN_FULL_TEXT="false"
+    )
+    assert said == []
+    assert (parsed.generation_max_length, parsed.do_sample, parsed.temperature) == (100, True, 0.7)
+    assert (parsed.top_k, parsed.top_p, parsed.return_full_text) == (5, 0.9, False)
 
 
 def test_only_the_openai_prefix_may_be_empty() -> None:
@@ -117,7 +119,8 @@ def test_old_names() -> None:
 
 
 def test_the_variable_max_length_is_about_generation() -> None:
-    assert config(MAX_LENGTH="100").max_model_len is None
+    parsed = config(MAX_LENGTH="100")
+    assert (parsed.max_model_len, parsed.generation_max_length) == (None, 100)
 
 
 @pytest.mark.parametrize("flag", ["--predictor_protocol", "--protocol"])

@@ -99,7 +99,7 @@ def test_unknown_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_unknown_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sreve"]) == 2
-    expected = "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, demo\n"
+    expected = "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, doctor, export, demo\n"
     assert capsys.readouterr() == ("", expected)
 
 

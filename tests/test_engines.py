@@ -88,7 +88,9 @@ class Waiting:
 
 
 def tokenizer_of(engine: Engine, decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: "") -> Tokenizer:
-    lexicon = Lexicon(1, lambda token: None, lambda number: None, decode, lambda text: [], "".join, False)
+    lexicon = Lexicon(
+        1, lambda token: None, lambda number: None, decode, lambda text: [], "".join, False, decode, False, False
+    )
     return Tokenizer(engine, lexicon, {}, max_length=LENGTH, padding_side="right")
 
 
@@ -152,13 +154,15 @@ async def test_many_ids_are_decoded_in_a_thread_as_long_as_somebody_waits() -> N
         return str(len(ids))
 
     tokenizer = tokenizer_of(Waiting(), decode)
-    assert await tokenizer.decode_off_loop([[1]] * 3, False) == ["1"] * 3
+    executor = ThreadPoolExecutor(1, "decoder")
+    assert await tokenizer.decode_off_loop([[1]] * 3, executor, False) == ["1"] * 3
     assert threads == [threading.main_thread()] * 3
-    task = asyncio.create_task(tokenizer.decode_off_loop([[1] * MANY_IDS] * 10, False))
+    task = asyncio.create_task(tokenizer.decode_off_loop([[1] * MANY_IDS] * 10, executor, False))
     assert await asyncio.to_thread(begun.wait, 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     go_on.set()
-    assert await tokenizer.decode_off_loop([[1] * (MANY_IDS + 1)], False) == [str(MANY_IDS + 1)]
-    assert len(threads) == 5 and threading.main_thread() not in threads[3:]
+    assert await tokenizer.decode_off_loop([[1] * (MANY_IDS + 1)], executor, False) == [str(MANY_IDS + 1)]
+    assert len(threads) == 5 and {thread.name for thread in threads[3:]} == {"decoder_0"}
+    executor.shutdown()

@@ -14,16 +14,17 @@ ROOT = Path(hf_transformer.__file__).parent
 
 LAYERS = {
     "cli": ("cli", "__main__"),
-    "commands": ("commands", "local_triton"),
+    "commands": ("commands", "local_triton", "export"),
     "serving": ("serving",),
-    "app": ("app", "model_wiring", "model_parts"),
+    "app": ("app", "model_wiring", "model_parts", "generation_wiring", "generation_parts", "diagnosis"),
     "config": ("config", "options", "logs"),
-    "model": ("served_model", "canary"),
+    "model": ("served_model", "served_generation", "canary", "sightings", "failure_log"),
     "apis": ("apis",),
-    "pipeline": ("pipeline", "worklist"),
+    "pipeline": ("pipeline",),
     "parts": (
         "scheduler",
         "in_flight",
+        "places",
         "deadlines",
         "waiting",
         "batches",
@@ -33,6 +34,7 @@ LAYERS = {
         "engines",
         "loading",
         "tasks",
+        "worklist",
         "generation",
         "numerics",
     ),
@@ -46,6 +48,7 @@ LAYERS = {
         "metrics",
         "access_format",
         "histograms",
+        "generation_metrics",
         "latency_log",
         "endings",
         "json_log",
@@ -62,7 +65,7 @@ LAYERS = {
 
 MAY_IMPORT = {
     "cli": {"commands", "config", "base"},
-    "commands": {"app", "serving", "config", "base"},
+    "commands": {"app", "serving", "config", "parts", "base"},
     "serving": {"base"},
     "app": {"config", "model", "apis", "pipeline", "parts", "predictors", "base"},
     "config": {"base"},
@@ -143,5 +146,7 @@ def test_only_cli_reads_the_process_arguments_and_environment() -> None:
     assert set(readers) == {"cli.py"}
 
 
-def test_nothing_imports_torch() -> None:
-    assert not [module for module in modules() if "torch" in {name.split(".")[0] for name in imports(module)}]
+def test_nothing_but_the_export_imports_torch() -> None:
+    served = [module for module in modules() if top_level(module) != "export"]
+    assert not [module for module in served if "torch" in {name.split(".")[0] for name in imports(module)}]
+    assert [module for module in served if "export" in own_imports(module)] == [Path("commands/export.py")]

@@ -71,3 +71,17 @@ async def test_inputs_are_those_that_the_model_takes() -> None:
         await served.answer()
         await trial
         assert served.predictor.calls[0].ids.shape == (1, 3)
+
+
+@pytest.mark.parametrize(("column", "wrong"), [(0, True), (2, True), (4, False)], ids=["first", "last", "padding"])
+async def test_nan_is_no_answer_but_in_the_padding(column: int, wrong: bool) -> None:
+    async with bench(replace(BINDING, length=5)) as served:
+        served.predictor.nan_at = column
+        trial = asyncio.create_task(served.scheduler.canary(TEXT))
+        await served.turn()
+        await served.answer()
+        if wrong:
+            with pytest.raises(PredictorError, match="'logits' with NaN"):
+                await trial
+        else:
+            await trial

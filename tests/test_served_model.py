@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer import served_model
 from hf_transformer.contract import ContractError
-from hf_transformer.errors import NotReady, PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Pipeline
 from hf_transformer.predictors.base import Predictor
@@ -23,6 +23,7 @@ from tests.predictors.scripted import SPEC, Scripted
 pytestmark = pytest.mark.asyncio
 
 DEAD = PredictorError("Stub process is not healthy")
+OTHER = replace(SPEC, version="2", max_batch_size=8)
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +168,7 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
 async def test_another_version_is_tried_out_as_well() -> None:
     async with bench() as served:
         await served.fail(DEAD, 3)
-        served.predictor.spec = replace(SPEC, version="2")
+        served.predictor.spec = OTHER
         assert "so does a trial" in await served.unready()
         assert served.lines[-1].spec.version == "2"
 
@@ -216,7 +217,7 @@ async def test_another_version_is_bound_in_the_background(check_health: bool) ->
         served.lines[0].gate = asyncio.Event()
         under_way = asyncio.create_task(served.ask())
         await asyncio.sleep(0)
-        served.predictor.spec = replace(SPEC, version="2")
+        served.predictor.spec = OTHER
         await until(lambda: len(served.lines) == 2)
         assert await served.ask() == "2"
         served.lines[0].gate.set()
@@ -230,10 +231,11 @@ async def test_the_same_model_is_not_bound_again() -> None:
 
 
 @pytest.mark.parametrize("check_health", [False, True])
-async def test_metadata_is_read_again_when_the_predictor_is_back(check_health: bool) -> None:
+@pytest.mark.parametrize("away", [PredictorUnavailable("down"), PredictorTimeout("hung")], ids=["down", "hung"])
+async def test_metadata_is_read_again_when_the_predictor_is_back(check_health: bool, away: RequestError) -> None:
     async with bench(check_health=check_health) as served:
-        await served.fail(PredictorUnavailable("down"), 5)
-        served.predictor.spec = replace(SPEC, version="2")
+        await served.fail(away, 5)
+        served.predictor.spec = OTHER
         served.outcome = None
         assert await served.ask() == "1"
         await until(lambda: len(served.lines) == 2)
@@ -246,7 +248,7 @@ async def test_metadata_is_read_again_when_a_model_refuses_what_it_took(errors: 
     async with bench(check_health=False) as served:
         if errors == 1:
             await served.fail(PredictorUnavailable("down"))
-        served.predictor.spec = replace(SPEC, version="2")
+        served.predictor.spec = OTHER
         await served.fail(PredictorError("unexpected shape"), errors)
         await until(lambda: len(served.lines) == 2)
         served.outcome = None
@@ -268,7 +270,7 @@ async def test_an_outage_alone_leads_to_no_questions() -> None:
 async def test_a_model_that_does_not_fit_any_longer_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     async with bench(check_health=False, check_seconds=0.002) as served:
         served.misfit = True
-        served.predictor.spec = replace(SPEC, version="2")
+        served.predictor.spec = OTHER
         await until(lambda: not served.shown_ready())
         with pytest.raises(NotReady, match="It has no logits"):
             await served.ask()
@@ -277,6 +279,16 @@ async def test_a_model_that_does_not_fit_any_longer_is_not_asked(caplog: pytest.
         await until(served.shown_ready)
         assert await served.ask() == "2"
     assert caplog.text.count("not ready, trying on") == 1
+
+
+async def test_a_failure_and_its_end_have_a_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with bench(check_health=False) as served:
+        for _ in range(50):
+            await served.fail(PredictorError("wrong"), 2)
+            served.outcome = None
+            await served.ask()
+    assert caplog.text.count("requests fail with 502: wrong") == caplog.text.count("answers again") == 1
 
 
 @pytest.mark.parametrize("trouble", [ValueError("a fault of ours"), asyncio.CancelledError()], ids=repr)

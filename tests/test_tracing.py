@@ -215,6 +215,28 @@ def test_a_variable_of_the_exporters_that_is_wrong(monkeypatch: pytest.MonkeyPat
         Exporter("http://c:4318")
 
 
+@pytest.mark.parametrize("missing", [True, False])
+def test_no_message_tells_the_collectors_password(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+    if missing:
+        monkeypatch.delitem(sys.modules, "hf_transformer.tracing.otlp", raising=False)
+        monkeypatch.delattr("hf_transformer.tracing.otlp", raising=False)
+        monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    else:
+        monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "http://me:word@c")
+    with pytest.raises(ConfigError, match=r"^--otlp_endpoint=http://\*\*\*@c:4318/x: ") as caught:
+        Exporter("http://me:pass@word@c:4318/x")
+    assert "pass" not in str(caught.value) and "word@" not in str(caught.value)
+
+
+def test_attributes_of_clients_are_cut() -> None:
+    tracer, taken = tracing()
+    _, trace = tracer.begin({})
+    assert trace is not None
+    tracer.end_http(trace, "GET", "/" + "x" * 300, "http", 404, Context("r" * 300, {}))
+    assert taken[0].attributes["url.path"] == "/" + "x" * 255
+    assert taken[0].attributes["hf_transformer.request_id"] == "r" * 256
+
+
 def test_lost_spans_are_told_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

@@ -34,7 +34,7 @@ def limits(
 
 
 def batches(entries: list[Entry], within: BatchLimits) -> list[list[Entry]]:
-    waiting: Waiting[Entry] = Waiting(within)
+    waiting: Waiting[Entry] = Waiting(lambda entry: within)
     for entry in entries:
         waiting.add(entry)
     found = []
@@ -81,7 +81,7 @@ def test_without_padding_lengths_are_never_mixed(given_entries: list[Entry]) -> 
 
 @given(entries, st.sets(st.integers(0, 59)))
 def test_those_that_nobody_waits_for_leave_nothing_behind(given_entries: list[Entry], cancelled: set[int]) -> None:
-    waiting: Waiting[Entry] = Waiting(limits(rows=2))
+    waiting: Waiting[Entry] = Waiting(lambda entry: limits(rows=2))
     for number, entry in enumerate(given_entries):
         waiting.add(entry)
         entry.number = number

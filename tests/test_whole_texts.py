@@ -178,5 +178,5 @@ async def test_decoding(both: Any, name: str, times: int) -> None:
     ids = [encoding["input_ids"] * times for encoding in map(auto, TEXTS[:20])]
     for skip in (False, True):
         wanted = [auto.decode(one, skip_special_tokens=skip) for one in ids]
-        assert await tokenizer.decode_off_loop(ids, skip) == wanted
+        assert await tokenizer.decode_off_loop(ids, None, skip) == wanted
         assert [tokenizer.decode(one, skip) for one in ids] == wanted

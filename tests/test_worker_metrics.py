@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.metrics import Metrics
 from hf_transformer.types import Timings
-from hf_transformer.worker_metrics import HALF, PERIOD, Board, SharedMetrics, Total, as_family
+from hf_transformer.worker_metrics import HALF, HEADER, PERIOD, PLACE, Board, SharedMetrics, Total, as_family
 from hf_transformer.workers import Roster
 
 V1, READY = 'hf_transformer_requests_total{api="v1",status="200"}', 'hf_transformer_model_ready{model_name="bert"}'
@@ -100,6 +100,76 @@ async def test_the_copy_is_renewed() -> None:
                 await asyncio.sleep(0.01)
         metrics.count_request("grpc", 200)
     assert b'"grpc"' in board.read(0)
+
+
+async def test_a_number_that_can_not_be_told_once_does_not_end_the_renewal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hf_transformer.worker_metrics.PERIOD", 0.001)
+    roster = Roster(1)
+    board = Board(roster)
+    roster.claim()
+    metrics = Metrics("bert")
+    told = 0
+
+    def tell() -> int:
+        nonlocal told
+        told += 1
+        if told in (2, 3):
+            raise RuntimeError("not now")
+        return told
+
+    metrics.watch_in_flight(tell, lambda: 0)
+    async with metrics.share(board):
+        async with asyncio.timeout(20):
+            while told < 5:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.001)
+    assert board.read(0)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+class Meanwhile(Board):
+    """A board whose copies are replaced while somebody reads."""
+
+    copies: tuple[bytes, ...] = ()
+
+    def _start(self, place: int, half: int) -> int:
+        copies, self.copies = self.copies, ()
+        for copy in copies:
+            self.write(copy)
+        return super()._start(place, half)
+
+
+def test_a_copy_that_is_replaced_while_it_is_read_is_read_again() -> None:
+    roster = Roster(1)
+    roster.claim()
+    board = Meanwhile(roster)
+    board.write(b"a" * 1000)
+    board.copies = (b"b" * 1000, b"c" * 2000)  # the second one takes the place of what is being read
+    assert board.read(0) == b"c" * 2000
+
+
+@pytest.mark.parametrize("written", ["half of the copy", "the copy", "half of the header"])
+def test_a_worker_that_dies_while_it_writes_breaks_no_scrape(written: str) -> None:
+    roster = Roster(2)
+    board = Board(roster)
+    metrics, _ = worker(board, roster, 2, True)
+    metrics.count_request("v1", 200)
+    other = Worker(board, roster)
+    other.count(10)
+    other.kill()
+    number = max(board._header(1, half)[0] for half in (0, 1)) + 1
+    new = b"[" * 5000
+    os.pwrite(board._file, new[:2500] if written == "half of the copy" else new, board._start(1, number % 2))
+    if written == "half of the header":
+        os.pwrite(board._file, HEADER.pack(number, len(new), 7)[:12], PLACE + number % 2 * HEADER.size)
+    assert value(metrics, V1) == 11
+    replacement = Worker(board, roster)
+    try:
+        replacement.count(3)
+        assert value(metrics, V1) == 14
+    finally:
+        replacement.kill()
 
 
 def test_what_is_the_smallest_the_largest_and_the_sum() -> None:

@@ -17,7 +17,22 @@ VARIANTS: Final = TESTS / "model_repository"
 SHARED_CODE: Final = VARIANTS / "onnx_model.py"
 DEMO_WEIGHTS: Final = VARIANTS / "bert_masked" / "1" / "model.onnx"
 TASK_MODELS: Final = TESTS / "task_models"
-SAME_WEIGHTS: Final = {name: "minibert_mean" for name in ("minibert_cls", "minibert_max", "minibert_last")}
+GENERATION_CODE: Final = VARIANTS / "generation"
+GENERATION: Final = {
+    "gpt2_logits": "logits_model.py",
+    "gpt2_past": "logits_model.py",
+    "gpt2_past_unplaced": "logits_model.py",
+    "gpt2_tokens": "token_model.py",
+    "gpt2_tokens_unary": "token_model.py",
+    "gpt2_vllm": "text_model.py",
+    "gpt2_tutorial": "tutorial_model.py",
+    "t5_logits": "logits_model.py",
+}
+"""Generative model -> its model.py, under GENERATION_CODE; the other files there are what that one needs."""
+SAME_WEIGHTS: Final = {
+    **{name: "minibert_mean" for name in ("minibert_cls", "minibert_max", "minibert_last")},
+    **{name: "gpt2_past" for name in GENERATION if name.startswith("gpt2_")},
+}
 """Model -> the model whose weights it has too."""
 
 
@@ -28,7 +43,7 @@ def model_names() -> list[str]:
 
 def task_model_names() -> list[str]:
     """The models that are not the demo model in another form: one or more per predictive task."""
-    return [name for name in model_names() if (TASK_MODELS / name).is_dir()]
+    return [name for name in model_names() if task_model_folder(name) != DEMO_MODEL]
 
 
 def task_model_folder(name: str) -> Path:
@@ -38,7 +53,7 @@ def task_model_folder(name: str) -> Path:
     """
     if name not in model_names():
         raise ValueError(f"no such test model: {name}")
-    own = TASK_MODELS / name
+    own = TASK_MODELS / (name.partition("_")[0] if name in GENERATION else name)
     return own if own.is_dir() else DEMO_MODEL
 
 
@@ -64,6 +79,8 @@ def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
         if name == "bert":
             code, weights = DEMO_MODEL / "1" / "model.py", DEMO_MODEL / "1" / "model.onnx"
             _fill(version, DEMO_MODEL / "configs" / "python.pbtxt", code, weights)
+        elif name in GENERATION:
+            _fill_generation(version, name)
         else:
             _fill(version, VARIANTS / name / "config.pbtxt", SHARED_CODE, weights_of(name))
 
@@ -74,3 +91,11 @@ def _fill(version: Path, config: Path, code: Path, weights: Path) -> None:
     # A link, since twenty copies of the weights per test run would stay in pytest's temporary folders. Not one for
     # the code: __file__ must lie beside the weights.
     (version / "model.onnx").symlink_to(weights)
+
+
+def _fill_generation(version: Path, name: str) -> None:
+    _fill(version, VARIANTS / name / "config.pbtxt", GENERATION_CODE / GENERATION[name], weights_of(name))
+    for code in GENERATION_CODE.glob("*.py"):
+        shutil.copyfile(code, version / code.name)
+    for file in ("tokenizer.json", "config.json", "generation_config.json"):
+        (version / file).symlink_to(task_model_folder(name) / file)

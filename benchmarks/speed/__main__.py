@@ -12,9 +12,10 @@ from pathlib import Path
 
 from benchmarks.speed import cases
 from benchmarks.speed.cases import Cell, Model
+from benchmarks.speed.in_flight import measure_in_flight
 from benchmarks.speed.lineup import missing, service_flags, subjects_of, variables
 from benchmarks.speed.load import LoadFailed
-from benchmarks.speed.measuring import Result, measure
+from benchmarks.speed.measuring import Result, count_runs, measure
 from benchmarks.speed.memory import measure_memory
 from benchmarks.speed.options import Options, parse
 from benchmarks.speed.report import write_results
@@ -68,9 +69,17 @@ def run(options: Options, folder: Path) -> int:
         ground = Ground(triton, folder, variables())
         if options.memory:
             return measure_memory(options, ground, flags, say)
-        for model, cells in plan(options, with_minilm=minilm is not None):
-            subjects = subjects_of(model, ground, options, flags)
-            results += measure(subjects, cells, options.rounds, options.seconds, triton.child, say)
+        if options.batches_in_flight:
+            return measure_in_flight(options, ground, say, started)
+        work = [
+            (subjects_of(model, ground, options, flags), cells)
+            for model, cells in plan(options, with_minilm=minilm is not None)
+        ]
+        runs = [count_runs(subjects, cells) for subjects, cells in work]
+        say(f"{sum(runs) * options.rounds} runs; after {options.minutes:g} minutes no further round begins")
+        for number, (subjects, cells) in enumerate(work):
+            until = started + 60 * options.minutes * sum(runs[: number + 1]) / max(1, sum(runs))
+            results += measure(subjects, cells, options.rounds, options.seconds, triton, say, until=until)
     paths = write_results(results, options, triton.description, time.monotonic() - started)
     say(f"written: {', '.join(path.name for path in paths)} in {options.results}")
     errors = sum(result.errors for result in results)

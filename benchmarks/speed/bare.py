@@ -20,8 +20,8 @@ from hf_transformer.local_triton import SHARED_MEMORY
 
 REGION_BYTES = 256 * 2**20
 """At most so much for the outputs of wrk's requests. Two in flight may then share a place; nobody reads it."""
-LONGEST_SECONDS = 60
-"""For one run; perf_analyzer may hang where it sees no end."""
+LONGEST_SECONDS = 30
+"""For one run of some seconds; perf_analyzer may hang where it sees no end."""
 MOST_IN_FLIGHT = 32
 """Of perf_analyzer, which has a thread for each: with 128 on two cores a run may never end."""
 WINDOW_MS = 500
@@ -67,13 +67,14 @@ class Direct(WithWrk):
             raise ValueError(f"{case.name}: the output has the shape {shape}")
 
     def stop(self) -> None:
-        for region in self._regions:
-            try:
-                post(self.ground.triton.http_port, f"{_MEMORY}/region/{region.name}/unregister", Body(b"{}"))
-            finally:
-                (SHARED_MEMORY / region.name).unlink()
+        """The files go in any case; Triton may be gone, or refuse because a request is still under way."""
+        regions = list(self._regions)
         self._regions.clear()
         self._bodies.clear()
+        for region in regions:
+            (SHARED_MEMORY / region.name).unlink(missing_ok=True)
+        for region in regions:
+            post(self.ground.triton.http_port, f"{_MEMORY}/region/{region.name}/unregister", Body(b"{}"))
 
     def _register(self, slot_bytes: int, wanted: int) -> Region:
         slots = max(1, min(wanted, REGION_BYTES // slot_bytes))
@@ -165,7 +166,9 @@ class PerfAnalyzer(_WithTokens):
             )
             served = self._successes() - before
             with table.open() as file:
-                row = next(csv.DictReader(file))
+                row = next(csv.DictReader(file), None)
+        if row is None:
+            raise LoadFailed(f"{self.name} has written an empty table")
         rate, measured = float(row["Inferences/Second"]), WINDOWS * window / 1000
         micro = {percent: float(row[f"p{percent} latency"]) for percent in (50, 99)}
         return Load(round(rate * measured), measured, micro[50] / 1000, micro[99] / 1000, served=served)

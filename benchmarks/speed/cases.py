@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Lengths = Literal["9", "128", "mixed"]
+Lengths = Literal["4", "9", "128", "mixed"]
 """Tokens per text, special tokens included; mixed is 8 to 256."""
 
 VOCABULARY: Final = 30_522

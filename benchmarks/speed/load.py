@@ -13,6 +13,7 @@ from benchmarks.speed.bodies import Body
 
 SCRIPT = Path(__file__).with_name("wrk.lua")
 TIMEOUT_SECONDS = 60
+"""How much longer than it should wrk may run."""
 
 
 class LoadFailed(Exception):
@@ -46,7 +47,10 @@ def run_wrk(url: str, bodies: Sequence[Body], connections: int, seconds: int) ->
         file.flush()
         times = [f"-d{seconds}s", f"--timeout={TIMEOUT_SECONDS}s"]
         command = ["wrk", "-t1", f"-c{connections}", *times, f"-s{SCRIPT}", url, "--", file.name]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 2 * TIMEOUT_SECONDS)
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds + TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired as exc:
+            raise LoadFailed(f"wrk did not end in {seconds + TIMEOUT_SECONDS} s") from exc
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     if ended.returncode or not lines:
         raise LoadFailed(f"wrk ended with {ended.returncode}: {ended.stdout[-500:]} {ended.stderr[-500:]}")

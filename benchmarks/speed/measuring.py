@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http.client import HTTPException
 
 from benchmarks.speed.cases import Cell
 from benchmarks.speed.load import LoadFailed
 from benchmarks.speed.subjects import Subject
 from benchmarks.speed.usage import cpu_seconds, settle
+from hf_transformer.local_triton import LocalTriton
 from hf_transformer.local_triton.child_process import ChildProcess
 
 Say = Callable[[str], None]
+FAILURES = (LoadFailed, ValueError, OSError, HTTPException)
+"""Of a subject or its load; the other ones go on."""
+MOST_FAILURES = 3
+"""Of a subject, each of which may have cost the time of a run that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +57,70 @@ class Result:
 
 
 def measure(
-    subjects: Sequence[Subject], cells: Sequence[Cell], rounds: int, seconds: int, triton: ChildProcess, say: Say
+    subjects: Sequence[Subject],
+    cells: Sequence[Cell],
+    rounds: int,
+    seconds: int,
+    triton: LocalTriton,
+    say: Say,
+    *,
+    until: float = math.inf,
 ) -> list[Result]:
-    """Every subject in every cell that it takes, ``rounds`` times in turn; one that fails is left out, with a line."""
+    """Every subject in every cell that it takes, ``rounds`` times in turn.
+
+    A subject that fails in a cell, or hangs, is not tried there again, and after MOST_FAILURES nowhere. No round but
+    the first begins after ``until``, of time.monotonic. Of what is left out there is a line. A Triton that has died
+    is started again.
+    """
+    found: dict[tuple[Cell, Subject], list[Sample]] = {}
+    failed: Counter[Subject] = Counter()
     with ExitStack() as stack:
         for subject in subjects:
-            stack.callback(subject.stop)
+            stack.callback(_end, subject, say)
             subject.start()
         running = [subject for subject in subjects if _works(subject, cells, say)]
-        found: dict[tuple[Cell, Subject], list[Sample]] = {}
         for number in range(rounds):
+            if number and time.monotonic() > until:
+                say(f"the time is over: {number} of {rounds} rounds are done")
+                break
             for cell in cells:
                 say(f"round {number + 1} of {rounds}: {cell.case.name}, {cell.connections} connections")
                 for subject in _in_turn(running, number):
-                    if subject.takes(cell) and (sample := _sample(subject, cell, seconds, triton, say)):
-                        found.setdefault((cell, subject), []).append(sample)
+                    samples = found.setdefault((cell, subject), [])
+                    if failed[subject] >= MOST_FAILURES or len(samples) < number or not subject.takes(cell):
+                        continue
+                    sample = _sample(subject, cell, seconds, triton.child, say)
+                    if sample is not None:
+                        samples.append(sample)
+                    elif triton.child.exit_code is not None:
+                        _start_again(triton, say)
+                    else:
+                        failed[subject] += 1
     return [
-        Result(cell, subject.name, subject.kind, tuple(samples))
+        Result(cell, subject.name, subject.kind, tuple(found[cell, subject]))
         for cell in cells
         for subject in running
-        if (samples := found.get((cell, subject)))
+        if found.get((cell, subject))
     ]
+
+
+def count_runs(subjects: Sequence[Subject], cells: Sequence[Cell]) -> int:
+    """Of one round."""
+    return sum(subject.takes(cell) for subject in subjects for cell in cells)
+
+
+def _start_again(triton: LocalTriton, say: Say) -> None:
+    """On the same ports, so that all who use it find it again."""
+    say(f"Triton has ended with {triton.child.exit_code} and is started again; the end of its log:")
+    say(triton.output_tail(15))
+    triton.restart()
+
+
+def _end(subject: Subject, say: Say) -> None:
+    try:
+        subject.stop()
+    except FAILURES as exc:
+        say(f"{subject.name} could not be ended tidily: {exc}")
 
 
 def _in_turn(subjects: Sequence[Subject], number: int) -> Iterable[Subject]:
@@ -84,9 +136,9 @@ def _works(subject: Subject, cells: Sequence[Cell], say: Say) -> bool:
             subject.check(case)
         for cell in {cell.case: cell for cell in cells if subject.takes(cell)}.values():
             subject.warm_up(cell)
-    except (LoadFailed, ValueError, OSError) as exc:
+    except FAILURES as exc:
         say(f"left out: {subject.name}: {exc}")
-        subject.stop()
+        _end(subject, say)
         return False
     return True
 
@@ -95,7 +147,7 @@ def _sample(subject: Subject, cell: Cell, seconds: int, triton: ChildProcess, sa
     """One run; None, with a line, if it failed."""
     try:
         return _run(subject, cell, seconds, triton)
-    except (LoadFailed, ValueError, OSError) as exc:
+    except FAILURES as exc:
         say(f"a run failed: {subject.name}: {exc}")
         return None
 

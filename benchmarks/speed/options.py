@@ -35,6 +35,8 @@ class Options:
     seconds: int
     only: list[str]
     service: list[str]
+    minutes: float
+    batches_in_flight: bool
     memory: bool
     memory_requests: int
     service_environment: Path
@@ -70,8 +72,10 @@ def parse(argv: Sequence[str]) -> Options:
     add("--full", action="store_true", help="every model, text and number of connections: an hour")
     add("--rounds", type=int, default=0, help="[3, quick: 1]")
     add("--seconds", type=int, default=1, help="per run, whole ones [1]")
+    add("--minutes", type=float, default=40.0, help="after which no further round begins [40]")
     add("--only", action="append", default=[], help="only subjects, or cases, whose names hold this; may be repeated")
     add("--service", action="append", default=[], metavar="'NAME: FLAGS'", help="a further form of the service")
+    add("--batches_in_flight", action="store_true", help="nothing but how many batches are best at a time")
     add("--memory", action="store_true", help="nothing but the memory after many requests")
     add("--memory_requests", type=int, default=200_000, help="[200000]")
     add("--service_environment", type=Path, default=ROOT / ".venv", help="[.venv]")

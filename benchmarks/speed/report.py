@@ -39,7 +39,7 @@ def write_results(results: Sequence[Result], options: Options, triton: str, seco
     lines = [
         "# Speed",
         "",
-        *_head(options, seconds),
+        *head(options, results, seconds, "--quick" if options.quick else ""),
         "",
         "## Goals",
         "",
@@ -57,11 +57,13 @@ def write_results(results: Sequence[Result], options: Options, triton: str, seco
     return [page, *plots]
 
 
-def _head(options: Options, seconds: float) -> list[str]:
+def head(options: Options, results: Sequence[Result], seconds: float, arguments: str) -> list[str]:
+    """How it was measured, with these arguments of make bench, and on what."""
+    rounds = max((len(one.samples) for one in results), default=0)  # fewer than wanted where the time was over
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return [
-        f"`make bench{' ARGS=--quick' if options.quick else ''}`, {time.strftime('%Y-%m-%d')}, "
-        f"{seconds / 60:.0f} minutes; medians of {options.rounds} rounds of {options.seconds} s.",
+        f"`{command_of(arguments)}`, {time.strftime('%Y-%m-%d')}, "
+        f"{seconds / 60:.0f} minutes; medians of {rounds} rounds of {options.seconds} s.",
         "",
         f"- {_processor()}, {os.cpu_count()} CPUs, {memory:.0f} GiB, Linux {platform.release().partition('-')[0]}",
         f"- load when it was done: {os.getloadavg()[2]:.1f} (15 minutes; the load of the benchmark itself is in it)",
@@ -98,14 +100,21 @@ def _table(results: Sequence[Result]) -> list[str]:
     ]
     for one in results:
         figures = [
-            _shown(one.median(name)) for name in ("per_second", "p50_ms", "p99_ms", "own_cpu_ms", "triton_cpu_ms")
+            shown(one.median(name)) for name in ("per_second", "p50_ms", "p99_ms", "own_cpu_ms", "triton_cpu_ms")
         ]
         cells = [one.cell.case.name, str(one.cell.connections), one.subject, *figures, str(one.errors)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _shown(value: float) -> str:
+def command_of(arguments: str) -> str:
+    """make bench with arguments."""
+    quotes = '"' if " " in arguments else ""
+    return f"make bench ARGS={quotes}{arguments}{quotes}" if arguments else "make bench"
+
+
+def shown(value: float) -> str:
+    """A figure with three digits."""
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -22,6 +22,8 @@ from hf_transformer.local_triton.child_process import ChildProcess
 READY_SECONDS = 90.0
 PORT_TAKEN = "already in use"
 REAL_SECONDS = 6
+WARM_UP_SECONDS = 3
+"""Longer than a run: on a busy machine a peer may have no answer within one second."""
 PREPARING = 3
 """Requests before every run."""
 
@@ -81,7 +83,7 @@ class Subject(ABC):
 
     def warm_up(self, cell: Cell) -> None:
         """Before the rounds: a load that is not counted."""
-        self.measure(cell, 1)
+        self.measure(cell, WARM_UP_SECONDS)
 
     def prepare(self, case: Case) -> None:
         """Before every run: make sure that it works, and has what a run of another subject may have taken from it.
@@ -119,23 +121,28 @@ class V1Server(WithWrk):
     def __init__(self, name: str, ground: Ground, model: Model) -> None:
         super().__init__(name, ground, model)
         self._child: ChildProcess | None = None
+        self._deadline = 0.0
         self.port = 0
 
     @abstractmethod
     def command(self, port: int) -> list[str]: ...
 
     def start(self) -> None:
+        self._deadline = time.monotonic() + READY_SECONDS  # from here, since all start at once
+        self._begin()
+
+    def _begin(self) -> None:
         self.port = free_ports(1)[0]
         log = self.ground.folder / f"{self.model.name}, {self.name}.log".replace("/", " ")
         self._child = ChildProcess(self.command(self.port), self.ground.environ, log)
 
     def wait(self) -> None:
         assert self._child is not None
-        deadline = time.monotonic() + READY_SECONDS
         while not ready(self.port, f"/v1/models/{self.model.name}"):
-            if self._child.exit_code is not None and PORT_TAKEN in self._child.output() and time.monotonic() < deadline:
-                self.start()  # between our choice of the port and its use another process has taken it
-            elif self._child.exit_code is not None or time.monotonic() > deadline:
+            late = time.monotonic() > self._deadline
+            if self._child.exit_code is not None and PORT_TAKEN in self._child.output() and not late:
+                self._begin()  # between our choice of the port and its use another process has taken it
+            elif self._child.exit_code is not None or late:
                 raise LoadFailed(f"{self.name} did not get ready:\n{self._child.output_tail()}")
             time.sleep(0.05)
 

@@ -11,7 +11,7 @@ from hf_transformer.local_triton.child_process import ChildProcess, session_memb
 
 TICK_SECONDS = 0.01
 """The kernel counts CPU time in such steps."""
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 20.0
 
 
 def cpu_seconds(child: ChildProcess) -> float:

@@ -110,9 +110,14 @@ class KeyedApp:
             await self.app(scope, receive, send)
             return
         body = self._errors_by_path(scope["path"])(REFUSED, 401)
-        self._metrics.count_request("keys", 401)
+        count_refused(self._metrics)
         request_id = request_context(dict(scope["headers"])).request_id
         await send_reply(scope, send, 401, Reply(body, headers=((b"www-authenticate", b"Bearer"),)), request_id)
+
+
+def count_refused(metrics: Metrics) -> None:
+    """Counts a request that had no key, over HTTP or gRPC."""
+    metrics.count_request("keys", 401)
 
 
 def open_paths(models: Sequence[str]) -> frozenset[str]:

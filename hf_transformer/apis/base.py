@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hf_transformer.admission import Admission
-from hf_transformer.apis.body import ClientGone, parse_json, read_body, to_utf8
+from hf_transformer.apis.body import Bodies, ClientGone, parse_json, read_body, to_utf8
+from hf_transformer.apis.running import Running
 from hf_transformer.apis.server_timing import server_timing
+from hf_transformer.apis.streaming import OpenStreams, Sender, Stream
 from hf_transformer.apis.watching import Watches
 from hf_transformer.errors import RequestError, UnknownModel
+from hf_transformer.generation.chat import ChatTemplate
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.metrics import Metrics
-from hf_transformer.tasks.base import Task
+from hf_transformer.tasks.base import Servable
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.tracing.spans import Tracing
 from hf_transformer.types import Answers, Context, Encoding, Json, ModelDescription, Query, TextInput, Tokenization
@@ -32,16 +38,22 @@ logger = logging.getLogger(__name__)
 FORWARDED = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"authorization"))
 FORWARDED_PREFIX = b"x-b3-"
 """Headers that the predictor gets too, so that traces and permissions reach it."""
+_USABLE_ID = re.compile(r"[ -~\xa0-\xff]{1,256}")
+"""A request's id that goes back to its client, into logs and on: it has no control characters, those of terminals in
+8 bits (C1) included. Any other is replaced."""
 
 
 class Model(Protocol):
     """The served model, as far as an API sees it."""
 
     name: str
-    task: Task[Any, Any, Any]
+    task: Servable
 
     async def require_ready(self) -> None: ...
     async def predict(self, query: Query, context: Context) -> Answers: ...
+    async def generate(self, request: GenerationRequest, context: Context) -> Running: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
     def describe(self) -> ModelDescription: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -73,7 +85,9 @@ class Service:
 
     ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
     one may have in any form: the larger of --max_instances and --max_sequences. ``server_timing`` says whether answers
-    tell how long they took; without ``tracing`` there are no spans.
+    tell how long they took; without ``tracing`` there are no spans. ``executor`` has the threads for long work, None
+    is the event loop's own. ``bodies`` counts the bytes of all bodies,
+    ``streams`` are the answers that are sent as they come.
     """
 
     models: Models
@@ -83,6 +97,9 @@ class Service:
     max_texts: int
     server_timing: bool = True
     tracing: Tracing | None = None
+    executor: Executor | None = None
+    bodies: Bodies = field(default_factory=Bodies)
+    streams: OpenStreams = field(default_factory=OpenStreams)
 
 
 @dataclass(slots=True)
@@ -119,7 +136,7 @@ class Reply:
 CLIENT_GONE = 499
 """The status that a request is counted under whose client left before the answer, as in nginx."""
 
-Handle = Callable[[Call], Awaitable[Reply]]
+Handle = Callable[[Call], Awaitable[Reply | Stream]]
 """An API's own part: finds the model, parses the body, asks the model, renders the answer."""
 RenderError = Callable[[str, int], bytes]
 """An API's error body for a message and its HTTP status."""
@@ -145,6 +162,8 @@ class Endpoint:
         self._watches = Watches()
         self._server_timing = service.server_timing
         self._tracing = service.tracing
+        self._bodies = service.bodies
+        self._streams = service.streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -154,7 +173,7 @@ class Endpoint:
             context.headers, trace = self._tracing.begin(context.headers)
         reply = None
         try:
-            status, reply = await self._answer(scope, receive, headers, context)
+            status, reply = await self._answer(scope, receive, send, headers, context)
         except ClientGone:
             status = CLIENT_GONE
         self._metrics.count_request(self._api, status)
@@ -166,21 +185,28 @@ class Endpoint:
             self._tracing.end_http(trace, scope["method"], scope["path"], scope["scheme"], status, context)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, headers: Mapping[bytes, bytes], context: Context
-    ) -> tuple[int, Reply]:
-        """Status and body. Raises ClientGone where nobody waits for them."""
+        self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes], context: Context
+    ) -> tuple[int, Reply | None]:
+        """Status and body; a stream has been sent. Raises ClientGone where nobody waits for them."""
         if scope["method"] != "POST":
             # The route takes every method, or GET would fall through to the route of a model with a colon in its name.
             message = f"{scope['method'][:20]} {scope['path'][:200]}: Method Not Allowed, expected POST"
             return 405, Reply(self._render_error(message, 405), headers=((b"allow", b"POST"),))
+        portion = self._bodies.portion()
         try:
             # The place is taken after the body: a client that sends slowly keeps no other one out.
-            body = await read_body(receive, headers, self._max_bytes)
+            body = await read_body(receive, headers, self._max_bytes, portion)
             context.timings.arrived = time.perf_counter()
             place = context.place = self._admission.enter(len(body))
             watch = self._watches.begin(receive)
             try:
-                return 200, await self._handle(Call(scope["path_params"], headers, body, context, self._limits))
+                answer = await self._handle(Call(scope["path_params"], headers, body, context, self._limits))
+                if isinstance(answer, Reply):
+                    return 200, answer
+                # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
+                watch.begin(asyncio.get_running_loop())
+                sender = Sender(send, answer, context, timing=self._server_timing)
+                return await sender.run(self._streams), None
             except asyncio.CancelledError:
                 if watch.has_cancelled():
                     raise ClientGone from None
@@ -199,6 +225,8 @@ class Endpoint:
             named = {"request_id": context.request_id}
             logger.exception("request %s failed by a fault of the service", context.request_id, extra=named)
             return 500, Reply(self._render_error(f"internal error; the log has it under {context.request_id}", 500))
+        finally:
+            portion.give_back()
 
 
 class JsonResponse(Response):
@@ -214,14 +242,15 @@ class JsonResponse(Response):
 
 
 def request_context(headers: Mapping[bytes, bytes]) -> Context:
-    """The request's id, the client's own if it sent one, and the headers that the predictor gets too."""
+    """The request's id, the client's own if it sent one that can be logged, and the headers that the predictor gets
+    too."""
     forwarded = {
         name.decode("latin-1"): headers[name].decode("latin-1")
         for name in headers
         if name in FORWARDED or name[:5] == FORWARDED_PREFIX
     }
-    request_id = forwarded.get("x-request-id")
-    if not request_id:
+    request_id = forwarded.get("x-request-id", "")
+    if not _USABLE_ID.fullmatch(request_id):
         request_id = forwarded["x-request-id"] = new_request_id()
     return Context(request_id, forwarded)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
 
 from starlette.types import Receive
 
-from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
+from hf_transformer.errors import InvalidInput, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.types import Json
 from hf_transformer.wire import json_text
 from hf_transformer.wire.datatypes import Malformed
@@ -23,6 +25,8 @@ CHARSETS = frozenset(
 USUAL_TYPE = b"application/json"
 MAX_MEMBERS = 16
 """Members of one gzip body: the rest is copied after each, so their number has to be bounded."""
+MOST_HELD = 256 * 2**20
+"""Bytes of all bodies where nobody says how many."""
 GZIP_WINDOW = zlib.MAX_WBITS | 16
 """zlib's way of asking for a gzip header (zlib manual, inflateInit2)."""
 
@@ -31,13 +35,81 @@ class ClientGone(Exception):
     """The client has closed its connection: there is nobody to answer."""
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+class Bodies:
+    """Counts the bytes of all requests' bodies that are there, whole or in part, in one process.
+
+    Without it as many clients as there may be connections could each have us hold a body of the largest size.
+
+    Args:
+        most: bytes that there may be (--max_bytes_in_flight); no fewer than one request may have, or it would never come
+            in.
+        refused: is told "bytes" of each request that found no room.
+    """
+
+    def __init__(self, most: int = MOST_HELD, refused: Callable[[str], None] | None = None) -> None:
+        self._most = most
+        self._refused = refused
+        self.held = 0
+
+    def portion(self, size: int = 0) -> Portion:
+        """What one request takes of it, until it is given back.
+
+        Raises:
+            TooManyRequests: there is no room for ``size`` bytes.
+        """
+        portion = Portion(self)
+        if size:
+            portion.add(size)
+        return portion
+
+    def take(self, size: int) -> None:
+        """Counts bytes; fewer than none gives some back. Raises TooManyRequests where there is no room."""
+        if size > 0 and self.held + size > self._most:
+            if self._refused is not None:
+                self._refused("bytes")
+            raise TooManyRequests(
+                f"the requests that are there or on their way have {self.held} bytes, --max_bytes_in_flight allows "
+                f"{self._most}; try again"
+            )
+        self.held += size
+
+
+class Portion:
+    """The bytes of one request; as a context manager it gives them back at the end."""
+
+    __slots__ = ("_bodies", "_size")
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Raises TooManyRequests where there is no room for so many bytes more."""
+        self._bodies.take(size)
+        self._size += size
+
+    def give_back(self) -> None:
+        """The body is no longer there."""
+        self._bodies.take(-self._size)
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int, portion: Portion) -> bytes:
     """Reads one request's body.
 
     Args:
         receive: the ASGI channel.
         headers: names in lower case.
         limit: bytes, before and after decompression.
+        portion: counts the bytes that are there; whoever made it gives them back.
 
     Returns:
         The body, decompressed if it was sent as gzip.
@@ -45,6 +117,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
     Raises:
         ClientGone: the connection was closed before the body's end.
         TooLarge: over the limit; nothing beyond it was kept.
+        TooManyRequests: all bodies together have no room for it.
         InvalidInput: not the gzip that the header says.
         UnsupportedEncoding: compressed in another way.
     """
@@ -61,11 +134,17 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
+        portion.add(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    return _decompress(body, headers.get(b"content-encoding", b"").strip().lower(), limit)
+    encoding = headers.get(b"content-encoding")
+    if not encoding:
+        return body
+    plain = _decompress(body, encoding.strip().lower(), limit)
+    portion.add(len(plain) - len(body))
+    return plain
 
 
 def _decompress(body: bytes, encoding: bytes, limit: int) -> bytes:

@@ -10,7 +10,9 @@ import grpc
 
 from hf_transformer.admission import Admission, Place
 from hf_transformer.apis.base import CLIENT_GONE, Service
+from hf_transformer.apis.generation import wants_stream
 from hf_transformer.apis.grpc_calls import Caller, details_of, our_fault
+from hf_transformer.apis.grpc_pieces import Emit, pieces
 from hf_transformer.apis.server_timing import NAME, server_timing
 from hf_transformer.apis.tensors import check_version, clients_fault, infer
 from hf_transformer.errors import RequestError, TooLarge
@@ -66,18 +68,24 @@ class Inference:
         Raises:
             RequestError: it can't be answered.
         """
-        with self._counted(caller, "ModelInfer"), self._service.admission.place(len(body)) as place:
-            answer = self._checked(await self._answer(body, caller, place, streamed=False))
+        service = self._service
+        with (
+            self._counted(caller, "ModelInfer"),
+            service.bodies.portion(len(body)),
+            service.admission.place(len(body)) as place,
+        ):
+            answer = self._checked(await self._answer(body, caller, place))
         if self._service.server_timing and caller.served is not None:
             caller.trailers = ((NAME, server_timing(caller.served.timings).decode()),)
         return answer
 
-    async def streamed(self, body: bytes, caller: Caller, places: Places) -> bytes:
-        """The serialized ModelStreamInferResponse, which is also what says why there is no answer."""
+    async def streamed(self, body: bytes, caller: Caller, places: Places, emit: Emit) -> bytes:
+        """The last, mostly the only serialized ModelStreamInferResponse, which is also what says why there is no
+        answer, or none any more; ``emit`` sends those before it."""
         try:
-            with self._counted(caller, "ModelStreamInfer"):
+            with self._counted(caller, "ModelStreamInfer"), self._service.bodies.portion(len(body)):
                 async with places.place(len(body)) as place:
-                    answer = await self._answer(body, caller, place, streamed=True)
+                    answer = await self._answer(body, caller, place, emit)
                     return self._checked(wire.encode_stream_response(answer))
         except RequestError as error:
             said = wire.encode_stream_error(details_of(error), wire.request_id(body))
@@ -106,14 +114,22 @@ class Inference:
             if tracing is not None and trace is not None:
                 tracing.end_grpc(trace, SERVICE, method, code.value[0], caller.served)
 
-    async def _answer(self, body: bytes, caller: Caller, place: Place, *, streamed: bool) -> bytes:
+    async def _answer(self, body: bytes, caller: Caller, place: Place, emit: Emit | None = None) -> bytes:
+        """The serialized ModelInferResponse; in a stream, where ``emit`` sends more of them, the last one."""
         with clients_fault():
             name, version, request = wire.decode_infer_request(body, self._service.max_texts)
         context = caller.context(request.id)
         context.place = place
         model = self._service.models[name]
         check_version(model, version)
-        return wire.encode_infer_response(await infer(model, request, context), request, final=streamed)
+        if emit is not None and wants_stream(model.task, request.parameters):
+            send = emit
+
+            async def checked(message: bytes) -> None:
+                await send(self._checked(wire.encode_stream_response(message)))
+
+            return await pieces(model, request, context, self._service.streams, checked)
+        return wire.encode_infer_response(await infer(model, request, context), request, final=emit is not None)
 
     def _fits(self, answer: bytes) -> bool:
         return self._max_send == -1 or len(answer) <= self._max_send

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from hf_transformer.apis.api_keys import HEADERS, REFUSED, ApiKeys
+from hf_transformer.apis.api_keys import HEADERS, REFUSED, ApiKeys, count_refused
+from hf_transformer.metrics import Metrics
 from hf_transformer.wire.v2_grpc import SERVICE
 
 _NAMES = frozenset(name.decode() for name in HEADERS)
@@ -22,8 +23,9 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class KeyedCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it has parameters in the stubs only
     """Lets gRPC calls with a key through, without the key, and refuses others as UNAUTHENTICATED."""
 
-    def __init__(self, keys: ApiKeys) -> None:
+    def __init__(self, keys: ApiKeys, metrics: Metrics) -> None:
         self._keys = keys
+        self._metrics = metrics
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], call: Any
@@ -33,12 +35,16 @@ class KeyedCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it ha
         if not handler or call.method in _OPEN:
             return handler
         sent = [(key.encode(), _as_bytes(value)) for key, value in call.invocation_metadata or ()]
-        answer = self._without_key(handler) if self._keys.accept(sent) else _refuse
+        answer = self._without_key(handler) if self._keys.accept(sent) else self._refuse
         make: Any = (
             grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
         found: Handler = make(answer, handler.request_deserializer, handler.response_serializer)
         return found
+
+    async def _refuse(self, request: Any, rpc: Any) -> None:
+        count_refused(self._metrics)
+        await rpc.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
     def _without_key(self, handler: Any) -> Any:
         answer = handler.stream_stream if handler.request_streaming else handler.unary_unary
@@ -60,10 +66,6 @@ class _Keyless:
 
     def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
         return [pair for pair in self._rpc.invocation_metadata() or () if pair[0] not in _NAMES]
-
-
-async def _refuse(request: Any, rpc: Any) -> None:
-    await rpc.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
 def _as_bytes(value: str | bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -82,7 +82,8 @@ class Room:
 
 
 class Streams:
-    """ModelStreamInfer: answers in the order of the requests, several of which are worked on at a time.
+    """ModelStreamInfer: answers in the order of the requests, several of which are worked on at a time; those that come
+    in pieces are written between the others.
 
     Once ``closing`` is set no more requests are read; what was read is answered, and the stream ends as unavailable.
 
@@ -127,9 +128,17 @@ class Streams:
         rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
 
 
+Slot = asyncio.Future[bytes]
+"""An answer in its place in the order of requests; empty where nothing is to be written there."""
+
+
 @dataclass(slots=True)
 class _Stream:
-    """One stream; a request that fails does not end it."""
+    """One stream; a request that fails does not end it.
+
+    Answers are written in the order of their requests. One that comes in pieces leaves that order with its first piece:
+    its pieces are written as they come, between the others.
+    """
 
     rpc: Rpc
     caller: Caller
@@ -137,28 +146,35 @@ class _Stream:
     places: Places
     room: Room
     closing: asyncio.Event
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Timeout | None = None
+    at_work: set[asyncio.Task[None]] = field(default_factory=set)
+    gone: bool = False
 
     async def serve(self) -> bool:
         """Whether the client was there for every answer: False if it is gone, or does not read while the server is
         closing.
         """
-        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
-        written = True
+        slots: asyncio.Queue[Slot | None] = asyncio.Queue()
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read(group, answers))
-            waiting = group.create_task(self._end_reading(reading, answers))
-            while written and (answer := await answers.get()) is not None:
-                written = await self._write(await answer)
+            reading = group.create_task(self._read(group, slots))
+            waiting = group.create_task(self._end_reading(reading, slots))
+            while not self.gone and (slot := await slots.get()) is not None:
+                answer = await slot
+                if answer and await self._write(answer):
+                    self.room.written(answer)
             reading.cancel()
+            # Pieces may still be written: their requests go on, and notice themselves when the client is gone.
+            if self.at_work and not self.gone:
+                await asyncio.wait(self.at_work)
             waiting.cancel()
-            while not answers.empty():
-                if (unwanted := answers.get_nowait()) is not None:
-                    unwanted.cancel()
-        return written
+            for unwanted in self.at_work:
+                unwanted.cancel()
+        return not self.gone
 
-    async def _read(self, group: asyncio.TaskGroup, answers: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
+    async def _read(self, group: asyncio.TaskGroup, slots: asyncio.Queue[Slot | None]) -> None:
         """Begins a task for each request; None follows the last one."""
+        loop = asyncio.get_running_loop()
         while True:
             await self.room.until_free()
             try:
@@ -166,33 +182,47 @@ class _Stream:
             except grpc.aio.BaseError:  # the call is over
                 body = None
             if not isinstance(body, bytes):  # grpc.aio.EOF, which the type stubs don't know
-                answers.put_nowait(None)
+                slots.put_nowait(None)
                 return
-            answers.put_nowait(group.create_task(self._answer(body, self.room.read(body))))
+            slot: Slot = loop.create_future()
+            task = group.create_task(self._answer(body, self.room.read(body), slot))
+            self.at_work.add(task)
+            task.add_done_callback(self.at_work.discard)
+            slots.put_nowait(slot)
             del body  # or it would be held while the next one is waited for
 
-    async def _answer(self, body: bytes, expected: int) -> bytes:
-        answer = await self.inference.streamed(body, self.caller.fork(), self.places)
+    async def _answer(self, body: bytes, expected: int, slot: Slot) -> None:
+        async def emit(piece: bytes) -> None:
+            if not slot.done():
+                slot.set_result(b"")
+            if not await self._write(piece):
+                raise asyncio.CancelledError  # nobody takes the rest
+
+        answer = await self.inference.streamed(body, self.caller.fork(), self.places, emit)
         self.room.answered(answer, expected)
-        return answer
+        if not slot.done():
+            slot.set_result(answer)
+        elif await self._write(answer):
+            self.room.written(answer)
 
     async def _write(self, answer: bytes) -> bool:
-        """Whether the client has taken it."""
-        try:
-            async with asyncio.timeout(grpc_calls.PATIENCE if self.closing.is_set() else None) as self.writing:
-                await self.rpc.write(answer)
-        except (grpc.aio.BaseError, TimeoutError):
-            return False
-        finally:
-            self.writing = None
-        self.room.written(answer)
+        """Whether the client has taken it; one message at a time."""
+        async with self.turn:
+            if self.gone:
+                return False
+            try:
+                async with asyncio.timeout(grpc_calls.PATIENCE if self.closing.is_set() else None) as self.writing:
+                    await self.rpc.write(answer)
+            except (grpc.aio.BaseError, TimeoutError):
+                self.gone = True
+                return False
+            finally:
+                self.writing = None
         return True
 
-    async def _end_reading(
-        self, reading: asyncio.Task[None], answers: asyncio.Queue[asyncio.Task[bytes] | None]
-    ) -> None:
+    async def _end_reading(self, reading: asyncio.Task[None], slots: asyncio.Queue[Slot | None]) -> None:
         await self.closing.wait()
         reading.cancel()
-        answers.put_nowait(None)
+        slots.put_nowait(None)
         if self.writing is not None:
             self.writing.reschedule(asyncio.get_running_loop().time() + grpc_calls.PATIENCE)

@@ -30,7 +30,7 @@ from hf_transformer.apis.grpc_infer import Inference
 from hf_transformer.apis.grpc_stream import Streams
 from hf_transformer.apis.tensors import check_version, clients_fault
 from hf_transformer.apis.v2 import EXTENSIONS, PLATFORM, SERVER
-from hf_transformer.errors import ConfigError, NotReady
+from hf_transformer.errors import ConfigError, NotReady, Unavailable
 from hf_transformer.key_pair import KeyPair, read_server_pair
 from hf_transformer.renewal import Renewable
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
@@ -52,6 +52,18 @@ _OPTIONS = (
 )
 
 
+LARGEST = 2**31 - 1
+"""The largest value of an option of gRPC."""
+IDLE_SECONDS = 300.0
+"""Seconds after which a connection without a call is closed; clients open another one without a word."""
+MORE_STREAMS = 100
+"""Calls of one connection beside those that infer: health checks, questions, and those that are told that there is no
+room. A client that sends more at once on a new connection finds some of them reset, as UNAVAILABLE."""
+REFUSING = 0.1
+"""Seconds in which an ending server goes on taking calls, to refuse them: one that is on its way when it takes no more
+is reset by gRPC, and its caller sees CANCELLED, as if it had done so itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
     """Where the server listens, with which certificate, and how large messages may be (in bytes, -1 is unlimited).
@@ -59,6 +71,9 @@ class GrpcSettings:
     ``certificate`` and ``private_key`` are PEM files; there is none of them or both. Each new connection gets what they
     hold by then.
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
+    ``connections`` may be open at a time, handshakes included; more are closed. ``handshake`` is how many seconds TLS's
+    and HTTP/2's may take, ``idle`` after how many a connection without a call is closed. ``concurrent`` is how many
+    requests may be in flight in all.
     """
 
     host: str
@@ -68,6 +83,22 @@ class GrpcSettings:
     max_receive: int = -1
     max_send: int = -1
     grace: float = 25.0
+    connections: int = 16384
+    handshake: float = 60.0
+    idle: float = IDLE_SECONDS
+    concurrent: int = 1024
+
+    @property
+    def limits(self) -> tuple[tuple[str, int], ...]:
+        """As options of gRPC."""
+        return (
+            ("grpc.max_receive_message_length", self.max_receive),
+            ("grpc.max_send_message_length", self.max_send),
+            ("grpc.max_allowed_incoming_connections", min(self.connections, LARGEST)),
+            ("grpc.server_handshake_timeout_ms", min(int(self.handshake * 1e3) or 1, LARGEST)),
+            ("grpc.max_connection_idle_ms", min(int(self.idle * 1e3) or 1, LARGEST)),
+            ("grpc.max_concurrent_streams", min(self.concurrent + MORE_STREAMS, LARGEST)),
+        )
 
 
 class GrpcServer:
@@ -96,12 +127,8 @@ class GrpcServer:
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        settings = self._settings
-        limits = (
-            ("grpc.max_receive_message_length", settings.max_receive),
-            ("grpc.max_send_message_length", settings.max_send),
-        )
-        self._server = grpc.aio.server(interceptors=self._interceptors, options=(*_OPTIONS, *limits))
+        options = (*_OPTIONS, *self._settings.limits)
+        self._server = grpc.aio.server(interceptors=self._interceptors, options=options)
         methods = {**_questions(self._service.models, self._at_work), **self._inference()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
@@ -128,6 +155,7 @@ class GrpcServer:
     async def _end(self) -> None:
         """Once nothing is worked on, clients have PATIENCE seconds to take what is on its way: who does not read would
         hold up the end for the whole grace, and gRPC can't break off a call alone."""
+        await asyncio.sleep(REFUSING)
         stopping = asyncio.create_task(self._server.stop(self._settings.grace))
         while not stopping.done():
             over = asyncio.create_task(self._at_work.over())
@@ -144,7 +172,13 @@ class GrpcServer:
         inference = Inference(self._service, self._settings.max_send)
         longest = self._settings.max_receive
         streams = Streams(inference, self._service.admission, self._at_work, self._closing, longest)
-        return {"ModelInfer": unary(inference.one, self._at_work), "ModelStreamInfer": streams.handler}
+
+        async def infer(body: bytes, caller: Caller) -> bytes:
+            if self._closing.is_set():
+                raise Unavailable("the service is shutting down")
+            return await inference.one(body, caller)
+
+        return {"ModelInfer": unary(infer, self._at_work), "ModelStreamInfer": streams.handler}
 
     def _listen(self) -> None:
         host, port = self._settings.host, self._settings.port

@@ -1,5 +1,7 @@
 """The OpenAI API, under a prefix (--openai_route_prefix) that may be empty.
 
+    POST {prefix}/v1/completions    openai_completions.py
+    POST {prefix}/v1/chat/completions   openai_chat.py
     POST {prefix}/v1/embeddings     openai_embeddings.py
     POST {prefix}/v1/rerank         openai_rerank.py
     GET  {prefix}/v1/models         {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
@@ -20,12 +22,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.apis import openai_embeddings, openai_rerank, v1
+from hf_transformer.apis import openai_chat, openai_completions, openai_embeddings, openai_rerank, v1
 from hf_transformer.apis.base import Call, Endpoint, JsonResponse, Models, RenderError, Reply, Service, error_json
 from hf_transformer.apis.openai_bodies import known_model, render_error
+from hf_transformer.apis.streaming import Stream
 from hf_transformer.types import Json
 
-Create = Callable[[Service, Call], Awaitable[Reply]]
+Create = Callable[[Service, Call], Awaitable[Reply | Stream]]
 """Answers one POST request."""
 OWNER = "hf_transformer"
 SHARED = "/v1/models"
@@ -47,6 +50,8 @@ def routes(service: Service, prefix: str) -> list[BaseRoute]:
         return Route(f"{root}/v1/{path}", Endpoint("openai", partial(create, service), render_error, service))
 
     found: list[BaseRoute] = [
+        endpoint("completions", openai_completions.create),
+        endpoint("chat/completions", openai_chat.create),
         endpoint("embeddings", openai_embeddings.create),
         endpoint("rerank", openai_rerank.create),
     ]

@@ -20,8 +20,14 @@ from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Answers, Context, Json, Query
 
-TASKS: Mapping[str, str] = {"embeddings": "text_embedding", "rerank": "rerank"}
-"""The task that a model has to do for an endpoint."""
+GENERATION = ("text_generation", "text2text_generation")
+TASKS: Mapping[str, tuple[str, ...]] = {
+    "embeddings": ("text_embedding",),
+    "rerank": ("rerank",),
+    "completions": GENERATION,
+    "chat/completions": GENERATION,
+}
+"""The tasks of which a model has to do one for an endpoint."""
 
 FIELD = re.compile(r"(?!body:)(\w+(?:\[\d+\])*(?:\.\w+(?:\[\d+\])*)*): ")
 """The name of a field, as messages begin with it. ``body`` is none."""
@@ -62,9 +68,9 @@ def find_model(models: Models, fields: Mapping[str, Json], endpoint: str) -> Mod
     if name is None:
         raise InvalidInput(f"model: missing, expected the name of the model that is served: {', '.join(models.names)}")
     model = known_model(models, name)
-    if model.task.name != TASKS[endpoint]:
-        needs = ", ".join(f"{one} needs {task}" for one, task in TASKS.items())
-        raise InvalidInput(f"model: {model.name!r} does {model.task.name}, but {needs}")
+    if model.task.name not in TASKS[endpoint]:
+        needed = " or ".join(TASKS[endpoint])
+        raise InvalidInput(f"model: {model.name!r} does {model.task.name}, but {endpoint} needs {needed}")
     return model
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import orjson
 
 from hf_transformer.apis.base import Model
+from hf_transformer.apis.generation import refuse_stream
 from hf_transformer.errors import InvalidInput, TooLarge, UnknownModel
-from hf_transformer.tasks.base import Task, describe
+from hf_transformer.tasks.base import Servable, describe
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
 from hf_transformer.types import Answers, Context, Json, Query, Tensor
 from hf_transformer.wire.datatypes import Malformed
@@ -38,12 +38,13 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
         InvalidInput: an input, an output or a parameter is not what the task takes.
         RequestError: whatever else keeps it from being answered.
     """
+    refuse_stream(model.task, request.parameters)
     version = model.describe().version  # before the answer: the model may be bound to another one meanwhile
     answers = await model.predict(to_query(model.task, request), context)
     return InferResponse(model.name, version, _outputs(answers, request), request.id)
 
 
-def to_query(task: Task[Any, Any, Any], request: InferRequest) -> Query:
+def to_query(task: Servable, request: InferRequest) -> Query:
     """The query in a request's tensors.
 
     Raises:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 from starlette.routing import BaseRoute, Route
@@ -19,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from hf_transformer.apis.base import Call, Endpoint, Reply, Service, error_json
 from hf_transformer.apis.v1 import parse
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tasks.base import Task, describe
+from hf_transformer.tasks.base import Servable, Task, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
@@ -40,7 +41,7 @@ Result = TypeVar("Result")
 
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this API. They have to stand before V1's, one of which matches their paths too."""
-    models = service.models
+    models, executor = service.models, service.executor
 
     async def tokenize(call: Call) -> Reply:
         model = models[call.path["model"]]
@@ -56,7 +57,8 @@ def routes(service: Service) -> list[BaseRoute]:
         )
         encodings = [one for [one] in await model.encode([text.sent for text in given.texts], how)]
         tokens = sum(map(len, encodings)) if given.tokens else 0
-        return Reply(await _off_loop(tokens, lambda: render(given.texts, encodings, tokenizer.max_length)))
+        answer = await _off_loop(executor, tokens, lambda: render(given.texts, encodings, tokenizer.max_length))
+        return Reply(answer)
 
     async def detokenize(call: Call) -> Reply:
         model = models[call.path["model"]]
@@ -66,8 +68,8 @@ def routes(service: Service) -> list[BaseRoute]:
         texts = read_lists(query)
         # Ids are not encoded, but counted: they are under the limits of texts.
         await model.encode(texts, Tokenization(whole=True, token_values=1))
-        await _off_loop(sum(len(one.ids) for one in texts), lambda: check_ids(texts, query.name, tokenizer))
-        predictions = await tokenizer.decode_off_loop([one.ids for one in texts], skip)
+        await _off_loop(executor, sum(len(one.ids) for one in texts), lambda: check_ids(texts, query.name, tokenizer))
+        predictions = await tokenizer.decode_off_loop([one.ids for one in texts], executor, skip)
         return Reply(orjson.dumps({"predictions": predictions}))
 
     return [
@@ -76,9 +78,11 @@ def routes(service: Service) -> list[BaseRoute]:
     ]
 
 
-async def _off_loop(tokens: int, function: Callable[[], Result]) -> Result:
+async def _off_loop(executor: Executor | None, tokens: int, function: Callable[[], Result]) -> Result:
     """Calls a function, in a thread if it is about many tokens."""
-    return await asyncio.to_thread(function) if tokens > INLINE_TOKENS else function()
+    if tokens <= INLINE_TOKENS:
+        return function()
+    return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ def read_query(call: Call, max_texts: int) -> Query:
     return query
 
 
-def read_tokenize(query: Query, task: Task[Any, Any, Any]) -> Tokenize:
+def read_tokenize(query: Query, task: Servable) -> Tokenize:
     """Checks a request.
 
     Raises:
@@ -127,7 +131,7 @@ def read_tokenize(query: Query, task: Task[Any, Any, Any]) -> Tokenize:
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
     given = [read_text_or_pair(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
     texts = [Text(text, text) for text in given]
-    if prompts:
+    if isinstance(task, Task) and prompts:
         options = task.options({name: query.parameters[name] for name in prompts if name in query.parameters})
         # Such a task takes no pairs: these stay as they are.
         texts = [

@@ -3,6 +3,7 @@
     GET  /v1/models                 {"models": ["bert"]}
     GET  /v1/models/{m}             {"name": "bert", "ready": true}, 503 while it is not
     POST /v1/models/{m}:predict     {"instances": [...], "parameters": {...}} -> {"predictions": [...]}
+                                    generated text also as a stream, see v1_stream.py
 
 Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 """
@@ -17,7 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from hf_transformer.apis import v1_stream
 from hf_transformer.apis.base import Call, Endpoint, JsonResponse, Reply, Service, error_json
+from hf_transformer.apis.generation import wants_stream
+from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Answers, Json, Query
@@ -39,9 +43,12 @@ def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
     more = more or MoreFields()
     models = service.models
 
-    async def predict(call: Call) -> Reply:
+    async def predict(call: Call) -> Reply | Stream:
         model = models[call.path["model"]]
-        return Reply(render(await model.predict(parse(call.json()), call.context)))
+        query = parse(call.json())
+        if query.parameters and wants_stream(model.task, query.parameters):
+            return v1_stream.stream(model, query, call.context)
+        return Reply(render(await model.predict(query, call.context)))
 
     async def list_models(request: Request) -> Response:
         return JsonResponse({"models": models.names, **more.of_list})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.places import Places
 from hf_transformer.scheduler import SchedulerSettings
 from hf_transformer.types import Context
 
@@ -22,7 +24,9 @@ class GeneratorSettings:
     ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. ``decoder_start_ids``
     are what the decoder of an encoder-decoder begins with, empty for a decoder alone. ``max_length`` is how many tokens
     the model takes, for a decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are
-    --tensor_input_names and --tensor_output_names, empty where they were not given.
+    --tensor_input_names and --tensor_output_names, empty where they were not given. ``places`` are those of the
+    predictor for the batches of a logits model, and ``caches`` bounds the key-value caches that are held for it
+    (--max_cache_bytes): texts under way keep their generator when another takes its place, and both share these two.
     """
 
     model_config: Mapping[str, Any]
@@ -34,6 +38,8 @@ class GeneratorSettings:
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     scheduling: SchedulerSettings
+    places: Places = field(default_factory=lambda: Places(0))
+    caches: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))
 
 
 class Generator(ABC):

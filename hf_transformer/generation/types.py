@@ -88,7 +88,8 @@ class TokenScore:
 
 @dataclass(slots=True)
 class Step:
-    """What a generator has that is new: token ids, or the text itself where the model gives text.
+    """What a generator has that is new: token ids, or the text itself where the model gives text. With both, the ids
+    are counted and the text is taken.
 
     ``scores`` has one element per id where the sampling asks for logprobs. ``finish`` is not None in the last step. An
     end-of-sequence token is never among the ids.

@@ -24,7 +24,11 @@ CLEAN_UP = (
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """A tokenizer's vocabulary and the way back from ids to text."""
+    """A tokenizer's vocabulary and the way back from ids to text.
+
+    ``decode`` takes ids and whether special tokens are left out; ``decode_unclean`` is the same before spaces are
+    removed (CLEAN_UP), if ``cleans_up``. ``byte_level`` says that tokens are bytes, written in GPT-2's alphabet.
+    """
 
     size: int
     to_id: Callable[[str], int | None]
@@ -33,6 +37,9 @@ class Lexicon:
     encode_plain: Callable[[str], list[int]]
     join: Callable[[list[str]], str]
     marks_subwords: bool
+    decode_unclean: Callable[[Sequence[int], bool], str]
+    cleans_up: bool
+    byte_level: bool
 
 
 def rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
@@ -43,14 +50,20 @@ def rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
     if slow is not None:
         join = slow.convert_tokens_to_string
 
-    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+    def decode_unclean(ids: Sequence[int], skip_special_tokens: bool) -> str:
         text: str
         if slow is not None:
-            return str(slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            return _decode_slowly(slow, ids, skip_special_tokens)
         if len(ids) > MANY_IDS:
             [text] = backend.decode_batch([list(ids)], skip_special_tokens)
         else:
             text = (pieces or backend).decode(ids, skip_special_tokens)
+        return text
+
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if slow is not None:
+            return str(slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        text = decode_unclean(ids, skip_special_tokens)
         for old, new in CLEAN_UP if loaded.clean_up else ():
             text = text.replace(old, new)
         return text
@@ -60,6 +73,9 @@ def rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
         to_id=backend.token_to_id,
         to_token=backend.id_to_token,
         decode=decode,
+        decode_unclean=decode_unclean,
+        cleans_up=loaded.clean_up if slow is None else bool(slow.clean_up_tokenization_spaces),
+        byte_level=slow is None and isinstance(decoder, decoders.ByteLevel),
         encode_plain=lambda text: backend.encode(text, add_special_tokens=False).ids,
         join=join if pieces is None else pieces.join,
         marks_subwords=bool(getattr(backend.model, "continuing_subword_prefix", None)),
@@ -75,7 +91,14 @@ def python_words(slow: Any) -> Lexicon:
         to_id=vocab.get,
         to_token=names.get,
         decode=lambda ids, skip: str(slow.decode(list(ids), skip_special_tokens=skip)),
+        decode_unclean=lambda ids, skip: _decode_slowly(slow, ids, skip),
+        cleans_up=bool(slow.clean_up_tokenization_spaces),
+        byte_level=False,
         encode_plain=lambda text: list(slow(text, add_special_tokens=False)["input_ids"]),
         join=slow.convert_tokens_to_string,
         marks_subwords=False,
     )
+
+
+def _decode_slowly(slow: Any, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    return str(slow.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))

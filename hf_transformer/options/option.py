@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.options.values import Boolean, Converter
 
 PREFIX = "HF_TRANSFORMER_"
@@ -93,7 +93,8 @@ class Given:
             raise self.error(self.option.convert.expects) from None
 
     def error(self, expected: str) -> ConfigError:
-        shown = repr(self.text if len(self.text) <= SHOWN else self.text[:SHOWN] + "...")
+        text = without_userinfo(self.text)
+        shown = repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
         got = "" if self.option.secret else f", got {shown}"
         return ConfigError(f"{self.source}: expected {expected}{got}")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hf_transformer.errors import PredictorError
+from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.predictors import kinds
 from hf_transformer.types import Tensor
 
 TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
@@ -33,3 +34,22 @@ def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str
         parts += [f"with {', '.join(map(repr, unknown))}, which was not asked for"] if unknown else []
         raise PredictorError(f"the predictor answered {' and '.join(parts)}")
     return outputs
+
+
+_UNAVAILABLE_WORDS = (
+    "unknown model",
+    "is not ready",
+    "is unavailable",
+    "queue size",
+    "Request timeout expired",
+    "stopped accepting",
+)
+"""In Triton's messages of errors that have the status UNAVAILABLE or NOT_FOUND where they have one."""
+
+
+def said(error: str, where: str) -> RequestError:
+    """The error behind a message without a status, which is how one comes in the middle of a stream."""
+    message = f"the predictor at {where} answered: {quoted(error)}"
+    if any(words in error for words in _UNAVAILABLE_WORDS):
+        return PredictorUnavailable(message, kinds.refusal(error))
+    return PredictorError(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -27,6 +27,11 @@ class Predictor(ABC):
         Args:
             sizes: as ``infer`` gets them.
         """
+        return False
+
+    @property
+    def streams_json(self) -> bool:
+        """Whether the tensors of ``stream`` travel as JSON, as over REST."""
         return False
 
     @abstractmethod
@@ -66,6 +71,25 @@ class Predictor(ABC):
         Gives the outputs by name. They are views into a buffer that is given back when the context ends, so they are
         decoded inside it: no thread may read them any longer when it is left. Names are verified against
         ``outputs``; dtypes and shapes are for the caller to check.
+        """
+
+    @abstractmethod
+    def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """Runs the model once and gives its responses as they come: any number of them from a decoupled model.
+
+        Args:
+            inputs, headers: as for ``infer``.
+            outputs: names of the outputs wanted, all if there are none.
+
+        Each response is its outputs by name, in arrays that stay valid. One may lack some of ``outputs``, but never has
+        others; dtypes and shapes are for the caller to check. It ends when the predictor has said that nothing more
+        comes. Nothing is sent before the first one is asked for, and a caller that does not ask holds the model's
+        responses up on their way. Closing it early (``aclose``), or cancelling, ends the call at the predictor.
+
+        Over gRPC the tensors are as the model made them. Over REST (Triton's generate_stream) they are what JSON tells:
+        one axis, and INT64, FP64, BOOL or BYTES.
         """
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, Never
 
@@ -95,6 +95,26 @@ class CircuitPredictor(WrappingPredictor):
         if self._reason is not None:
             return _Refused(self)
         return _Call(self, self._inner.infer(inputs, outputs, headers, sizes=sizes))
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Outputs, None]:
+        """The first response is the answer, or the end without one; a stream that breaks off later is a failure."""
+        if self._reason is not None:
+            self.refuse()
+        turn, answered = self.turn, False
+        try:
+            async with aclosing(self._inner.stream(inputs, outputs, headers)) as responses:
+                async for response in responses:
+                    if not answered:
+                        answered = True
+                        self.succeeded()
+                    yield response
+        except RequestError as error:
+            self.failed(error, turn)
+            raise
+        if not answered:
+            self.succeeded()
 
     def refuse(self) -> Never:
         """Raises for a call that is not sent."""

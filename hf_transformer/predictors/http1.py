@@ -34,7 +34,9 @@ class Http1Client:
     Of the idle ones the last used is taken first, so that the others age and are closed. One that the server has closed
     (after a restart, or because it was idle) is dropped as soon as that is seen. If the news crosses a request, so that
     no byte of an answer comes, or only the word that the server has waited too long for a request (408, RFC 9110,
-    15.5.9), the request is sent once more on a new connection.
+    15.5.9), the request is sent once more on a new connection. So it is after a 400 that ends the connection: some
+    proxies say that to an idle one, and what is really wrong gets it again. Any other status counts as the answer: a
+    503, say, of a proxy that ends is one that retries and clients know what to do with.
     """
 
     def __init__(
@@ -81,18 +83,21 @@ class Http1Client:
             raise Disconnected("the client is closed")
         if self._idle and not fresh:
             try:
-                return await self._exchange_again(self._idle.pop(), head, body, deadline)
-            except NoAnswer:
+                return await self._exchange_again(self._idle.pop(), head, body, deadline, resend)
+            except NoAnswer as exc:
+                exc.kept = True
                 if self.closed or not resend:
                     raise
         connection = await self._connect(deadline)
         return await connection.exchange(head, body, deadline)
 
-    async def _exchange_again(self, connection: Connection, head: bytes, body: bytes, deadline: float) -> Answer:
+    async def _exchange_again(
+        self, connection: Connection, head: bytes, body: bytes, deadline: float, resend: bool
+    ) -> Answer:
         """The answer on a connection that was idle. Raises NoAnswer too for one that is not for this request."""
         answer = await connection.exchange(head, body, deadline)
-        if answer.status == 408 and not connection.open:
-            raise NoAnswer("it was closing the idle connection (408)")
+        if not connection.open and (answer.status == 408 or (answer.status == 400 and resend)):
+            raise NoAnswer(f"it was closing the idle connection ({answer.status})")
         return answer
 
     async def close(self) -> None:

@@ -32,6 +32,11 @@ class UntilClose:
         self.data += data
         return len(data)
 
+    def take(self) -> bytes:
+        """The data that has come since it was taken last; the limit holds for what is there, not for all."""
+        data, self.data = bytes(self.data), bytearray()
+        return data
+
 
 class _Expected(Enum):
     SIZE = auto()
@@ -73,6 +78,11 @@ class ChunkedBody:
                 self._take(part)
             position += len(part)
         return position
+
+    def take(self) -> bytes:
+        """The data that has come since it was taken last; the limit holds for what is there, not for all."""
+        data, self.data = bytes(self.data), bytearray()
+        return data
 
     def _take(self, part: bytes) -> None:
         """The next part of a line, or the last, which ends with LF."""

@@ -48,3 +48,6 @@ class Disconnected(Http1Error):
 
 class NoAnswer(Disconnected):
     """The connection ended before the first byte of the answer."""
+
+    kept: bool = False
+    """Whether it had been idle, and was closed by the server before it had seen the request: most probably."""

@@ -7,7 +7,8 @@
     busy            it is there, and has no place for the call: 429, a full queue
     circuit_open    nothing was sent, since the predictor counts as dead
     timeout         there was no answer in time
-    error           the predictor's own error, or an answer that breaks the protocol or is not what the model promised
+    error           the predictor's own error, or an answer that breaks the protocol, is not what the model promised or
+                    can't be decoded (NaN)
 
 They are shown in the metrics, and tell what is tried again and what speaks for a dead predictor.
 """

@@ -47,8 +47,9 @@ class _SeveralPredictors(PredictorError):
 class RegionKeeper:
     """Has one region that is registered and filled, or none for now. Nobody ever waits for it.
 
-    A region is made when the first request wants it, and again, with a new name, when the predictor has restarted or
-    when more than half of it is lost to calls that ended without a word.
+    A region is made when it is wanted: by the model's description, where that says that all answers are large, else by
+    the first large one. It takes its memory then, and not before. It is made again, with a new name, when the predictor
+    has restarted or when more than half of it is lost to calls that ended without a word.
 
     Args:
         predictor: where regions are registered; already open.

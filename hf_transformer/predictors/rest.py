@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
@@ -21,10 +22,13 @@ from hf_transformer.predictors.headers import forwarded
 from hf_transformer.predictors.http1 import Http1Client
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Http1Error, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer
+from hf_transformer.predictors.http1_stream import StreamedAnswer, open_streamed
 from hf_transformer.predictors.rest_errors import has_ended, mapped, message_of, refused
+from hf_transformer.predictors.rest_stream import responses
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_rest, v2_rest_regions
 from hf_transformer.wire.datatypes import Malformed
+from hf_transformer.wire.generate import encode_generate_request
 from hf_transformer.wire.placements import NOWHERE, Placement
 
 _ALIGNMENT = 64
@@ -58,9 +62,11 @@ class RestPredictor(PlacingPredictor):
             f"GET {path}{action} {fields}\r\n".encode() for action in ("", "/config", "/ready")
         )
         self._infer = f"POST {path}/infer {fields}Content-Type: application/octet-stream\r\n"
+        self._generate = f"POST {path}/generate_stream {fields}Content-Type: application/json\r\n"
         self._region = f"/v2/systemsharedmemory/region/{{}}/{{}} {fields}"
         self._regions = f"GET /v2/systemsharedmemory/status {fields}\r\n".encode()
         self._client: Http1Client
+        self._streams: set[StreamedAnswer] = set()
 
     async def __aenter__(self) -> Self:
         self._client = Http1Client(self._address, self._ssl, self._seconds, _room, self._largest)
@@ -69,6 +75,8 @@ class RestPredictor(PlacingPredictor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for stream in self._streams:
+            stream.close()
         await self._client.close()
 
     async def model_spec(self) -> ModelSpec:
@@ -121,7 +129,7 @@ class RestPredictor(PlacingPredictor):
         fresh: bool = False,
     ) -> Answer:
         body, header_length = v2_rest.encode_infer_request(inputs, outputs, placements)
-        passed_on = "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)]) if headers else ""
+        passed_on = _passed_on(headers)
         head = (
             f"{self._infer}{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {len(body)}\r\n{passed_on}\r\n"
         )
@@ -135,8 +143,9 @@ class RestPredictor(PlacingPredictor):
             answer = await self._run(inputs, outputs, headers, destination.placements)
         except RequestError as error:
             match error.__cause__:
-                case NoAnswer():
+                case NoAnswer(kept=True):
                     # What becomes of the request is not known. Sent again with the same places, two may write there.
+                    # Only for a kept connection, as anywhere: else it is a retry, which RetryingPredictor decides on.
                     destination.inline = True
                     return await self._run(inputs, outputs, headers, fresh=True), NOWHERE
                 case None | OSError() | ConnectTimeout() | ConnectDeadline():
@@ -146,6 +155,38 @@ class RestPredictor(PlacingPredictor):
         if answer.status == 404 and destination.region in (message := message_of(answer.body, "identity")):
             raise UnknownRegion(f"the predictor at {self._where} answered 404: {message}")
         return answer, destination.placements
+
+    @property
+    def streams_json(self) -> bool:
+        return True
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """Over Triton's generate_stream. Closing it early closes its connection."""
+        if self._client.closed:
+            raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
+        body = encode_generate_request(inputs)
+        head = f"{self._generate}Content-Length: {len(body)}\r\n{_passed_on(headers)}\r\n".encode("latin-1")
+        deadline = asyncio.get_running_loop().time() + self._seconds
+        try:
+            async with self._opened(deadline) as answer:
+                await answer.begin(head + body, deadline)
+                async with aclosing(responses(answer, frozenset(outputs), self._where, self._largest)) as events:
+                    async for tensors in events:
+                        yield tensors
+        except (OSError, Http1Error) as exc:
+            raise mapped(exc, self._where, self._seconds) from exc
+
+    @asynccontextmanager
+    async def _opened(self, deadline: float) -> AsyncIterator[StreamedAnswer]:
+        answer = await open_streamed(self._address, self._ssl, deadline, self._largest)
+        self._streams.add(answer)
+        try:
+            yield answer
+        finally:
+            self._streams.discard(answer)
+            answer.close()
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._change_region(name, "register", v2_rest_regions.encode_registration(key, byte_size))
@@ -180,6 +221,11 @@ class RestPredictor(PlacingPredictor):
                 )
             return
         raise refused(answer.status, f"the predictor at {self._where} answered {answer.status}", answer.body, encoding)
+
+
+def _passed_on(headers: Mapping[str, str]) -> str:
+    """The client's headers as lines of a head."""
+    return "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)]) if headers else ""
 
 
 def _escaped(name: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
 from hf_transformer.metrics import Metrics
@@ -80,6 +80,32 @@ class RetryingPredictor(WrappingPredictor):
         else:
             await context.__aexit__(None, None, None)
 
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Outputs, None]:
+        """Only what has not responded yet is tried again, and only up to there the tries have ``timeout`` seconds."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        self._budget.deposit()
+        retry = 0
+        while True:
+            async with aclosing(self._inner.stream(inputs, outputs, headers)) as responses:
+                try:
+                    response = await _first(responses, deadline)
+                except PredictorUnavailable as error:
+                    delay = self._delay(error, retry, deadline)
+                    if delay is None:
+                        raise
+                except _TimeIsUpError as exc:
+                    raise self._too_late() from exc
+                else:
+                    if response is not None:
+                        yield response
+                        async for response in responses:
+                            yield response
+                    return
+            await self._again(delay)
+            retry += 1
+
     async def _enter(
         self, infer: Callable[[], Context], entered: Callable[[Context, float], Awaitable[Outputs]]
     ) -> tuple[Context, Outputs]:
@@ -96,12 +122,18 @@ class RetryingPredictor(WrappingPredictor):
                 if delay is None:
                     raise
             except _TimeIsUpError as exc:
-                message = f"the predictor gave no answer in {self._timeout:g} s, retries included"
-                raise PredictorTimeout(message) from exc
-            await self._sleep(delay)
+                raise self._too_late() from exc
+            await self._again(delay)
             retry += 1
-            if self._metrics is not None:
-                self._metrics.count_retry()
+
+    def _too_late(self) -> PredictorTimeout:
+        return PredictorTimeout(f"the predictor gave no answer in {self._timeout:g} s, retries included")
+
+    async def _again(self, delay: float) -> None:
+        """The pause before another try."""
+        await self._sleep(delay)
+        if self._metrics is not None:
+            self._metrics.count_retry()
 
     def _delay(self, error: PredictorUnavailable, retry: int, deadline: float) -> float | None:
         """Seconds until the next try; None if there is to be none."""
@@ -119,6 +151,17 @@ class RetryingPredictor(WrappingPredictor):
 
 class _TimeIsUpError(Exception):
     """One try lasted until the deadline of all of them."""
+
+
+async def _first(responses: AsyncGenerator[Outputs, None], deadline: float) -> Outputs | None:
+    """The first response, None where the stream ends without one."""
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            return await anext(responses, None)
+    except TimeoutError as exc:
+        if not timeout.expired():
+            raise
+        raise _TimeIsUpError from exc
 
 
 async def _entered(context: Context, deadline: float) -> Outputs:

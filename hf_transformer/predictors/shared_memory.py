@@ -7,10 +7,11 @@ none waits for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +20,24 @@ from hf_transformer.metrics import SharedMemoryUse
 from hf_transformer.predictors.base import Destination, PlacingPredictor, Predictor, UnknownRegion
 from hf_transformer.predictors.region_keeper import Pauses, RegionKeeper
 from hf_transformer.predictors.shared_region import FOLDER, Region, aligned, remove_leftovers
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor
 from hf_transformer.wire.placements import Placement
 
 Outputs = Mapping[str, Tensor]
+
+
+SHORTEST_TEXT = 3
+"""Tokens: one, and a special one on each side."""
+
+
+def least_output_bytes(spec: ModelSpec) -> int:
+    """Bytes of all outputs for one short text, as far as a model's configuration tells: an axis that it leaves free
+    counts as SHORTEST_TEXT."""
+    sizes = {"BF16": 2, **{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}}
+    return sum(
+        sizes.get(output.datatype, 0) * prod(size if size >= 0 else SHORTEST_TEXT for size in output.shape)
+        for output in spec.outputs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +99,11 @@ class SharedMemoryPredictor(Predictor):
         await self._transport.__aexit__(kind, error, trace)
 
     async def model_spec(self) -> ModelSpec:
-        return await self._transport.model_spec()
+        """As the transport has it. Where every answer will be large a region is made now, not by the first request."""
+        spec = await self._transport.model_spec()
+        if not spec.decoupled and least_output_bytes(spec) >= self._min_bytes:
+            self._keeper.want()
+        return spec
 
     async def model_ready(self) -> bool:
         return await self._transport.model_ready()
@@ -128,6 +147,16 @@ class SharedMemoryPredictor(Predictor):
                 return
         async with self._transport.infer(inputs, outputs, headers) as tensors:
             yield tensors
+
+    @property
+    def streams_json(self) -> bool:
+        return self._transport.streams_json
+
+    def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Outputs, None]:
+        """As the transport has it: many responses can't share one place."""
+        return self._transport.stream(inputs, outputs, headers)
 
     def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
         """A call that may have a slot is left to run on, since the predictor may still write there."""

@@ -1,4 +1,4 @@
-"""What wraps another predictor and changes only how ``infer`` goes."""
+"""What wraps another predictor and changes only how ``infer`` and ``stream`` go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hf_transformer.types import ModelSpec
 
 
 class WrappingPredictor(Predictor):
-    """Opened and closed with the inner predictor, which answers whatever is asked apart from ``infer``."""
+    """Opened and closed with the inner predictor, which answers whatever is asked apart from
+    ``infer`` and ``stream``."""
 
     def __init__(self, inner: Predictor) -> None:
         self._inner = inner
@@ -27,6 +28,10 @@ class WrappingPredictor(Predictor):
 
     def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
         return self._inner.stops_when_cancelled(sizes)
+
+    @property
+    def streams_json(self) -> bool:
+        return self._inner.streams_json
 
     async def model_spec(self) -> ModelSpec:
         return await self._inner.model_spec()

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from hf_transformer.serving.http10 import Unchunked
 from hf_transformer.whole_response import WHOLE_RESPONSE
 
 LINGER = 1.0
@@ -32,6 +33,11 @@ JOINED = 2**16
 """Bytes of a body that is copied behind its head, so that both leave in one write."""
 AT_ONCE = 500
 """Connections that are looked at without a pause, about a millisecond."""
+
+SWEEPS = 10
+"""Looks at a connection within the time that it has."""
+LONGEST, SHORTEST = 5.0, 0.05
+"""Seconds between two sweeps at most and at least."""
 
 SILENT, SENDING, NOT_TAKING = "silent", "sending", "not taking"
 
@@ -72,6 +78,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
+        self._ours = config
         self._limits = config.client_limits
         self._most = self._limits.header_bytes
         self._head = 0
@@ -82,6 +89,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = Flow(transport, self.pipeline)
+        if self._ours.ending:
+            # Since its TLS handshake began. It has asked nothing, so it is told nothing, and nothing waits for it.
+            transport.close()
+            return
         over = len(self.connections) - self._limits.connections
         if over > REFUSED_AT_MOST:
             transport.abort()
@@ -93,7 +104,7 @@ class Connection(HttpToolsProtocol):
         self._running = cycle
         self._trailers = 0
         cycle.scope[WHOLE_RESPONSE] = partial(self._send_whole, cycle)  # type: ignore[typeddict-unknown-key]
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _send_whole(
         self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
@@ -184,16 +195,14 @@ class Connection(HttpToolsProtocol):
         unsent = self.transport.get_write_buffer_size()
         if unsent:
             return State(NOT_TAKING, self.scope, unsent)
-        if self.pipeline:
-            return None
+        running = self._running
+        if running is not None and not running.response_complete:
+            # It waits for its answer, whatever it has sent of the next request by now.
+            return State(SENDING, self.scope) if running.more_body and not self.flow.read_paused else None
         if self.in_head:
             return State(SENDING, self.scope)
-        if self.cycle is None or self.cycle.response_complete:
-            # After an answer uvicorn has a timer of its own, until a byte comes that begins no request.
-            return State(SILENT, self.scope) if self.timeout_keep_alive_task is None else None
-        if self.cycle.more_body and not self.flow.read_paused:
-            return State(SENDING, self.scope)
-        return None
+        # After an answer uvicorn has a timer of its own, until a byte comes that begins no request.
+        return State(SILENT, self.scope) if self.timeout_keep_alive_task is None else None
 
     def expire(self, state: State) -> None:
         """The client has taken too long."""
@@ -247,11 +256,20 @@ class Connection(HttpToolsProtocol):
 
 
 class Sweeper:
-    """Ends the connections whose clients take too long."""
+    """Ends the connections whose clients take too long.
+
+    Args:
+        connections: those that are open.
+        seconds: for sending a request once it has begun, and for taking some of an answer.
+        idle_seconds: for beginning a request. 0 means that none is kept open after an answer, and not that a new one
+            is closed at once: it has ``seconds``.
+    """
 
     def __init__(self, connections: Collection[Any], seconds: float, idle_seconds: float) -> None:
         self._connections = connections
-        self._limits = {SENDING: seconds, NOT_TAKING: seconds, SILENT: idle_seconds}
+        self._limits = {SENDING: seconds, NOT_TAKING: seconds, SILENT: idle_seconds or seconds}
+        self.period = max(SHORTEST, min(LONGEST, min(self._limits.values()) / SWEEPS))
+        """Seconds between two sweeps."""
         self._seen: dict[Connection, tuple[State, float]] = {}
 
     def sweep(self, now: float) -> Iterator[None]:

@@ -7,8 +7,10 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import time
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -23,10 +25,6 @@ SAME_WISH = 1.0
 """Seconds within which signals count as one: a terminal and whoever started the service may both send one."""
 SIGNALLED = 128
 """Exit code of a process that ended at once, less the signal's number; the shell's convention."""
-SWEEPS = 10
-"""Looks at a connection within the time that it has."""
-LONGEST, SHORTEST = 5.0, 0.05
-"""Seconds between two sweeps at most and at least."""
 
 
 class Server(uvicorn.Server):
@@ -44,15 +42,33 @@ class Server(uvicorn.Server):
         self._impatient = impatient
         self._told_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The one that serves, once it does."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to serve."""
         # What is loaded by now lives as long as the process: the collector need not look at it again.
         gc.freeze()
-        await super().startup(sockets)
+        if sockets and self.config.ssl is not None:
+            await super().startup([])
+            self.servers = [await self._listen_with_tls(one, self.config.ssl) for one in sockets]
+        else:
+            await super().startup(sockets)
+        self.loop = asyncio.get_running_loop()
         self._tasks.append(asyncio.create_task(self._sweep()))
         if self.config.certificate is not None:
             self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, self._use)))
+
+    async def _listen_with_tls(self, listening: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
+        """As uvicorn does it, which knows no limit for handshakes."""
+        make: Any = self.config.http_protocol_class
+        return await asyncio.get_running_loop().create_server(
+            lambda: make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state),
+            sock=listening,
+            ssl=context,
+            ssl_handshake_timeout=self.config.client_limits.seconds,
+            backlog=self.config.backlog,
+        )
 
     def _use(self, pair: KeyPair) -> None:
         """New connections get a renewed certificate; no other is disturbed."""
@@ -63,9 +79,8 @@ class Server(uvicorn.Server):
         limits = self.config.client_limits
         sweeper = Sweeper(self.server_state.connections, limits.seconds, limits.idle_seconds)
         loop = asyncio.get_running_loop()
-        period = max(SHORTEST, min(LONGEST, limits.seconds / SWEEPS, limits.idle_seconds / SWEEPS))
         while True:
-            await asyncio.sleep(period)
+            await asyncio.sleep(sweeper.period)
             try:
                 for _ in sweeper.sweep(loop.time()):
                     await asyncio.sleep(0)
@@ -74,6 +89,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for the requests in flight, and breaks off what is left of them after the grace."""
+        self.config.ending = True
         # For what comes on a connection that is kept for a request in flight: it is answered, and is the last one.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         timer = asyncio.get_running_loop().call_later(self.config.grace, self._break_off)

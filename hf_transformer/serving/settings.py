@@ -51,6 +51,8 @@ class ServerConfig(uvicorn.Config):
         self.grace = grace
         self.certificate_files = certificate
         self.certificate: Renewable[KeyPair] | None = None
+        self.ending = False
+        """Set by the server; connections look at it."""
         super().__init__(
             app,
             factory=True,

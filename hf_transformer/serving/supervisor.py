@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 
@@ -24,11 +25,16 @@ logger = logging.getLogger(__name__)
 TICK = 0.5
 """Seconds between two looks at the workers."""
 HUNG = 30.0
-"""Seconds without a sign of life after which a worker is killed; on a busy machine a start alone may take several."""
+"""Seconds without a sign of life after which a worker is killed; on a busy machine a start alone may take several. Once
+it serves the sign is its event loop's."""
 LATE = 10.0
 """Seconds beyond the grace after which a worker that has not ended is killed."""
 FAILED = 1
 """Exit code where the workers can't start."""
+STEADY = 60.0
+"""Seconds after which a worker that dies is replaced at once."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+"""Seconds before a worker is replaced that died sooner, as the one before it did; each pause is twice the last one."""
 
 
 class Worker:
@@ -42,7 +48,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._asked = False
-        self._heard_at = time.monotonic()
+        self._heard_at = self._begun = time.monotonic()
         self.has_served = False
         self.process = context.Process(target=work, args=(config, sockets, prepare, theirs))
         self.process.start()
@@ -62,6 +68,11 @@ class Worker:
         except (EOFError, OSError):  # it is ending
             return False
         return time.monotonic() - self._heard_at < HUNG
+
+    @property
+    def age(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self._begun
 
     def tell(self, number: signal.Signals) -> None:
         """Sends a signal."""
@@ -91,18 +102,59 @@ def work(
 
 
 def _answer(server: Server, supervisor: Connection[bool, bool]) -> None:
-    """Says that the process is alive, and whether it serves, each time that the supervisor asks. When that is gone,
-    killed as it must be, the worker ends too."""
+    """Answers the supervisor, as often as it asks. When that is gone, killed as it must be, the worker ends too."""
     try:
         while True:
-            supervisor.recv()
-            supervisor.send(server.started)
+            answer_once(server, supervisor)
     except (EOFError, OSError):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def answer_once(server: Server, supervisor: Connection[bool, bool]) -> None:
+    """Waits for a question, and says whether this process serves: that it does is said by the event loop, so that one
+    that no longer turns says nothing. What is loaded at the start may take as long as it does.
+
+    Raises:
+        EOFError, OSError: there is nobody who asks.
+    """
+
+    def say_so() -> None:
+        with suppress(OSError):  # the next question, which does not come, ends the worker
+            supervisor.send(True)
+
+    supervisor.recv()
+    if server.loop is None:
+        supervisor.send(False)
+        return
+    with suppress(RuntimeError):  # the loop is closed, and the process about to end
+        server.loop.call_soon_threadsafe(say_so)
+
+
+class Place:
+    """Where a worker is; between the death of one and the start of the next there is none."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self._pause = 0.0
+        self._due = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it is time for the next worker."""
+        return time.monotonic() >= self._due
+
+    def leave(self, lived: float) -> float:
+        """The worker has died, ``lived`` seconds after its start. Gives the seconds until the next one is due: none, or
+        more and more where one after the other dies soon, so that they don't take the machine from those that live."""
+        self.worker = None
+        pause = self._pause if lived < STEADY else 0.0
+        self._pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
+        self._due = time.monotonic() + pause
+        return pause
+
+
 class Supervisor:
-    """Keeps ``config.workers`` workers until a signal; a second one kills them.
+    """Keeps ``config.workers`` workers until a signal; a second one kills them. One that dies, or whose event loop does
+    not turn for HUNG seconds, is replaced.
 
     Unlike uvicorn's it passes a signal on at once, tells by its exit code that the workers can't start, and has no
     signals that change their number or start them anew: there is nothing that a fresh worker would read and an old one
@@ -113,7 +165,8 @@ class Supervisor:
         self._config = config
         self._sockets = sockets
         self._prepare = prepare
-        self._workers: list[Worker] = []
+        self._places = [Place() for _ in range(config.workers)]
+        self._starting = False
         self._told_at: float | None = None
         self._killed_by = 0
         self._has_served = False
@@ -123,39 +176,66 @@ class Supervisor:
         and its number."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
-        self._workers = [self._start() for _ in range(self._config.workers)]
         code = 0
-        while self._told_at is None and code == 0:
-            wait([worker.process.sentinel for worker in self._workers], timeout=TICK)
-            if self._told_at is None:
-                code = self._replace_the_dead()
-        self._end()
+        try:
+            for place in self._places:
+                if self._told_at is None:
+                    place.worker = self._start()
+            while self._told_at is None and code == 0:
+                wait([worker.process.sentinel for worker in self._workers()], timeout=TICK)
+                if self._told_at is None:
+                    code = self._replace_the_dead()
+        finally:
+            self._end()
         if self._killed_by:
             os._exit(SIGNALLED + self._killed_by)
         return code
 
+    def _workers(self) -> list[Worker]:
+        return [place.worker for place in self._places if place.worker is not None]
+
     def _start(self) -> Worker:
-        return Worker(self._config, self._sockets, self._prepare)
+        """A signal that comes in between leaves the sockets open until the worker has got them. It is in no list yet,
+        and is told by ``_end``."""
+        self._starting = True
+        try:
+            return Worker(self._config, self._sockets, self._prepare)
+        finally:
+            self._starting = False
+            if self._told_at is not None:
+                self._stop_listening()
 
     def _replace_the_dead(self) -> int:
         """FAILED if a worker has not even started and none ever has, else 0."""
-        for place, worker in enumerate(self._workers):
-            if worker.lives():
-                self._has_served = self._has_served or worker.has_served
-                continue
-            if self._told_at is not None:
-                return 0
-            code = worker.end()
-            if code is not None and code > 0 and not self._has_served:
-                logger.error("worker %s could not start (exit code %d); the service ends", worker.process.pid, code)
-                return FAILED
-            logger.error("worker %s has died (exit code %s) and is replaced", worker.process.pid, code)
-            try:
-                self._workers[place] = self._start()
-            except (OSError, ValueError):  # of the sockets, which a signal has closed in between
-                if self._told_at is None:
-                    raise
+        for place in self._places:
+            worker = place.worker
+            if worker is not None:
+                if worker.lives():
+                    self._has_served = self._has_served or worker.has_served
+                    continue
+                if self._told_at is not None:
+                    return 0
+                code, pid = worker.end(), worker.process.pid
+                if code is not None and code > 0 and not self._has_served:
+                    logger.error("worker %s could not start (exit code %d); the service ends", pid, code)
+                    return FAILED
+                self._say_dead(pid, code, place.leave(worker.age))
+            if place.is_due() and self._told_at is None:
+                place.worker = self._start()
         return 0
+
+    def _say_dead(self, pid: int | None, code: int | None, pause: float) -> None:
+        if not pause:
+            logger.error("worker %s has died (exit code %s) and is replaced", pid, code)
+        elif pause == FIRST_PAUSE:
+            logger.error(
+                "worker %s has died (exit code %s) soon after its start, as the one before it did: the next ones are "
+                "started after pauses of up to %g s, without a line for each, until one has lived for %g s",
+                pid,
+                code,
+                LONGEST_PAUSE,
+                STEADY,
+            )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Runs between two steps of whatever the process does, so it only does what can't wait."""
@@ -163,22 +243,26 @@ class Supervisor:
         if self._told_at is None:
             self._told_at = now
             self._tell(signal.SIGTERM)
-            # Held open here, it would take connections that no worker accepts any more.
-            for listening in self._sockets:
-                listening.close()
+            if not self._starting:
+                self._stop_listening()
         elif now - self._told_at > SAME_WISH:
             self._killed_by = number
             self._tell(signal.SIGKILL)
 
+    def _stop_listening(self) -> None:
+        """Held open here, the sockets would take connections that no worker accepts any more."""
+        for listening in self._sockets:
+            listening.close()
+
     def _tell(self, number: signal.Signals) -> None:
-        for worker in self._workers:
+        for worker in self._workers():
             worker.tell(number)
 
     def _end(self) -> None:
         """Ends the workers, and kills those that take too long."""
         self._tell(signal.SIGTERM)  # again, for those that had not been started when the first one came
         deadline = time.monotonic() + self._config.grace + LATE
-        while alive := [worker.process.sentinel for worker in self._workers if worker.process.exitcode is None]:
+        while alive := [worker.process.sentinel for worker in self._workers() if worker.process.exitcode is None]:
             if self._killed_by or time.monotonic() > deadline:
                 self._tell(signal.SIGKILL)
             wait(alive, timeout=TICK)

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tasks.base import Task
+from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text2text_generation import Text2TextGeneration
 from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 
-AnyTask = Task[Any, Any, Any]
-
-TASKS: Sequence[tuple[type[AnyTask], str]] = (
+TASKS: Sequence[tuple[type[Servable], str]] = (
     (FillMask, "ForMaskedLM"),
     (QuestionAnswering, "ForQuestionAnswering"),
     (TokenClassification, "ForTokenClassification"),
@@ -26,6 +26,9 @@ TASKS: Sequence[tuple[type[AnyTask], str]] = (
     (ZeroShotClassification, ""),
     (Rerank, ""),
     (FeatureExtraction, ""),
+    (TextGeneration, "ForCausalLM"),
+    (TextGeneration, "LMHeadModel"),
+    (Text2TextGeneration, "ForConditionalGeneration"),
     # Last: every bare encoder is called so, and some models with a head are too.
     (TextEmbedding, "Model"),
 )
@@ -33,7 +36,7 @@ TASKS: Sequence[tuple[type[AnyTask], str]] = (
 chooses."""
 
 
-def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[AnyTask]:
+def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[Servable]:
     """The task that --task names, else the one of the model's architecture.
 
     Args:
@@ -44,7 +47,7 @@ def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[AnyTask
         ConfigError: --task names one that can't be served; the message names those that can.
         LoadError: config.json names none that can.
     """
-    known = ", ".join(task.name for task, _ in TASKS)
+    known = ", ".join(dict.fromkeys(task.name for task, _ in TASKS))
     if name is not None:
         wanted = name.strip().lower().replace("-", "_")
         for task, _ in TASKS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from hf_transformer.errors import InvalidInput
+from hf_transformer.tasks.generation_settings import USUAL, GenerationSettings
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization
 
@@ -86,6 +87,7 @@ class TaskSettings:
     max_length: int = 512
     sentence_transformers: SentenceTransformers | None = None
     activation_fn: str | None = None
+    generation: GenerationSettings = USUAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,27 +108,26 @@ class Axis:
 TOKENS = Axis(name="tokens", tokens=True)
 
 
+FLOATS = ("FP16", "BF16", "FP32", "FP64")
+
+
 @dataclass(frozen=True, slots=True)
 class OutputRole:
     """An output that a task reads. ``name`` is what exporters usually call it; ``axes`` its shape per instance.
 
     ``other_names`` are names that it goes by too, the likelier first, and ``other_axes`` shapes that do as well; the
-    one that the model has is seen by the number of axes.
+    one that the model has is seen by the number of axes. ``datatypes`` are those that can be read.
     """
 
     name: str
     axes: tuple[Axis, ...]
     other_names: tuple[str, ...] = ()
     other_axes: tuple[tuple[Axis, ...], ...] = ()
+    datatypes: tuple[str, ...] = FLOATS
 
 
-class Task(ABC, Generic[Item, Options, Part]):
-    """One task for one model. Pure: no I/O and no state per request.
-
-    The pipeline calls, for a request, ``options`` once, and for every instance: ``item``, ``texts``, then ``check`` and
-    ``decode`` for each of its encodings (one per text, or per window of a text), and ``answer`` with all that decode
-    gave.
-    """
+class Servable(ABC):
+    """What the APIs see of a task, whether it predicts or generates. Pure: no I/O and no state per request."""
 
     name: ClassVar[str]
     """The underscored name, as --task takes it."""
@@ -144,6 +145,36 @@ class Task(ABC, Generic[Item, Options, Part]):
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
 
+    @abstractmethod
+    def options(self, parameters: Mapping[str, Json]) -> Any:
+        """Checks a request's parameters and fills in the service's defaults.
+
+        Raises:
+            InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another.
+        """
+
+    def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor:
+        """The predictions as one tensor whose first axis is the instances.
+
+        BYTES [instances], JSON text, unless a task has a better form.
+        """
+        return json_tensor(predictions)
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        """What ``tensor`` gives, and what is given beside it, where a request leaves the service's defaults; -1 is any
+        size."""
+        return (TensorSpec(OUTPUT, "BYTES", (FREE,)),)
+
+
+class Task(Servable, Generic[Item, Options, Part]):
+    """One predictive task for one model: its answers are read off the model's outputs for the tokens of a text.
+
+    The pipeline calls, for a request, ``options`` once, and for every instance: ``item``, ``texts``, then ``check`` and
+    ``decode`` for each of its encodings (one per text, or per window of a text), and ``answer`` with all that decode
+    gave.
+    """
+
     @property
     @abstractmethod
     def outputs(self) -> tuple[OutputRole, ...]:
@@ -151,11 +182,7 @@ class Task(ABC, Generic[Item, Options, Part]):
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Options:
-        """Checks a request's parameters and fills in the service's defaults.
-
-        Raises:
-            InvalidInput: a parameter is unknown, of the wrong type, out of range, or contradicts another.
-        """
+        """As for every task; what the methods below are given."""
 
     @abstractmethod
     def item(self, instance: Json, where: str, options: Options) -> Item:
@@ -214,22 +241,10 @@ class Task(ABC, Generic[Item, Options, Part]):
     def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
         """One instance's prediction, from what ``decode`` gave: a list per text, with an element per window."""
 
-    def tensor(self, predictions: Sequence[Json], options: Options) -> Tensor:
-        """The predictions as one tensor whose first axis is the instances.
-
-        BYTES [instances], JSON text, unless a task has a better form.
-        """
-        return json_tensor(predictions)
-
     def tensor_size(self, lengths: Sequence[int], options: Options) -> int:
         """How many values ``tensor`` holds, for instances of so many tokens, where padding makes it more than
         ``answer_size`` says."""
         return 0
-
-    @property
-    def tensor_specs(self) -> tuple[TensorSpec, ...]:
-        """What ``tensor`` and ``beside`` give where a request leaves the service's defaults; -1 is any size."""
-        return (TensorSpec(OUTPUT, "BYTES", (FREE,)),)
 
     def beside(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> Sequence[Tensor]:
         """Tensors that the answer has beside the predictions, from the encodings per instance, text and window."""

@@ -120,7 +120,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return masks * min(options.top_k, choices) * len(encoding)
 
     def decode(self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
-        positions = [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
+        positions = self.mask_positions(encoding)
         # Columns that the runtime added to round up its matrices are no tokens.
         logits = outputs["logits"][positions, : self._columns]
         require_numbers(logits)
@@ -131,11 +131,16 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         if options.form == "probabilities":
             rows = softmax(logits).tolist()
             return [_by_token([f"{value:.4f}" for value in row]) for row in rows]
-        lists = [
-            self._candidates(encoding, position, row, options, alone=len(positions) == 1)
-            for position, row in zip(positions, logits, strict=True)
-        ]
+        lists = []
+        for position, row in zip(positions, logits, strict=True):
+            best = self._best(row, options)
+            scores = softmax_at(row, best).tolist()
+            lists.append(self.candidates(encoding, position, best.tolist(), scores, alone=len(positions) == 1))
         return lists[0] if len(lists) == 1 else lists
+
+    def mask_positions(self, encoding: Encoding) -> list[int]:
+        """Where the mask tokens are."""
+        return [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
 
     def answer(self, item: str, parts: Sequence[Sequence[Json]], options: FillMaskOptions) -> Json:
         return single(parts)
@@ -146,20 +151,23 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             return bytes_tensor([one.encode() for one in predictions])
         return super().tensor(predictions, options)
 
-    def _candidates(
-        self, encoding: Encoding, position: int, logits: Array, options: FillMaskOptions, *, alone: bool
+    def _best(self, logits: Array, options: FillMaskOptions) -> Array:
+        """The ids of the tokens that one mask is answered with, the best first."""
+        if options.target_ids is None:
+            return top_k(logits, options.top_k)
+        best: Array = options.target_ids[top_k(logits[options.target_ids], options.top_k)]
+        return best
+
+    def candidates(
+        self, encoding: Encoding, position: int, tokens: Sequence[int], scores: Sequence[float], *, alone: bool
     ) -> list[Json]:
         """One mask's best tokens, as transformers' pipelines/fill_mask.py gives them.
 
         As there, the sequence shows special tokens only if other masks are left in it.
         """
         vocabulary = self.settings.vocabulary
-        if options.target_ids is not None:
-            best = options.target_ids[top_k(logits[options.target_ids], options.top_k)]
-        else:
-            best = top_k(logits, options.top_k)
         answers = []
-        for token, score in zip(best.tolist(), softmax_at(logits, best).tolist(), strict=True):
+        for token, score in zip(tokens, scores, strict=True):
             ids = list(encoding.ids)
             ids[position] = token
             shown = [one for one in ids if one != vocabulary.pad_token_id]

@@ -7,11 +7,23 @@ from dataclasses import fields
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.tasks.base import TaskSettings
+from hf_transformer.tasks.generation_settings import USUAL
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN
 
 LOGITS = ("return_probabilities", "return_raw_logits")
 FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
 """Those that some tasks don't read; fields of TaskSettings."""
+GENERATION: Mapping[str, str] = {
+    "generation_max_length": "max_length",
+    "temperature": "temperature",
+    "do_sample": "do_sample",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "return_full_text": "return_full_text",
+    "max_new_tokens": "max_new_tokens",
+}
+"""Flags that only tasks that generate text read, with their names in GenerationSettings."""
+GENERATIVE = ("text_generation", "text2text_generation")
 READS: Mapping[str, frozenset[str]] = {
     "fill_mask": frozenset(LOGITS),
     "sequence_classification": frozenset(LOGITS),
@@ -21,6 +33,8 @@ READS: Mapping[str, frozenset[str]] = {
     "question_answering": frozenset({"stride"}),
     "text_embedding": frozenset({"stride"}),
     "feature_extraction": frozenset(),
+    "text_generation": frozenset(),
+    "text2text_generation": frozenset(),
 }
 """By the task's name. Tasks that read no LOGITS refuse them, so only the others can go without effect."""
 SPECIAL_TOKENS, SPECIAL_TOKENS_OF_PAIR = 2, 3
@@ -35,6 +49,11 @@ def flags_without_effect(task: str, settings: TaskSettings) -> list[str]:
         value = getattr(settings, name)
         if value != default[name] and name not in READS[task]:
             found.append(f"--{name}" if value is True else f"--{name}={value}")
+    if task not in GENERATIVE:
+        for flag, name in GENERATION.items():
+            value = getattr(settings.generation, name)
+            if value != getattr(USUAL, name):
+                found.append(f"--{flag}={str(value).lower()}")
     return found
 
 

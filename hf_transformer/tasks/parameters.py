@@ -49,6 +49,27 @@ class Parameters:
             raise InvalidInput(f"parameters.{name}: {value} is too small, expected {minimum} or more")
         return value
 
+    def number(self, name: str, default: float, least: float, most: float) -> float:
+        """A number from ``least`` to ``most``."""
+        value = self._given.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InvalidInput(f"parameters.{name}: expected a number, got {describe(value)}")
+        # Written so that NaN, which is in no range, is refused too.
+        if not least <= value <= most:
+            raise InvalidInput(f"parameters.{name}: {value:g} is out of range, expected {least:g} to {most:g}")
+        return float(value)
+
+    def get(self, name: str) -> Json:
+        """The value as it was sent; None if it was not given."""
+        return self._given.get(name)
+
+    def one_of(self, *names: str) -> str | None:
+        """Which of several names of one parameter was given; None if none was. Raises InvalidInput for two."""
+        found = [name for name in names if name in self._given]
+        if len(found) > 1:
+            raise InvalidInput(f"parameters.{found[1]}: means the same as {found[0]}, expected one of them")
+        return found[0] if found else None
+
     def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
         """One of ``choices``."""
         value = self._given.get(name, default)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from hf_transformer.tasks.base import Task, TaskSettings
+from hf_transformer.tasks.base import Servable, TaskSettings
 from hf_transformer.tasks.entities import STRATEGIES
 from hf_transformer.tasks.fill_mask import DEFAULT_TOP_K, MAX_TARGET_LENGTH, MAX_TARGETS
+from hf_transformer.tasks.generation_schemas import text2text_generation, text_generation
 from hf_transformer.tasks.question_answering import MAX_ANSWER_LEN
 from hf_transformer.tasks.schema_forms import (
     INTEGER,
@@ -29,6 +28,7 @@ from hf_transformer.tasks.schema_forms import (
     string_or_strings,
     text,
 )
+from hf_transformer.tasks.task_schemas import TaskSchemas, parameters_of
 from hf_transformer.tasks.text_embedding import MAX_PROMPT_LENGTH
 from hf_transformer.tasks.token_classification import MAX_DELIMITER_LENGTH
 from hf_transformer.tasks.zero_shot_classification import DEFAULT_TEMPLATE, MAX_LABELS
@@ -38,31 +38,9 @@ SYNTAX = re.compile(r"[\^$\\.*+?()\[\]{}|/]")
 """Characters with a meaning in the regular expressions of JSON schemas (ECMA-262); re.escape escapes others too."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSchemas:
-    """What a task takes and gives. ``parameters`` has a property per parameter; ``example`` is an instance, and
-    ``example_parameters`` what it needs beside it."""
-
-    instance: Schema
-    parameters: Schema
-    prediction: Schema
-    example: Json
-    example_parameters: Json = None
-
-
-def schemas_of(task: Task[Any, Any, Any]) -> TaskSchemas:
+def schemas_of(task: Servable) -> TaskSchemas:
     """The schemas of one served task, with the service's own defaults."""
     return SCHEMAS[task.name](task.settings)
-
-
-def parameters_of(settings: TaskSettings, **properties: Schema) -> Schema:
-    """A request's parameters: ``output_format`` and those of the task."""
-    form = nullable(
-        {"type": "string", "enum": ["kserve", "pipeline"]},
-        "Answers as KServe's runtime gives them, or as a Hugging Face pipeline does.",
-        settings.output_format,
-    )
-    return record({"output_format": form, **properties}, "output_format", *properties)
 
 
 def logit_parameters(settings: TaskSettings) -> dict[str, Schema]:
@@ -294,5 +272,7 @@ SCHEMAS: Mapping[str, Callable[[TaskSettings], TaskSchemas]] = {
     "rerank": rerank,
     "text_embedding": text_embedding,
     "feature_extraction": feature_extraction,
+    "text_generation": text_generation,
+    "text2text_generation": text2text_generation,
 }
 """By the task's name."""

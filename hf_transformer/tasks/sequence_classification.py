@@ -55,11 +55,11 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        self._labels = read_labels(settings.model_config)
-        self._function = default_function(read_problem_type(settings.model_config), len(self._labels))
-        if self._function == "none" and settings.return_probabilities:
+        self.labels = read_labels(settings.model_config)
+        self.function = default_function(read_problem_type(settings.model_config), len(self.labels))
+        if self.function == "none" and settings.return_probabilities:
             raise ConfigError("--return_probabilities: config.json says regression; use --return_raw_logits")
-        self._outputs = (text_logits(len(self._labels)),)
+        self._outputs = (text_logits(len(self.labels)),)
 
     @property
     def outputs(self) -> tuple[OutputRole, ...]:
@@ -68,7 +68,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
         given = Parameters(parameters, PARAMETERS)
         form = read_form(given, self.settings, PIPELINE_PARAMETERS)
-        if form == "probabilities" and self._function == "none":
+        if form == "probabilities" and self.function == "none":
             raise InvalidInput(
                 "parameters.return_probabilities: a regression model has none; use return_raw_logits for its values"
             )
@@ -76,7 +76,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         functions: Mapping[str, Function] = {"none": "none", "softmax": "softmax", "sigmoid": "sigmoid"}
         return SequenceClassificationOptions(
             form,
-            functions.get(named, self._function),
+            functions.get(named, self.function),
             _read_top_k(parameters, given, form),
             read_truncation(given, self.settings),
         )
@@ -93,7 +93,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     def answer_size(self, encoding: Encoding, options: SequenceClassificationOptions) -> int:
         if options.form == "plain":
             return 1
-        count = len(self._labels)
+        count = len(self.labels)
         return count if options.form != "pipeline" or options.top_k is None else min(options.top_k, count)
 
     def decode(
@@ -113,12 +113,15 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             return values.index(max(values))
         if options.form == "raw_logits":
             return _by_label(values)
-        scores = apply(options.function, logits)
+        return self.render(apply(options.function, logits), options)
+
+    def render(self, scores: Array, options: SequenceClassificationOptions) -> Json:
+        """Scores, float32 [labels], in the forms probabilities and pipeline."""
         if options.form == "probabilities":
             return _by_label([round(score, DECIMALS) for score in scores.tolist()])
         # A stable sort, so that labels of equal scores come in the order that transformers gives them.
         best = np.argsort(-scores, kind="stable")[: options.top_k].tolist()
-        return [{"label": self._labels[label], "score": float(scores[label])} for label in best]
+        return [{"label": self.labels[label], "score": float(scores[label])} for label in best]
 
     def answer(self, item: TextInput, parts: Sequence[Sequence[Json]], options: SequenceClassificationOptions) -> Json:
         return single(parts)

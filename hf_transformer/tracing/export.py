@@ -10,7 +10,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.tracing.spans import Finished
 
 logger = logging.getLogger(__name__)
@@ -65,17 +65,18 @@ class Exporter:
     """
 
     def __init__(self, endpoint: str) -> None:
+        shown = without_userinfo(endpoint)
         try:
             from hf_transformer.tracing import otlp
         except ImportError as error:
             raise ConfigError(
-                f"--otlp_endpoint={endpoint}: OpenTelemetry is not installed ({error}): pip install "
-                "'hf-transformer[otel]'"
+                f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
             ) from error
         try:
             self._sender = otlp.Sender(endpoint, TIMEOUT)
         except Exception as error:  # whatever the exporter makes of a variable of its own
-            raise ConfigError(f"--otlp_endpoint={endpoint}: the exporter can't be made: {error}") from error
+            reason = without_userinfo(str(error))
+            raise ConfigError(f"--otlp_endpoint={shown}: the exporter can't be made: {reason}") from error
         self._senders_logger = otlp.logger
         self._waiting: deque[Finished] = deque()
         self._dropped = 0

@@ -21,6 +21,8 @@ from hf_transformer.types import Context, Timings
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+LONGEST = 256
+"""Characters of an attribute that a client chose."""
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
 SERVERS_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
 """gRPC's codes that make a server's span an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
@@ -148,7 +150,7 @@ class Tracing:
         attributes: dict[str, Value] = {
             "http.request.method": method,
             "http.route": route,
-            "url.path": path,
+            "url.path": path[:LONGEST],
             "url.scheme": scheme,
             "http.response.status_code": status,
         }
@@ -168,7 +170,7 @@ class Tracing:
         attributes["hf_transformer.model"] = self._model
         finished = Finished(trace, name, time.perf_counter(), error, attributes)
         if context is not None:
-            attributes["hf_transformer.request_id"] = context.request_id
+            attributes["hf_transformer.request_id"] = context.request_id[:LONGEST]
             if context.instances:
                 attributes["hf_transformer.instances"] = context.instances
                 attributes["hf_transformer.tokens"] = context.tokens
@@ -190,7 +192,7 @@ def spans_of(finished: Finished) -> list[Span]:
     encoded = read + timings.tokenize
     sent = encoded + timings.queue
     spans = [server, _stage("tokenize", trace, read, encoded)]
-    if not timings.queue:  # it was not sent
+    if not timings.queue and not timings.predict:  # it was not sent
         return [*spans, _stage("queue", trace, encoded, finished.ended)]
     answered = encoded + max(timings.queue, timings.predict) if timings.predict else finished.ended
     predict = _stage("predict", trace, sent, answered)

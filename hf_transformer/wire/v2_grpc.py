@@ -1,14 +1,13 @@
 """The V2 protocol over gRPC: protobuf messages as bytes <-> tensors. No sockets.
 
-Responses are decoded from the serialized message, because protobuf's Python classes copy a ``bytes`` field
-twice, once when they parse it and once when it is read, which is most of the work where logits are large.
+Raw contents do not go through protobuf's Python classes, which copy a ``bytes`` field twice, once when it is set or
+parsed and once when it is serialized or read: that is most of the work where logits or key-value caches are large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -19,9 +18,10 @@ from hf_transformer.wire.datatypes import (
     checked_datatype,
     checked_shape,
     decode_raw,
-    encode_raw,
     from_elements,
+    raw_view,
 )
+from hf_transformer.wire.message_fields import split_field, with_field
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.placements import BYTE_SIZE, NOWHERE, OFFSET, REGION, Placement, placed_tensor
 from hf_transformer.wire.specs import config_datatype
@@ -29,7 +29,7 @@ from hf_transformer.wire.specs import config_datatype
 SERVICE = "inference.GRPCInferenceService"
 
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
-_VARINT, _FIXED64, DELIMITED, _FIXED32 = 0, 1, 2, 5
+_RAW_INPUT_CONTENTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 
 TYPED_CONTENTS = {
     "BOOL": "bool_contents",
@@ -57,12 +57,6 @@ def encode_infer_request(
         PredictorError: an input's data doesn't fit its datatype.
     """
     request = pb.ModelInferRequest(model_name=model_name)
-    try:
-        for tensor in inputs:
-            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            request.raw_input_contents.append(encode_raw(tensor))
-    except Malformed as exc:
-        raise PredictorError(f"the request can't be written: {exc}") from exc
     for name in outputs:
         output = request.outputs.add(name=name)
         if name in placements:
@@ -70,6 +64,22 @@ def encode_infer_request(
             output.parameters[REGION].string_param = place.region
             output.parameters[OFFSET].int64_param = place.offset
             output.parameters[BYTE_SIZE].int64_param = len(place.memory)
+    return serialized(request, inputs)
+
+
+def serialized(request: pb.ModelInferRequest, inputs: Sequence[Tensor]) -> bytes:
+    """A request, with these inputs and their raw contents. Raises PredictorError as encode_infer_request does."""
+    contents = []
+    try:
+        for tensor in inputs:
+            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            contents.append(raw_view(tensor))
+    except Malformed as exc:
+        raise PredictorError(f"the request can't be written: {exc}") from exc
+    small = [one for one in contents if isinstance(one, bytes)]
+    if len(small) < len(contents):
+        return with_field(request.SerializeToString(), _RAW_INPUT_CONTENTS, contents)
+    request.raw_input_contents.extend(small)  # which is faster then
     return request.SerializeToString()
 
 
@@ -162,72 +172,6 @@ def decode_typed(name: str, datatype: str, shape: Sequence[int], contents: pb.In
     raise Malformed(f"tensor {name!r} is {datatype}, which only raw contents can hold")
 
 
-def split_field(body: memoryview, number: int) -> tuple[bytes, list[memoryview]]:
-    """Takes one bytes field out of a serialized message without parsing the rest.
-
-    Gives the message without the field, and a view for each occurrence of it.
-
-    Raises:
-        Malformed: the bytes are not a message.
-    """
-    views: list[memoryview] = []
-    rest: list[memoryview] = []
-    for part in parts(body):
-        if part.key == number << 3 | DELIMITED:
-            views.append(part.value)
-        else:
-            rest.append(part.whole)
-    return b"".join(rest), views
-
-
-class Part(NamedTuple):
-    """One field of a serialized message: its key (number << 3 | wire type), its value's bytes, and all of its bytes."""
-
-    key: int
-    value: memoryview
-    whole: memoryview
-
-
-def parts(body: memoryview) -> Iterator[Part]:
-    """The fields of a serialized message, one after the other.
-
-    The format is protobuf's: a key (field number << 3 | wire type) as a varint, then the value.
-
-    Raises:
-        Malformed: the bytes are not a message.
-    """
-    position = 0
-    while position < len(body):
-        start = position
-        key, position = _varint(body, position)
-        wire_type = key & 7
-        value = position
-        if wire_type == _VARINT:
-            _, position = _varint(body, position)
-        elif wire_type == DELIMITED:
-            length, value = _varint(body, position)
-            position = value + length
-        elif wire_type in (_FIXED64, _FIXED32):
-            position += 8 if wire_type == _FIXED64 else 4
-        else:  # groups, which nobody has used since proto3, and the two types that do not exist
-            raise Malformed(f"not a protobuf message: wire type {wire_type}")
-        if position > len(body):
-            raise Malformed("the protobuf message is cut off")
-        yield Part(key, body[value:position], body[start:position])
-
-
-def _varint(body: memoryview, position: int) -> tuple[int, int]:
-    """The number at this position, at most 64 bits in ten bytes, and the position behind it."""
-    number = shift = 0
-    for index in range(position, min(position + 10, len(body))):
-        byte = body[index]
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, index + 1
-        shift += 7
-    raise Malformed("not a protobuf message: a number does not end")
-
-
 def encode_model_request(method: str, model_name: str) -> bytes:
     """A serialized request of ModelReady, ModelMetadata or ModelConfig, whatever version the server takes."""
     requests = {
@@ -291,7 +235,8 @@ def _from_config(name: str, version: str, config: pb.ModelConfig) -> ModelSpec:
     outputs = tuple(TensorSpec(t.name, _datatype(t.name, t.data_type), tuple(t.dims)) for t in config.output)
     decoupled = config.model_transaction_policy.decoupled
     instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
-    return ModelSpec(name, version, inputs, outputs, config.max_batch_size, decoupled, max(1, instances))
+    merges = config.WhichOneof("scheduling_choice") == "dynamic_batching"
+    return ModelSpec(name, version, inputs, outputs, config.max_batch_size, decoupled, max(1, instances), merges)
 
 
 def _datatype(name: str, number: pb.DataType) -> str:

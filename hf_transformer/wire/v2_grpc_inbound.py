@@ -36,11 +36,12 @@ from hf_transformer.wire.inbound import (
     requested_outputs,
 )
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
+from hf_transformer.wire.message_fields import DELIMITED, Part, parts
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.v2_grpc import DELIMITED, TYPED_CONTENTS, Part, decode_typed, parts
+from hf_transformer.wire.v2_grpc import TYPED_CONTENTS, decode_typed
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""Asks for one more, empty response where a model gives any number of them; ours gives one, which is the final one."""
+"""Asks for one more, empty response where a model gives any number of them; ours give none that is empty."""
 FINAL_RESPONSE = "triton_final_response"
 
 MOST_PARTS = 1000
@@ -115,17 +116,27 @@ def decode(kind: type[Question], body: bytes) -> Question:
         raise Malformed(f"body: not a {kind.DESCRIPTOR.name}: {exc}") from exc
 
 
-def encode_infer_response(response: InferResponse, request: InferRequest, *, final: bool = False) -> bytes:
+def encode_infer_response(
+    response: InferResponse,
+    request: InferRequest,
+    *,
+    final: bool = False,
+    parameters: Mapping[str, bool | int | str] | None = None,
+) -> bytes:
     """A serialized ModelInferResponse.
 
     A response is raw or typed as a whole: raw where the request wants one of the outputs raw, or one has a datatype
     that only raw contents can hold. ``final`` adds the parameter that tells a stream's client that nothing follows.
+    ``parameters`` are those of a response that others may follow, which then says in either case whether one does.
     """
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
-    if final:
-        message.parameters[FINAL_RESPONSE].bool_param = True
+    if final or parameters is not None:
+        message.parameters[FINAL_RESPONSE].bool_param = final
+    for name, value in (parameters or {}).items():
+        kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
+        setattr(message.parameters[name], kind, value)
     raw = any(request.wants_binary(one.name) or one.datatype not in TYPED_CONTENTS for one in response.outputs)
     chunks: list[bytes] = []
     for tensor in response.outputs:

@@ -20,8 +20,8 @@ from hf_transformer.wire.datatypes import (
     checked_shape,
     decode_json,
     decode_raw,
-    encode_raw,
     json_kind,
+    raw_view,
     shorten,
 )
 from hf_transformer.wire.placements import NOWHERE, Placement, placed_tensor
@@ -43,7 +43,7 @@ def encode_infer_request(
         PredictorError: an input's data doesn't fit its datatype.
     """
     try:
-        chunks = [encode_raw(tensor) for tensor in inputs]
+        chunks = [raw_view(tensor) for tensor in inputs]
     except Malformed as exc:
         raise PredictorError(f"the request can't be written: {exc}") from exc
     header: dict[str, Json] = {
@@ -225,7 +225,8 @@ def _from_config(name: str, version: str, config: Mapping[str, Json]) -> ModelSp
         raise Malformed(f"max_batch_size is {max_batch_size}")
     inputs, outputs = (_config_tensors(config, key) for key in ("input", "output"))
     decoupled = policy.get("decoupled") is True
-    return ModelSpec(name, version, inputs, outputs, max_batch_size, decoupled, _instances(config))
+    merges = isinstance(config.get("dynamic_batching"), dict)
+    return ModelSpec(name, version, inputs, outputs, max_batch_size, decoupled, _instances(config), merges)
 
 
 def _instances(config: Mapping[str, Json]) -> int:

@@ -15,7 +15,9 @@ import pytest
 from hf_transformer.admission import Admission
 from hf_transformer.apis.base import Models, Service
 from hf_transformer.apis.grpc_v2 import GrpcServer, GrpcSettings
+from hf_transformer.apis.running import Running
 from hf_transformer.errors import NotReady
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.local_triton import HOST, free_ports
 from hf_transformer.metrics import Metrics
 from hf_transformer.tasks.fill_mask import FillMask
@@ -40,6 +42,7 @@ class ScriptedModel:
 
     name = "bert"
     task: Any = FillMask
+    chat_template = None
 
     def __init__(self, predict: Predict = echo) -> None:
         self.predict_one = predict
@@ -55,6 +58,9 @@ class ScriptedModel:
         self.contexts.append(context)
         words = [await self.predict_one(text, context) for text in query.instances]
         return Answers(words, tensor=bytes_tensor([word.encode() for word in words]))
+
+    async def generate(self, request: GenerationRequest, context: Context) -> Running:
+        raise AssertionError("this model generates nothing")
 
     def describe(self) -> ModelDescription:
         if self.reason:

@@ -21,7 +21,7 @@ from hf_transformer.apis import openai
 from hf_transformer.apis.api_keys import ApiKeys, KeyedApp
 from hf_transformer.apis.grpc_keys import KeyedCalls
 from hf_transformer.apis.grpc_v2 import GrpcServer, GrpcSettings
-from hf_transformer.app import http_app
+from hf_transformer.app import build_app, http_app
 from hf_transformer.errors import ConfigError
 from hf_transformer.key_file import read_keys
 from hf_transformer.local_triton import HOST, free_ports
@@ -37,10 +37,12 @@ KEYS = "# a comment\n\n  alpha-key  \nbeta-key\n"
 INFER = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
 
 
+DEMO = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
+
+
 @cache
 def demo_task() -> Any:
-    folder = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
-    return load_parts(config(f"--model_dir={folder}")).task
+    return load_parts(config(f"--model_dir={DEMO}")).task
 
 
 @pytest.fixture
@@ -217,10 +219,10 @@ def seen(contexts: list[Context]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def grpc_client(file: Path, model: ScriptedModel) -> AsyncIterator[Client]:
+async def grpc_client(file: Path, model: ScriptedModel, metrics: Metrics | None = None) -> AsyncIterator[Client]:
     where = replace(GrpcSettings("", 0), host=HOST, port=free_ports(1)[0])
-    metrics = Metrics(model.name)
-    async with GrpcServer(service_of(model, metrics), where, (KeyedCalls(ApiKeys(str(file))),)) as running:
+    metrics = metrics or Metrics(model.name)
+    async with GrpcServer(service_of(model, metrics), where, (KeyedCalls(ApiKeys(str(file)), metrics),)) as running:
         async with connected(Server(where, metrics, running)) as client:
             yield client
 
@@ -235,6 +237,17 @@ async def test_grpc_with_and_without_a_key(file: Path) -> None:
         key = (("authorization", "Bearer beta-key"), ("traceparent", "00-1-2-01"))
         assert text_of(await client.infer(request("a"), metadata=key)) == "a"
         assert seen(model.contexts) == {"traceparent": "00-1-2-01"}
+
+
+async def test_refused_calls_are_counted_as_requests_are(file: Path) -> None:
+    metrics = Metrics("bert")
+    async with grpc_client(file, ScriptedModel(), metrics) as client:
+        await failure(client.infer(request("a")))
+        await failure(anext(aiter(client.stream(iter([request("a")])))))
+        assert text_of(await client.infer(request("a"), metadata=(("api-key", "beta-key"),))) == "a"
+    text = metrics.render().decode()
+    assert 'hf_transformer_requests_total{api="keys",status="401"} 2.0' in text
+    assert 'hf_transformer_requests_total{api="grpc",status="200"} 1.0' in text
 
 
 async def test_grpc_streams(file: Path) -> None:
@@ -272,3 +285,35 @@ async def test_what_grpc_tells_everybody(file: Path) -> None:
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
         error = await failure(client.channel.unary_unary(f"/{SERVICE}/NoSuchMethod", None, None)(b""))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_document_tells_of_keys_what_is_done(file: Path) -> None:
+    """Each operation of the document is tried without a key and with one."""
+    app = build_app(
+        config(f"--model_dir={DEMO}", "--model_name=bert", "--enable_grpc=false", f"--api_keys_file={file}")
+    )
+    key = {"authorization": "Bearer alpha-key"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        document = (await client.get("/openapi.json", headers=key)).json()
+        assert document["security"] == [{"Bearer": []}, {"XApiKey": []}, {"ApiKey": []}]
+        assert set(document["components"]["securitySchemes"]) == {"Bearer", "XApiKey", "ApiKey"}
+        for path, item in document["paths"].items():
+            for method, operation in item.items():
+                url = path.format(model="bert", version="1")
+                refused = await client.request(method, url)
+                assert (
+                    (refused.status_code == 401) == ("security" not in operation) == ("401" in operation["responses"])
+                )
+                assert (await client.request(method, url, headers=key)).status_code != 401
+                if refused.status_code == 401:
+                    content = operation["responses"]["401"]["content"]["application/json"]
+                    schema = content["schema"]["$ref"].rpartition("/")[2]
+                    assert schema == ("OpenAIError" if isinstance(refused.json()["error"], dict) else "Error")
+                    assert schema in document["components"]["schemas"]
+
+
+async def test_a_document_without_keys_tells_of_none() -> None:
+    app = build_app(config(f"--model_dir={DEMO}", "--model_name=bert", "--enable_grpc=false"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        document = (await client.get("/openapi.json")).json()
+    assert "security" not in document and "securitySchemes" not in document["components"]

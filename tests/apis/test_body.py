@@ -6,8 +6,8 @@ import zlib
 import pytest
 from starlette.types import Message
 
-from hf_transformer.apis.body import ClientGone, parse_json, read_body, to_utf8
-from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
+from hf_transformer.apis.body import Bodies, ClientGone, parse_json, read_body, to_utf8
+from hf_transformer.errors import InvalidInput, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.wire.json_text import JsonLimits
 
 BODY = b'{"instances": ["a"]}'
@@ -30,7 +30,7 @@ class Channel:
 
 async def read(*chunks: bytes, encoding: bytes = b"", limit: int = 1000, length: bytes = b"") -> bytes:
     headers = {name: value for name, value in ((b"content-encoding", encoding), (b"content-length", length)) if value}
-    return await read_body(Channel(*chunks), headers, limit)
+    return await read_body(Channel(*chunks), headers, limit, Bodies().portion())
 
 
 async def test_chunks_are_joined() -> None:
@@ -39,7 +39,7 @@ async def test_chunks_are_joined() -> None:
 
 async def test_a_client_that_left_is_noticed() -> None:
     with pytest.raises(ClientGone):
-        await read_body(Channel(b"abc", disconnect=True), {}, 1000)
+        await read_body(Channel(b"abc", disconnect=True), {}, 1000, Bodies().portion())
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"x-gzip"])
@@ -134,3 +134,30 @@ def test_json() -> None:
         parse_json(BODY[:-1], limits)
     with pytest.raises(TooLarge, match=r"^body: 40000 lists, objects and keys, at most 9"):
         parse_json(b"[]" * 40_000, limits)
+
+
+async def test_bodies_have_a_limit_together() -> None:
+    refused: list[str] = []
+    bodies = Bodies(most=100, refused=refused.append)
+    first, second = bodies.portion(), bodies.portion()
+    await read_body(Channel(b"x" * 40, b"x" * 20), {}, 100, first)
+    with pytest.raises(TooManyRequests, match=r"have 90 bytes, --max_bytes_in_flight allows 100") as caught:
+        await read_body(Channel(b"x" * 30, b"x" * 11), {}, 100, second)
+    assert (caught.value.status, caught.value.retry_after, refused) == (429, 1, ["bytes"])
+    assert bodies.held == 90  # what came of it is there until it is given back
+    second.give_back()
+    assert await read_body(Channel(b"x" * 40), {}, 100, second) == b"x" * 40
+    for portion in (first, second, second):
+        portion.give_back()
+    assert bodies.held == 0
+
+
+async def test_a_compressed_body_counts_as_what_it_becomes() -> None:
+    bodies = Bodies(most=1000)
+    sent, headers = gzip.compress(b"x" * 900), {b"content-encoding": b"gzip"}
+    with bodies.portion() as portion:
+        await read_body(Channel(sent), headers, 1000, portion)
+        assert bodies.held == 900
+        with bodies.portion() as other, pytest.raises(TooManyRequests):
+            await read_body(Channel(sent), headers, 1000, other)
+    assert bodies.held == 0

@@ -173,6 +173,7 @@ async def test_reflection_describes_every_service() -> None:
                 "ModelInfer",
                 "ModelStreamInfer",
                 "ModelConfig",
+                "RepositoryIndex",
                 "SystemSharedMemoryStatus",
                 "SystemSharedMemoryRegister",
                 "SystemSharedMemoryUnregister",
@@ -265,3 +266,54 @@ async def test_workers_share_a_port_and_others_do_not() -> None:
         with pytest.raises(ConfigError, match=f"--grpc_port={port}: can't listen on {HOST}"):
             async with serving(first, port=port):
                 pass
+
+
+async def test_connections_have_a_limit_handshakes_included() -> None:
+    """A listener of gRPC's own knows no answer for them: what is too many is closed."""
+    async with serving(ScriptedModel(), GrpcSettings(HOST, 0, connections=2)) as server:
+        silent = [await asyncio.open_connection(HOST, server.settings.port) for _ in range(2)]
+        for reader, _ in silent:
+            assert await reader.read(1)  # the settings that HTTP/2 begins with
+        async with asyncio.timeout(20):
+            third, writer = await asyncio.open_connection(HOST, server.settings.port)
+            assert await third.read() == b""
+        for _, one in (*silent, (third, writer)):
+            one.close()
+
+
+async def test_a_handshake_that_does_not_end_is_broken_off() -> None:
+    async with serving(ScriptedModel(), GrpcSettings(HOST, 0, handshake=0.2)) as server, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(HOST, server.settings.port)
+        assert b"handshake timeout" in await reader.read(-1)
+        writer.close()
+
+
+async def test_a_connection_without_calls_is_closed_and_opened_again() -> None:
+    async with serving(ScriptedModel(), GrpcSettings(HOST, 0, idle=0.2)) as server, connected(server) as client:
+        assert text_of(await client.infer(request("a"))) == "a"
+        async with asyncio.timeout(20):
+            await client.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert text_of(await client.infer(request("b"))) == "b"
+
+
+async def test_calls_that_cross_with_the_end_are_answered_or_unavailable() -> None:
+    ended: list[grpc.StatusCode] = []
+    begun = asyncio.Semaphore(0)
+
+    async def ask(server: Server) -> None:
+        async with connected(server) as client:
+            while True:
+                try:
+                    await client.infer(request("a"))
+                except grpc.aio.AioRpcError as error:
+                    ended.append(error.code())
+                    return
+                begun.release()
+
+    async with serving(ScriptedModel()) as server:
+        asking = [asyncio.create_task(ask(server)) for _ in range(32)]
+        for _ in range(200):
+            await begun.acquire()
+        await server.end()
+        await asyncio.gather(*asking)
+    assert set(ended) == {grpc.StatusCode.UNAVAILABLE}

@@ -79,7 +79,7 @@ def test_the_model_is_found() -> None:
             "rerank",
             {"model": "mini"},
             InvalidInput,
-            "model: 'mini' does rerank, but embeddings needs text_embedding, rerank needs rerank",
+            "model: 'mini' does rerank, but embeddings needs text_embedding",
         ),
     ],
 )

@@ -14,12 +14,19 @@ from jsonschema import Draft202012Validator
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from hf_transformer.apis import docs_page, openai_embeddings, openai_rerank
+from hf_transformer.apis import (
+    docs_page,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_messages,
+    openai_rerank,
+)
 from hf_transformer.apis.base import Endpoint
 from hf_transformer.apis.direct import Direct
 from hf_transformer.app import build_app
 from hf_transformer.errors import RequestError
-from hf_transformer.tasks import TASKS
+from hf_transformer.tasks import TASKS, text_generation
 from hf_transformer.tasks.schemas import SCHEMAS
 from tests.configuring import config
 from tests.triton_repository import task_model_folder
@@ -33,6 +40,8 @@ MODELS = {
     "rerank": "cross",
     "feature_extraction": "minibert_mean",
     "text_embedding": "minibert_mean",
+    "text_generation": "gpt2_logits",
+    "text2text_generation": "t5_logits",
 }
 PREDICTOR_S = {"502", "504"}
 """Statuses that only a request has that asks the predictor."""
@@ -93,7 +102,7 @@ def methods(route: Route) -> set[str]:
 
 
 @pytest.mark.parametrize("prefix", ["openai", "", "a/b"], ids=["usual", "none", "long"])
-@pytest.mark.parametrize("task", ["fill_mask", "text_embedding"])
+@pytest.mark.parametrize("task", ["fill_mask", "text_embedding", "text_generation"])
 async def test_every_route_is_described_and_nothing_else(task: str, prefix: str) -> None:
     app = build(task, f"--openai_route_prefix={prefix}")
     routes = {(route.path, method) for route in app.routes if isinstance(route, Route) for method in methods(route)}
@@ -168,6 +177,17 @@ async def test_fields_of_the_openai_api_are_those_that_it_takes() -> None:
     schemas = (await document_of(build("text_embedding")))["components"]["schemas"]
     assert set(schemas["EmbeddingsRequest"]["properties"]) == set(openai_embeddings.FIELDS)
     assert set(schemas["RerankRequest"]["properties"]) == set(openai_rerank.FIELDS)
+
+
+@pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
+async def test_fields_of_generation_are_those_that_it_takes(task: str) -> None:
+    schemas = (await document_of(build(task)))["components"]["schemas"]
+    assert set(schemas["CompletionRequest"]["properties"]) == set(openai_completions.FIELDS)
+    assert set(schemas["ChatRequest"]["properties"]) == set(openai_chat.FIELDS)
+    assert set(schemas["ChatMessage"]["properties"]) == set(openai_messages.KNOWN)
+    of_generate = {"text_input", "parameters", "id", "model_name", "model_version"}
+    more = {"exclude_input_in_output", "bad_words"}
+    assert set(schemas["GenerateRequest"]["properties"]) == {*of_generate, *more, *text_generation.PARAMETERS}
 
 
 async def test_the_service_s_own_defaults_are_told() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from threading import current_thread
+from typing import Any, cast
 
+import httpx
 import pytest
+from starlette.applications import Starlette
 
-from hf_transformer.apis.base import Call
+from hf_transformer.admission import Admission
+from hf_transformer.apis import tokenization
+from hf_transformer.apis.base import Call, Models, Service
 from hf_transformer.apis.tokenization import Text, Tokenize, check_ids, read_lists, read_query, read_tokenize, render
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.metrics import Metrics
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
@@ -171,3 +179,38 @@ def test_prompts_are_checked_by_the_task(tokenizer: Tokenizer) -> None:
     assert read(tokenizer, "a", files=files, prompt="b ").texts[0].sent == "b a"
     with pytest.raises(InvalidInput, match="prompt_name: 'other' is unknown, expected one of query, none"):
         read(tokenizer, "a", files=files, prompt_name="other")
+
+
+class Loaded:
+    """A served model that tokenizes and no more; ``threads`` are those in which ids were decoded."""
+
+    name = "bert"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.task = FillMask(TaskSettings({}, tokenizer))
+        self.threads: set[str] = set()
+        self._decode = tokenizer.decode
+        tokenizer.decode = self.decode  # type: ignore[method-assign] # to see where it is called
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        self.threads.add(current_thread().name)
+        return self._decode(ids, skip_special_tokens)
+
+    async def encode(self, texts: Sequence[Any], how: Tokenization) -> list[list[Encoding]]:
+        return self.tokenizer.encode_windows(texts, how)
+
+
+@pytest.mark.asyncio
+async def test_long_work_is_done_in_the_threads_of_the_service() -> None:
+    tokenizer = load_tokenizer(FOLDER, {})
+    model, metrics = Loaded(tokenizer), Metrics("bert")
+    with ThreadPoolExecutor(1, "tokenizer") as executor:
+        models = Models([cast(Any, model)])
+        service = Service(models, Admission(9, 2**20, metrics), metrics, 2**24, 100, executor=executor)
+        app = Starlette(routes=tokenization.routes(service))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+            many = {"instances": [[tokenizer.unk_id] * 200_000]}
+            answer = await client.post("/v1/models/bert:detokenize", json=many)
+    assert answer.status_code == 200 and len(answer.json()["predictions"]) == 1
+    assert model.threads == {"tokenizer_0"}

@@ -125,7 +125,7 @@ def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> N
     assert classes["input"] == ("BadRequestError", "input[1]")
     assert classes["dimensions"] == ("BadRequestError", "dimensions")
     assert classes["unknown"] == ("BadRequestError", "top_k")
-    assert classes["path"][0] == "NotFoundError"
+    assert classes["path"][0] == "BadRequestError"
     rerank = serve("cross", "grpc-v2", f"--model_dir={task_model_folder('cross')}", "--task=rerank")
     for instance in instances_of("rerank"):
         golden = [[one["index"], one["score"]] for one in rerank.predict([instance])[0]]

@@ -37,9 +37,14 @@ def checkpoint(name: str, target: Path) -> Path:
     architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     model = getattr(transformers, architecture)(config)
     missing, unexpected = model.load_state_dict(stored_weights(weights_of(name)), strict=False)
+    # Weights that are used in two places were exported under one of their names.
+    tied = {weight for pair in getattr(model, "all_tied_weights_keys", {}).items() for weight in pair}
     # The pooler of a model without a head has no part in its last hidden state, so it was not exported.
-    if unexpected or [weight for weight in missing if not weight.startswith("pooler.")]:
+    if unexpected or [weight for weight in missing if not weight.startswith("pooler.") and weight not in tied]:
         raise ValueError(f"{name}: the ONNX file lacks {missing} and has {unexpected} besides")
+    if (folder / "generation_config.json").exists():
+        # Saving the model would make one from config.json.
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     model.save_pretrained(folder)
     return folder
 

@@ -56,7 +56,12 @@ def test_the_requests_of_every_protocol(serve: Serve, example: re.Match[str]) ->
     found = re.search(r"/models/(\w+)[:/]|\"model\": \"(\w+)\"", example["command"])
     assert found is not None
     model = found[1] or found[2]
-    task = {"bert": "fill_mask", "cross": "rerank", "minibert_mean": "text_embedding"}[model]
+    task = {
+        "bert": "fill_mask",
+        "cross": "rerank",
+        "minibert_mean": "text_embedding",
+        "gpt2_logits": "text_generation",
+    }[model]
     assert_answered(serve, model, task, example["command"], example["answer"])
 
 

@@ -211,6 +211,18 @@ def test_predictor_that_breaks_its_word(serve: Serve, protocol: str, model: str,
     assert says in error(serve(model, protocol).post(BODY), 502)
 
 
+@pytest.mark.parametrize("model", ["fault_wrong_shape", "fault_wrong_dtype", "fault_nan"])
+def test_predictor_that_always_breaks_its_word_is_not_ready(serve: Serve, model: str) -> None:
+    """Whatever is wrong with its answers; it is there all the same, so that the circuit stays closed."""
+    service = serve(model, "v2", "--enable_predictor_health_check=true", "--predictor_circuit_failures=2")
+    for _ in range(3):
+        error(service.post(BODY), 502)
+    answer = service.client.get(f"/v1/models/{model}")
+    assert answer.status_code == 503 and "the last 3 requests failed, and so does a trial" in answer.json()["error"]
+    assert service.metric('hf_transformer_predictor_errors_total{kind="error"}') >= 3
+    assert service.metric("hf_transformer_predictor_circuit_open") == 0
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/v3", 404), ("POST", "/v1/models/bert", 405), ("GET", "/v1/models/bert:predict", 405), ("PUT", "/", 405)],

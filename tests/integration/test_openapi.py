@@ -18,9 +18,20 @@ MODELS = {
     "token_classification": ("ner", f"--model_dir={task_model_folder('ner')}"),
     "text_embedding": ("minibert_mean", f"--model_dir={task_model_folder('minibert_mean')}"),
     "rerank": ("cross", f"--model_dir={task_model_folder('cross')}", "--task=rerank"),
+    "text_generation": ("gpt2_past", f"--model_dir={task_model_folder('gpt2_past')}"),
 }
 """Models with flags that other tests give them too, so that the services are shared."""
-OPENAI = {"text_embedding": "openaiEmbeddings", "rerank": "openaiRerank"}
+NEEDS = {
+    "openaiEmbeddings": "text_embedding",
+    "openaiRerank": "rerank",
+    "openaiCompletions": "text_generation",
+    "openaiChat": "text_generation",
+    "generate": "text_generation",
+    "generateVersion": "text_generation",
+    "generateStream": "text_generation",
+    "generateStreamVersion": "text_generation",
+}
+"""Operations that one task alone answers."""
 FORMS: dict[str, list[Any]] = {
     "fill_mask": [
         {"output_format": "pipeline"},
@@ -36,6 +47,7 @@ FORMS: dict[str, list[Any]] = {
     ],
     "text_embedding": [{"normalize": False, "dimensions": 3}, {"prompt": "query: ", "output_format": "pipeline"}],
     "rerank": [{"top_n": 1, "return_documents": True}, {"output_format": "pipeline", "raw_scores": True}],
+    "text_generation": [{"max_new_tokens": 3}, {"do_sample": True, "seed": 1, "num_return_sequences": 2, "top_k": 5}],
 }
 
 
@@ -62,6 +74,10 @@ def validate(document: dict[str, Any], operation: dict[str, Any], response: http
     described = operation["responses"][str(response.status_code)]["content"]
     content_type = response.headers["content-type"].partition(";")[0]
     schema = {**described[content_type]["schema"], "components": document["components"]}
+    if content_type == "text/event-stream":
+        for event in response.text.strip().split("\n\n"):
+            Draft202012Validator(schema).validate({"data": event.removeprefix("data: ")})
+        return
     body = response.json() if content_type == "application/json" else response.text
     Draft202012Validator(schema).validate(body)
 
@@ -77,8 +93,7 @@ def test_every_operation_answers_as_described(service: Service, document: dict[s
         content = operation.get("requestBody", {"content": {}})["content"]
         body = content["application/json"]["example"] if content else None
         response = service.client.request(method, path, json=body)
-        name = operation["operationId"]
-        works = name not in OPENAI.values() or name == OPENAI.get(task)
+        works = NEEDS.get(operation["operationId"], task) == task
         assert response.status_code == (200 if works else 400), f"{method} {path}: {response.text}"
         validate(document, operation, response)
 

@@ -16,6 +16,7 @@ from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.service import Service, flags_for
 
 TEXT = "The capital of france is [MASK]."
+SHARED = 'hf_transformer_shared_memory_batches_total{transfer="shared"}'
 
 
 @pytest.fixture
@@ -51,8 +52,9 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(loaded: 
             third.wait_until("/v1/models/bert")
             assert (alive.exists(), dead.exists()) == (True, False)
             own = until_registered(third)
+            before = third.metric(SHARED)
             assert third.predict([TEXT]) == ["paris"]
-            assert third.metric('hf_transformer_shared_memory_batches_total{transfer="shared"}') == 1
+            assert third.metric(SHARED) == before + 1
             assert third.stop() == 0
         assert (alive.exists(), own.exists()) == (True, False)
         assert living.predict([TEXT]) == ["paris"]

@@ -9,6 +9,9 @@ model misbehave in one way:
     wrong_shape     one token fewer than there were
     wrong_dtype     FP64 where FP32 is declared
     nan             every logit is NaN
+    ignores_mask    padding counts as text
+    constant        every text is answered as if it were padding alone
+    small_batches   more than two texts at a time are an error
 """
 
 from __future__ import annotations
@@ -77,8 +80,14 @@ class TritonPythonModel:
         ids = self.input(request, IDS_NAMES)
         if ids is None:
             raise pb_utils.TritonModelException("the input with the token ids is missing")
+        if self.fault == "small_batches" and len(ids) > 2:
+            raise pb_utils.TritonModelException(f"deliberately no place for {len(ids)} texts")
         mask = self.input(request, MASK_NAMES)
         types = self.input(request, TYPES_NAMES)
+        if self.fault == "ignores_mask":
+            mask = None
+        elif self.fault == "constant":
+            ids = np.zeros_like(ids)
         feeds = {
             "input_ids": ids,
             "attention_mask": np.ones_like(ids) if mask is None else mask,

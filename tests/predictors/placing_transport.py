@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,7 @@ class PlacingTransport(PlacingPredictor):
         self.entered = self.left = self.attempts = 0
         self.open = False
         self.resends = False
+        self.spec = SPEC
 
     async def __aenter__(self) -> Self:
         self.open = True
@@ -50,7 +51,7 @@ class PlacingTransport(PlacingPredictor):
         return True
 
     async def model_spec(self) -> ModelSpec:
-        return SPEC
+        return self.spec
 
     async def model_ready(self) -> bool:
         return True
@@ -86,6 +87,13 @@ class PlacingTransport(PlacingPredictor):
             destination.settled = True
         yield tensors
         self.left += 1
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """As ``infer`` without a destination, in one response."""
+        async with self.infer(inputs, outputs, headers) as tensors:
+            yield tensors
 
     def tensor(self, name: str, data: np.ndarray, destination: Destination | None) -> Tensor:
         if destination is None or name not in destination.placements:

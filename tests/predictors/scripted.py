@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -58,6 +58,13 @@ class Scripted(Predictor):
         if isinstance(said, BaseException):
             raise said
         return said
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """As ``infer``, in one response."""
+        async with self.infer(inputs, outputs, headers) as tensors:
+            yield tensors
 
     @asynccontextmanager
     async def infer(

@@ -59,6 +59,54 @@ async def test_a_408_on_a_new_connection_is_the_answer() -> None:
 
 
 @on_both_loops
+async def test_a_400_that_crosses_a_request_is_not_its_answer() -> None:
+    requests: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        requests.append(connection.number)
+        await connection.request()
+        await connection.answer("200 OK", b"right")
+        if connection.number == 0:
+            await connection.reader.read(1)
+            await connection.send(CLOSING.replace(b"408 Request Timeout", b"400 Bad Request"))
+
+    async with scripted(script) as host, client_of(host) as client:
+        for _ in range(2):
+            assert await body_of(client.request(GET)) == b"right"
+    assert requests == [0, 1]
+
+
+@on_both_loops
+@pytest.mark.parametrize("resend", [True, False])
+async def test_a_request_that_is_wrong_is_told_so(resend: bool) -> None:
+    """The second time at the latest."""
+
+    async def script(connection: Connection) -> None:
+        if connection.number == 0:
+            await connection.request()
+            await connection.answer("200 OK")
+        await connection.request()
+        await connection.send(CLOSING.replace(b"408 Request Timeout", b"400 Bad Request"))
+
+    async with scripted(script) as host, client_of(host) as client:
+        await client.request(GET)
+        assert (await client.request(GET, resend=resend)).status == 400
+
+
+@on_both_loops
+async def test_a_503_of_a_proxy_that_ends_is_the_answer() -> None:
+    async def script(connection: Connection) -> None:
+        assert connection.number == 0
+        await connection.request()
+        await connection.answer("200 OK")
+        await connection.request()
+        await connection.send(CLOSING.replace(b"408 Request Timeout", b"503 Service Unavailable"))
+
+    async with scripted(script) as host, client_of(host) as client:
+        assert [(await client.request(GET)).status for _ in range(2)] == [200, 503]
+
+
+@on_both_loops
 async def test_a_408_that_leaves_the_connection_open_is_the_answer() -> None:
     async def script(connection: Connection) -> None:
         assert connection.number == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.predictors.region_keeper import Pauses
 from hf_transformer.predictors.shared_region import PREFIX
+from hf_transformer.types import TensorSpec
 from tests.predictors.shared_calls import ERRORS, QUARTER, SIZE, Shared, until
 
 pytestmark = pytest.mark.asyncio
@@ -41,6 +43,43 @@ async def test_a_region_that_is_mostly_lost_is_replaced_and_let_go_later(shared:
         assert shared.files == [shared.transport.registered[1]]
         await until(lambda: list(shared.transport.regions) == [shared.transport.registered[1]])
         assert (shared.slots("in_use"), shared.slots("quarantined")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "at_start"),
+    [
+        ([TensorSpec("logits", "FP32", (-1, 86))], True),
+        ([TensorSpec("logits", "FP32", (-1, 85))], False),
+        ([TensorSpec("logits", "FP16", (128, 4)), TensorSpec("more", "BYTES", (1000,))], True),
+        ([TensorSpec("logits", "BF16", (-1, 171))], True),
+        ([TensorSpec("first", "INT8", (512,)), TensorSpec("second", "INT8", (512,))], True),
+        ([TensorSpec("text", "BYTES", (-1,))], False),
+        ([], False),
+    ],
+)
+async def test_a_region_is_there_at_start_where_all_answers_are_large(
+    shared: Shared, outputs: list[TensorSpec], at_start: bool
+) -> None:
+    """From 1,024 bytes on, here."""
+    shared.transport.spec = replace(shared.transport.spec, outputs=tuple(outputs))
+    async with shared.predictor:
+        assert shared.files == []
+        for _ in range(3):
+            assert await shared.predictor.model_spec() == shared.transport.spec
+        if at_start:
+            await until(lambda: shared.predictor.use().registered)
+        assert await shared.infer(1) == [1]
+        assert shared.batches("shared" if at_start else "inline_unregistered") == 1
+        assert shared.transport.attempts == at_start or not at_start
+
+
+async def test_a_decoupled_model_has_no_region_at_start(shared: Shared) -> None:
+    logits = TensorSpec("logits", "FP32", (-1, 30522))
+    shared.transport.spec = replace(shared.transport.spec, outputs=(logits,), decoupled=True)
+    async with shared.predictor:
+        await shared.predictor.model_spec()
+        await asyncio.sleep(0)
+        assert shared.transport.attempts == 0 and shared.files == []
 
 
 async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: Path) -> None:

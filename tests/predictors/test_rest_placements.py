@@ -144,6 +144,23 @@ async def test_a_call_that_was_sent_twice_is_not_settled() -> None:
     assert outputs[2] == [{"name": "logits", "parameters": {"binary_data": True}}] != outputs[1]
 
 
+async def test_without_an_answer_on_a_new_connection_it_is_not_sent_again() -> None:
+    """That would be a retry, for which there is a budget."""
+    requests = 0
+
+    async def script(connection: Connection) -> None:
+        nonlocal requests
+        await connection.request()
+        requests += 1
+
+    where = destination()
+    async with scripted(script) as host, predictor(host) as rest:
+        with pytest.raises(PredictorUnavailable) as caught:
+            await infer(rest, where)
+    assert (requests, caught.value.kind) == (1, "no_answer")
+    assert (where.settled, where.inline) == (False, False)
+
+
 async def test_it_is_sent_again_on_a_new_connection() -> None:
     """Where one idle connection is stale the others are as well, as after a restart."""
     both = asyncio.Barrier(2)

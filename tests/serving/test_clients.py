@@ -142,6 +142,33 @@ def test_more_connections_than_are_taken() -> None:
             assert poll(one_more, SECONDS)
 
 
+def test_bodies_that_are_on_their_way_have_a_limit_together() -> None:
+    def whole(size: int) -> bytes:
+        head = b"POST /v1/models/bert:predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        return head + b" " * size
+
+    flags = ("--max_request_bytes=50000", "--max_bytes_in_flight=90000")
+    with service_with(*flags) as service, connected(service.wait_until("/")) as first, connected(service) as second:
+        first.sendall(whole(50_000)[:-1])
+        answers: list[bytes] = []
+
+        def refused() -> bool:
+            second.sendall(whole(45_000))
+            status, answer = answer_of(second)
+            answers.append(answer)
+            return status == 429
+
+        assert poll(refused, SECONDS)  # once the first one's body was read
+        assert b"retry-after: 1" in answers[-1] and "--max_bytes_in_flight" in message_of(answers[-1])
+        assert service.metric('hf_transformer_refused_requests_total{limit="bytes"}') == 1
+        second.sendall(whole(20_000))
+        assert answer_of(second)[0] == 400  # there is room for a smaller one, which is no JSON
+        first.sendall(b" ")
+        assert answer_of(first)[0] == 400
+        second.sendall(whole(45_000))
+        assert answer_of(second)[0] == 400
+
+
 def test_requests_one_behind_the_other(service: Service) -> None:
     with connected(service) as client:
         client.sendall(get("/") + get("/v1/models") + get("/", "Connection: close"))

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import httpx
+import pytest
 
 from hf_transformer.local_triton.child_process import poll
+from tests.configuring import error
 from tests.service import Service, flags_for
 from tests.serving.processes import MODEL_FOLDER, NOBODY, SECONDS, exit_code_of, service_with
 
@@ -54,3 +56,11 @@ def test_nothing_is_asked_for_without_a_file() -> None:
     with service_with() as service:
         service.wait_until("/")
         assert httpx.get(f"{service.url}/v1/models", trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "flag", ["--otlp_endpoint=ftp://me:a-secret@collector", "--predictor_host=http://me:a-secret@h"]
+)
+def test_a_password_in_an_address_is_in_no_message(flag: str) -> None:
+    message = error(flag)
+    assert "://***@" in message and "a-secret" not in message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hf_transformer.serving.connection import AT_ONCE, NOT_TAKING, SENDING, SILENT, State, Sweeper
 
 
@@ -78,6 +80,24 @@ def test_work_in_between_begins_anew() -> None:
     connection.now = State(SENDING, scope)
     sweep(swept, 61.0)
     assert not connection.expired
+
+
+def test_without_keep_alive_a_new_connection_has_the_time_of_a_request() -> None:
+    new = Watched(State(SILENT, None))
+    swept = Sweeper([new], seconds=60.0, idle_seconds=0.0)
+    assert swept.period == 5.0  # and not as often as it may
+    for now in (0.0, 60.0):
+        sweep(swept, now)
+    assert not new.expired
+    sweep(swept, 60.1)
+    assert new.expired
+
+
+@pytest.mark.parametrize(
+    ("seconds", "idle", "period"), [(60.0, 65.0, 5.0), (60.0, 1.0, 0.1), (0.2, 65.0, 0.05), (10.0, 0.0, 1.0)]
+)
+def test_how_often_it_looks(seconds: float, idle: float, period: float) -> None:
+    assert Sweeper([], seconds, idle).period == period
 
 
 def test_pauses_among_many_connections() -> None:

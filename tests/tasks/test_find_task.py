@@ -29,7 +29,8 @@ def test_help_names_them_all() -> None:
 
 
 def test_names_are_told_apart() -> None:
-    names = [name for task, _ in TASKS for name in (task.name, *task.other_names)]
+    tasks = dict.fromkeys(task for task, _ in TASKS)
+    names = [name for task in tasks for name in (task.name, *task.other_names)]
     assert len(names) == len(set(names))
     assert all(name == name.lower() and "-" not in name for name in names)
 
@@ -43,3 +44,20 @@ def test_an_unknown_task_names_the_known_ones() -> None:
 def test_an_architecture_that_says_nothing(config: dict[str, Any]) -> None:
     with pytest.raises(LoadError, match=r"--task.*fill_mask"):
         find_task(None, config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("GPT2LMHeadModel", "text_generation"),
+        ("LlamaForCausalLM", "text_generation"),
+        ("T5ForConditionalGeneration", "text2text_generation"),
+    ],
+)
+def test_architectures_that_generate(architecture: str, name: str) -> None:
+    assert find_task(None, {"architectures": [architecture]}).name == name
+
+
+@pytest.mark.parametrize("name", ["text2text-generation", "summarization", "translation"])
+def test_names_of_text_to_text(name: str) -> None:
+    assert find_task(name, {}).name == "text2text_generation"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_transformer.types import NUMPY_DTYPES, Tensor
 from hf_transformer.wire import datatypes
-from hf_transformer.wire.datatypes import Malformed, checked_shape, decode_json, decode_raw, encode_raw
+from hf_transformer.wire.datatypes import Malformed, checked_shape, decode_json, decode_raw, encode_raw, raw_view
 
 
 @pytest.mark.parametrize("datatype", NUMPY_DTYPES)
@@ -28,6 +29,22 @@ def test_numbers_survive_as_views(datatype: str) -> None:
 def test_byte_order_and_layout() -> None:
     columns = np.array([[1, 2], [3, 4]], ">i4").T
     assert encode_raw(Tensor("t", "INT32", columns)) == np.array([1, 3, 2, 4], "<i4").tobytes()
+
+
+@pytest.mark.parametrize("datatype", [*NUMPY_DTYPES, "BF16"])
+@pytest.mark.parametrize("shape", [(3,), (16, 512), (1, 8192)], ids=str)
+def test_a_view_of_the_elements(datatype: str, shape: tuple[int, ...]) -> None:
+    dtype = NUMPY_DTYPES.get(datatype, np.dtype("<f4"))
+    array = np.arange(prod(shape)).reshape(shape).astype(dtype)
+    for data in (array, np.asfortranarray(array), array[:, ::-1] if array.ndim > 1 else array[::-1]):
+        data.flags.writeable = False
+        view = raw_view(Tensor("t", datatype, data))
+        assert bytes(view) == encode_raw(Tensor("t", datatype, data))
+        if datatype != "BF16":
+            assert (len(view), bytes(view)) == (data.nbytes, data.tobytes())
+    large = np.zeros((16, 512), dtype)
+    view = raw_view(Tensor("t", datatype, large))
+    assert np.shares_memory(np.frombuffer(view, np.uint8), large) == (datatype != "BF16")
 
 
 def test_integers_are_cast_but_floats_are_not() -> None:

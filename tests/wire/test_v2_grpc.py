@@ -13,6 +13,7 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 from hf_transformer.wire import v2_grpc
 from hf_transformer.wire.datatypes import Malformed
+from hf_transformer.wire.message_fields import split_field
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)
@@ -40,6 +41,14 @@ def test_request() -> None:
     ]
     assert list(message.raw_input_contents) == [np.array([101, 103], "<i8").tobytes(), b"\2\0\0\0\xc3\xa9"]
     assert [output.name for output in message.outputs] == ["logits"]
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 2047, 2048, 2**18])
+def test_raw_contents_of_every_length(count: int) -> None:
+    inputs = [Tensor(name, "INT64", np.arange(count) + start) for start, name in enumerate("ab")]
+    message = pb.ModelInferRequest.FromString(v2_grpc.encode_infer_request("bert", inputs, []))
+    assert list(message.raw_input_contents) == [tensor.data.tobytes() for tensor in inputs]
+    assert [list(one.shape) for one in message.inputs] == [[count], [count]]
 
 
 def test_request_that_can_not_be_written() -> None:
@@ -161,10 +170,10 @@ def test_no_message(body: bytes, problem: str) -> None:
 
 def test_split_field_skips_every_wire_type() -> None:
     fixed = b"\x69" + bytes(8) + b"\x6d" + bytes(4)
-    rest, views = v2_grpc.split_field(memoryview(b"\x32\x01a\x30\x96\x01" + fixed + b"\x32\x00"), 6)
+    rest, views = split_field(memoryview(b"\x32\x01a\x30\x96\x01" + fixed + b"\x32\x00"), 6)
     assert (rest, [bytes(view) for view in views]) == (b"\x30\x96\x01" + fixed, [b"a", b""])
     with pytest.raises(Malformed):
-        v2_grpc.split_field(memoryview(b"\x69\x00"), 6)
+        split_field(memoryview(b"\x69\x00"), 6)
 
 
 @given(st.data())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hf_transformer.errors import (
     InvalidInput,
@@ -17,13 +16,14 @@ from hf_transformer.errors import (
     UnknownModel,
     UnsupportedEncoding,
 )
-from hf_transformer.tasks.base import Task
-from hf_transformer.tasks.schema_forms import STRING, Schema
-from hf_transformer.tasks.schemas import TaskSchemas
+from hf_transformer.tasks.base import Servable
+from hf_transformer.tasks.schema_forms import STRING, Schema, any_of
+from hf_transformer.tasks.task_schemas import TaskSchemas
 from hf_transformer.types import Json
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
+EVENTS, LINES = "text/event-stream", "application/jsonl"
 
 ERRORS: Sequence[tuple[type[RequestError], str]] = (
     (InvalidInput, "The request is wrong in itself; the message names the field and what was expected."),
@@ -55,7 +55,7 @@ class Described:
     """
 
     models: Sequence[str]
-    task: Task[Any, Any, Any]
+    task: Servable
     schemas: TaskSchemas
     root: str
     max_bytes: int
@@ -76,6 +76,17 @@ def answer(schema: Schema, description: str, content_type: str = JSON, *, again:
     """A response with one content type; ``again`` if it says when to try again."""
     found: dict[str, Json] = {"description": description, "content": {content_type: {"schema": schema}}}
     return {**found, "headers": {"Retry-After": ref("RetryAfter", "headers")}} if again else found
+
+
+def streamed(ok: Json, piece: Schema, content_type: str) -> Json:
+    """An answer that may also come as a stream of pieces."""
+    return {**ok, "content": {**ok["content"], content_type: {"schema": piece}}}
+
+
+def event_of(data: Schema) -> Schema:
+    """A server-sent event whose data is JSON, in the form of OpenAPI 3.2; 3.1 has none."""
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    return {"type": "object", "properties": {"data": any_of(text, {"const": "[DONE]"})}, "required": ["data"]}
 
 
 def failures(kinds: Sequence[type[RequestError]], schema: Schema) -> dict[str, Json]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from hf_transformer.apis.openai_bodies import GENERATION
 from hf_transformer.apis.openapi.openai import CARD, MODEL_LIST
 from hf_transformer.apis.openapi.operations import (
+    LINES,
     QUESTION,
     WORK,
     Described,
@@ -12,6 +14,7 @@ from hf_transformer.apis.openapi.operations import (
     failures,
     question,
     ref,
+    streamed,
     work,
 )
 from hf_transformer.tasks.schema_forms import BOOLEAN, INTEGER, STRING, Schema, any_of, array, record
@@ -23,6 +26,9 @@ ERROR = ref("Error")
 
 def paths(about: Described) -> dict[str, Json]:
     """By path."""
+    ok = answer(ref("V1Response"), "A prediction per instance, in their order.")
+    if about.task.name in GENERATION:
+        ok = streamed(ok, ref("V1Line"), LINES)
     example = {"instances": [about.schemas.example]}
     if about.schemas.example_parameters is not None:
         example["parameters"] = about.schemas.example_parameters
@@ -38,7 +44,7 @@ def paths(about: Described) -> dict[str, Json]:
             f"Predict: {about.task.name}",
             TAG,
             body(ref("V1Request"), example, f"At most {about.max_bytes} bytes, also after decompression."),
-            answer(ref("V1Response"), "A prediction per instance, in their order."),
+            ok,
             "Model",
             fails=failures(WORK, ERROR),
         ),
@@ -54,6 +60,7 @@ def schemas(about: Described) -> dict[str, Schema]:
     # Without a prefix, OpenAI's routes of these two are V1's: the answers have the fields of both.
     shares = not about.root
     return {
+        **({"V1Line": _line()} if about.task.name in GENERATION else {}),
         "Error": record({"error": STRING}),
         "Instance": about.schemas.instance,
         "Parameters": {
@@ -68,6 +75,13 @@ def schemas(about: Described) -> dict[str, Schema]:
             {"predictions": array(ref("Prediction"), minItems=1), "outputs": array(tensor)}, "outputs"
         ),
     }
+
+
+def _line() -> Schema:
+    """A line of a stream."""
+    last = {"finish_reason": {"enum": ["stop", "length"]}, "generated_text": STRING}
+    piece = record({"instance": INTEGER, "choice": INTEGER, "text": STRING, **last}, "choice", *last)
+    return any_of(piece, ref("Error"), description="A piece of a text, of which the last has the whole text.")
 
 
 def request(instance: Schema, parameters: Schema, *alone: Schema) -> Schema:

@@ -76,6 +76,11 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
                 response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
                 _registered_method=True)
+        self.RepositoryIndex = channel.unary_unary(
+                '/inference.GRPCInferenceService/RepositoryIndex',
+                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
+                _registered_method=True)
         self.SystemSharedMemoryStatus = channel.unary_unary(
                 '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
                 request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
@@ -153,6 +158,13 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RepositoryIndex(self, request, context):
+        """Every model in the server's repositories, loaded or not, with what became of it. Triton's extension.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SystemSharedMemoryStatus(self, request, context):
         """Regions of shared memory that requests may name, by the file in /dev/shm behind them. Triton's extension.
         """
@@ -214,6 +226,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelConfig,
                     request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.FromString,
                     response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.SerializeToString,
+            ),
+            'RepositoryIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepositoryIndex,
+                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.FromString,
+                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.SerializeToString,
             ),
             'SystemSharedMemoryStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.SystemSharedMemoryStatus,
@@ -448,6 +465,33 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/ModelConfig',
             hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
             hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepositoryIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/RepositoryIndex',
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
+            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

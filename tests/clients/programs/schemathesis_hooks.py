@@ -52,3 +52,10 @@ def raw_tensors(context: Any, response: Any) -> Any:
     if int(length) + sum(sizes) != len(response.content):
         raise ValueError(f"{len(response.content)} bytes, but {length} of JSON and {sizes} of elements")
     return header
+
+
+@schemathesis.deserializer("application/jsonl")
+def first_line(context: Any, response: Any) -> Any:
+    """The first line of a stream; all of them have to be JSON."""
+    first, *_ = [json.loads(line) for line in response.content.splitlines()]
+    return first

@@ -3,6 +3,7 @@ is ever taken for a request."""
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 
 import pytest
@@ -116,11 +117,20 @@ def test_long_headers_are_taken(serve: Serve, line: str) -> None:
     assert [answer.body for answer in answers] == [ANSWER]
 
 
-@pytest.mark.parametrize("request_id", ["x" * 4000, "a b", "\xff\xfe", "<script>", "%0d%0aset-cookie: a"])
+@pytest.mark.parametrize("request_id", ["x" * 256, "a b", "\xff\xfe", "<script>", "%0d%0aset-cookie: a"])
 def test_a_request_id_goes_back_as_it_is_and_makes_no_header(serve: Serve, request_id: str) -> None:
     (answer,) = exchange(serve("bert"), post(BODY, f"x-request-id: {request_id}", "connection: close"))
     assert (answer.body, answer.headers["x-request-id"]) == (ANSWER, request_id)
     assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("request_id", ["x" * 257, "x" * 4000, "a\x9b31mb", "\x85"])
+def test_a_request_id_that_can_not_be_logged_is_replaced(serve: Serve, request_id: str) -> None:
+    service = serve("bert")
+    (answer,) = exchange(service, post(BODY, f"x-request-id: {request_id}", "connection: close"))
+    assert answer.body == ANSWER
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+    assert request_id not in service.log
 
 
 def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:

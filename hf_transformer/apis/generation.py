@@ -1,0 +1,54 @@
+"""What the APIs share that generate text, beside OpenAI's: which models do, and which requests want it as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hf_transformer.apis.base import Model
+from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.tasks.base import Servable
+from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.types import Context, Json
+
+STREAM = "stream"
+"""The parameter that asks for pieces."""
+
+
+def generating(model: Model, route: str) -> TextGeneration:
+    """The task of a model that generates text. Raises InvalidInput for another; ``route`` is what is asked of it."""
+    task = model.task
+    if not isinstance(task, TextGeneration):
+        raise InvalidInput(
+            f"model {model.name!r} does {task.name}, but {route} needs text_generation or text2text_generation"
+        )
+    return task
+
+
+def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
+    """Whether a request wants its text as it comes. What is no boolean is left to the task, which refuses it."""
+    return isinstance(task, TextGeneration) and parameters.get(STREAM) is True
+
+
+def refuse_stream(task: Servable, parameters: Mapping[str, Json]) -> None:
+    """Raises InvalidInput where one answer is all that can be given."""
+    if wants_stream(task, parameters):
+        raise InvalidInput(
+            "parameters.stream: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
+            "ModelStreamInfer over gRPC give the text as it comes"
+        )
+
+
+async def whole_texts(model: Model, request: GenerationRequest, context: Context) -> list[list[str]]:
+    """The texts of each prompt, one per choice. Raises RequestError."""
+    texts = [[""] * request.sampling.n for _ in request.prompts]
+    async with await model.generate(request, context) as running:
+        async for piece in running:
+            texts[piece.prompt][piece.choice] += piece.text
+    return texts
+
+
+def place_of(request: GenerationRequest, prompt: int, choice: int, name: str) -> dict[str, int]:
+    """Which text a piece belongs to: nothing is said of what there is one of. ``name`` is what prompts are called."""
+    found = {name: prompt} if len(request.prompts) > 1 else {}
+    return found | ({"choice": choice} if request.sampling.n > 1 else {})

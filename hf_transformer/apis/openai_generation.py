@@ -1,0 +1,212 @@
+"""What completions and chat completions share: how a text is generated, what is told of it, and how a stream looks.
+
+A stream is server-sent events, ``data: {...}`` each, with ``data: [DONE]`` at its end; an error in the middle is an
+event with OpenAI's error body, after which nothing comes.
+
+Source: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; the fields that OpenAI
+does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos) are named and meant as in vLLM,
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import orjson
+
+from hf_transformer.apis.base import Call, Model, Reply
+from hf_transformer.apis.openai_bodies import named_as_sent, render_error
+from hf_transformer.apis.running import Running
+from hf_transformer.apis.streaming import EVENTS, Stream, event
+from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
+from hf_transformer.tasks.base import describe
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.sampling import SamplingReader
+from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.types import Json
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "n",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "ignore_eos",
+)
+"""Fields that say how a text is generated."""
+SHARED = ("model", "stream", "stream_options", "user", *SAMPLING)
+"""Fields of both endpoints."""
+Fields = Mapping[str, Json]
+"""A request's fields, without those that are null."""
+DONE = event(b"[DONE]")
+LEAST_LOGPROB = -9999.0
+"""What stands for a token that can't be, for which JSON has no number; as with OpenAI."""
+
+
+def read_sampling(
+    given: Parameters,
+    task: TextGeneration,
+    *,
+    tokens: str | None,
+    default_tokens: int | None = None,
+    logprobs: tuple[int, str] | None = None,
+) -> Sampling:
+    """The sampling that a request's fields describe, with OpenAI's defaults: all of the distribution is drawn from.
+
+    Args:
+        tokens: the field that says how many new tokens there may be, None if it was not given; ``default_tokens`` hold
+            then.
+        logprobs: how many tokens are told beside each, and the field that says so; None for none.
+
+    Raises:
+        RequestError: a field has a value that is not taken; it begins with ``parameters.``, see named_as_sent.
+    """
+    reader = SamplingReader(given, prefix="")
+    if tokens is None and default_tokens is not None:
+        reader.put("max_tokens", default_tokens, "max_tokens")
+    reader.tokens(tokens, given.one_of("min_tokens"))
+    frozen = reader.temperature(1.0)
+    reader.top_p(1.0)
+    reader.top_k(0)
+    reader.number("min_p", 0.0, 0.0, 1.0)
+    reader.seed()
+    reader.penalties()
+    reader.logit_bias(task.settings.vocabulary.vocab_size)
+    reader.ignore_eos()
+    reader.stop(given.one_of("stop"))
+    reader.choices("n")
+    if logprobs is not None:
+        reader.logprobs(*logprobs)
+    if frozen:
+        reader.drop_randomness("temperature")
+    return task.bounded(reader.finish())
+
+
+def read_stream(given: Parameters) -> tuple[bool, bool]:
+    """``stream``, and whether it is to end with the usage. Raises InvalidInput."""
+    stream = given.flag("stream", False)
+    options = given.get("stream_options")
+    if options is None:
+        return stream, False
+    if not isinstance(options, dict):
+        raise InvalidInput(f"parameters.stream_options: expected an object, got {describe(options)}")
+    if not stream:
+        raise InvalidInput('parameters.stream_options: only a stream has them; add "stream": true')
+    for name in options:
+        if name != "include_usage":
+            raise InvalidInput(f"parameters.stream_options.{name[:40]}: unknown, expected include_usage")
+    wanted = options.get("include_usage")
+    if not isinstance(wanted, bool | None):
+        raise InvalidInput(f"parameters.stream_options.include_usage: expected true or false, got {describe(wanted)}")
+    return stream, bool(wanted)
+
+
+def generating_task(model: Model) -> TextGeneration:
+    """The model's task, which find_model has seen to be one that generates."""
+    if not isinstance(model.task, TextGeneration):
+        raise AssertionError(f"{model.task.name} generates no text")
+    return model.task
+
+
+@dataclass(slots=True)
+class Choice:
+    """One continuation, as far as it has come."""
+
+    text: str = ""
+    tokens: list[TokenText] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.finish = piece.finish
+
+
+class Form(Protocol):
+    """What an endpoint's answers look like."""
+
+    object: str
+    chunk_object: str
+
+    def choice(self, index: int, whole: Choice) -> Json:
+        """One choice of an answer that is given whole."""
+
+    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
+        """The choices of the events, one each, in which a piece is told; keeps what it needs for the next one."""
+
+
+@dataclass(slots=True)
+class Generating:
+    """One request on its way: what is asked, and what its answer begins with."""
+
+    model: Model
+    request: GenerationRequest
+    call: Call
+    form: Form
+    stream: bool
+    usage: bool
+    prefix: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def answer(self) -> Reply | Stream:
+        """The answer, whole or as a stream; its errors name fields as the client sent them."""
+        if self.stream:
+            return Stream(self._events(), EVENTS, lambda message, status: event(render_error(message, status)))
+        with named_as_sent():
+            async with await self._start() as running:
+                choices = [Choice() for _ in range(len(self.request.prompts) * self.request.sampling.n)]
+                async for piece in running:
+                    choices[self._index(piece)].add(piece)
+                used = usage(running)
+        made = [self.form.choice(index, one) for index, one in enumerate(choices)]
+        return Reply(orjson.dumps({**self._head(self.form.object), "choices": made, "usage": used}))
+
+    def _start(self) -> Awaitable[Running]:
+        return self.model.generate(self.request, self.call.context)
+
+    def _index(self, piece: Piece) -> int:
+        return piece.prompt * self.request.sampling.n + piece.choice
+
+    def _head(self, kind: str) -> dict[str, Json]:
+        return {
+            "id": f"{self.prefix}-{self.call.context.request_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "system_fingerprint": None,
+        }
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        head = self._head(self.form.chunk_object)
+        more = {"usage": None} if self.usage else {}
+        with named_as_sent():
+            async with await self._start() as running:
+                async for piece in running:
+                    made = self.form.chunks(self._index(piece), piece)
+                    if made:
+                        # One write for what came together.
+                        yield b"".join(event(orjson.dumps({**head, "choices": [one], **more})) for one in made)
+                last = event(orjson.dumps({**head, "choices": [], "usage": usage(running)})) if self.usage else b""
+        yield last + DONE
+
+
+def usage(running: Running) -> dict[str, int]:
+    """The tokens of all prompts, and of all their continuations."""
+    prompt, new = running.prompt_tokens, running.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def logprob(token: TokenText) -> float:
+    """A token's log probability, as JSON can have it."""
+    return max(token.logprob, LEAST_LOGPROB)

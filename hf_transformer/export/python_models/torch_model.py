@@ -1,0 +1,48 @@
+"""Runs model.pt, which lies beside this file, in Triton's Python backend.
+
+Needs torch and numpy<2 in the Python that Triton's stub runs: under numpy 2 this backend returns empty tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """The inputs and outputs that config.pbtxt declares, in the order that they have in model.pt."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model; the parameter intra_op_thread_count is the number of threads of one execution [1]."""
+        config = json.loads(args["model_config"])
+        parameters = config.get("parameters", {})
+        torch.set_num_threads(int(parameters.get("intra_op_thread_count", {}).get("string_value", "1")))
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
+        self.module = torch.jit.load(str(Path(__file__).with_name("model.pt")))
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Run all requests as one batch: Triton passes only requests of one shape together."""
+        columns = [
+            [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
+            for name in self.inputs
+        ]
+        with torch.inference_mode():
+            found = self.module(*(torch.from_numpy(np.concatenate(column)) for column in columns))
+        arrays = [tensor.numpy() for tensor in (found if isinstance(found, (tuple, list)) else (found,))]
+        ends = np.cumsum([len(one) for one in columns[0]])[:-1]
+        parts = [np.split(array, ends) for array in arrays]
+        return [
+            pb_utils.InferenceResponse(
+                [
+                    pb_utils.Tensor(name, np.ascontiguousarray(part[number]))
+                    for name, part in zip(self.outputs, parts, strict=True)
+                ]
+            )
+            for number in range(len(requests))
+        ]

@@ -1,0 +1,245 @@
+"""Token ids to text, a token at a time, at a cost that does not grow with the text.
+
+What comes out, joined, is what Tokenizer.decode makes of all ids with special tokens left out. Half a character stays
+back until it is whole, and so does what a later token may still change. A combining mark, a joiner or a variation
+selector is a character of its own here: the one before it is not kept waiting, since the joined text is the same.
+"""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.generation.replacing import Replacing
+from hf_transformer.loading.lexicon import CLEAN_UP
+from hf_transformer.tokenizer import Tokenizer
+
+UNKNOWN = "\ufffd"
+"""What a decoder puts for bytes that are no character, or not yet."""
+
+CONTEXT = 8
+"""Tokens of the prompt that a text is continued from: a space before the first new token depends on there being one."""
+
+MOST_PENDING = 32
+"""Tokens without any text that is certain, after which it is given as it is: no character needs so many."""
+
+HALF = 4
+"""As many bytes as a character can have; each token is a byte at least."""
+
+
+def byte_alphabet() -> Mapping[str, int]:
+    """GPT-2's characters for the 256 bytes: printable ones of Latin-1 stand for themselves, the others follow at 256.
+
+    Source: bytes_to_unicode in GPT-2's encoder.py.
+    """
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+class Detokenizer(ABC):
+    """The text of one continuation, as its tokens come."""
+
+    @abstractmethod
+    def push(self, number: int) -> str:
+        """What is certain now, with one more id."""
+
+    @abstractmethod
+    def flush(self) -> str:
+        """What is left at the end; half a character becomes U+FFFD, as in ``decode``."""
+
+
+class Vocabulary:
+    """What a tokenizer's tokens stand for, looked up once each; all texts of a model share it. Of one event loop."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._alphabet = byte_alphabet()
+        self._special: dict[int, bool] = {}
+        self._bytes: dict[int, bytes] = {}
+        self._single: dict[int, int | None] = {}
+        self._shown: dict[int, tuple[str, bytes]] = {}
+        self._plain = tokenizer.first_token_id("a")
+
+    def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A detokenizer for what follows after the ids of a prompt, or of a text of its own without them."""
+        context: list[int] = []
+        for number in reversed(prompt):
+            if not self.is_special(number):
+                context.append(number)
+                if len(context) == CONTEXT:
+                    break
+        context.reverse()
+        made = Bytes(self, context[-HALF:]) if self.tokenizer.byte_level else Window(self, context)
+        return Cleaned(made) if self.tokenizer.cleans_up else made
+
+    def is_special(self, number: int) -> bool:
+        """Whether a token is left out of a text, as special ones are, and ids that models have and tokenizers do not.
+
+        Raises:
+            PredictorError: it can be no token's id at all.
+        """
+        found = self._special.get(number)
+        if found is None:
+            if not 0 <= number < 2**31:
+                raise PredictorError(f"the predictor gave {number} as a token's id")
+            decode = self.tokenizer.decode_unclean
+            known = self.tokenizer.id_to_token(number) is not None
+            found = not known or (not decode((number,), True) and bool(decode((number,), False)))
+            self._special[number] = found
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special ones left out."""
+        return self.tokenizer.decode_unclean(ids, True)
+
+    def byte_string(self, number: int) -> bytes:
+        """The bytes of a byte-level token, of a special one none."""
+        found = self._bytes.get(number)
+        if found is None:
+            token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
+            found = self._bytes[number] = self._from_alphabet(token)
+        return found
+
+    def _from_alphabet(self, token: str) -> bytes:
+        """As the library's decoder reads a token: one that is not of the alphabet alone is plain text."""
+        places = [self._alphabet.get(character) for character in token]
+        return token.encode() if None in places else bytes(place for place in places if place is not None)
+
+    def single_byte(self, number: int) -> int | None:
+        """The byte that a token of byte fallback (``<0xE2>``) stands for, None for any other token."""
+        if number in self._single:
+            return self._single[number]
+        token, byte = self.tokenizer.id_to_token(number) or "", None
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">") and self.decode((number,)) != token:
+            byte = int(token[3:5], 16)
+        self._single[number] = byte
+        return byte
+
+    def show(self, number: int) -> tuple[str, bytes]:
+        """A token by itself, with the space before it, as text and as bytes, which may be part of a character."""
+        found = self._shown.get(number)
+        if found is None:
+            found = self._shown[number] = self._show(number)
+        return found
+
+    def _show(self, number: int) -> tuple[str, bytes]:
+        if self.is_special(number):
+            text = self.tokenizer.id_to_token(number) or ""
+            return text, text.encode()
+        byte = None if self.tokenizer.byte_level else self.single_byte(number)
+        if self.tokenizer.byte_level or byte is not None:
+            raw = self.byte_string(number) if byte is None else bytes((byte,))
+            return raw.decode(errors="replace"), raw
+        # Behind another token it has the space that it would lose as the first of a text.
+        before = () if self._plain is None else (self._plain,)
+        text = self.decode((*before, number)).removeprefix(self.decode(before)) if before else self.decode((number,))
+        return text, text.encode()
+
+
+class Bytes(Detokenizer):
+    """For byte-level BPE: the tokens' bytes, joined, are the text; what is invalid becomes U+FFFD."""
+
+    def __init__(self, vocabulary: Vocabulary, context: Iterable[int]) -> None:
+        self._byte_string = vocabulary.byte_string
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for number in context:
+            self._decoder.decode(self._byte_string(number))
+
+    def push(self, number: int) -> str:
+        return self._decoder.decode(self._byte_string(number))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class Window(Detokenizer):
+    """For all other tokenizers: the last few tokens are decoded with and without what is new.
+
+    Tokens of byte fallback are put together here, as soon as they are a character. (The library takes a whole row of
+    them back where any of it is not valid; what is valid, and was given, stays here.)
+    """
+
+    def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._context = list(context)
+        self._new: list[int] = []
+        self._bytes: list[int] = []
+        self._byte_ids: list[int] = []
+
+    def push(self, number: int) -> str:
+        vocabulary = self._vocabulary
+        if vocabulary.is_special(number):
+            return ""
+        byte = vocabulary.single_byte(number)
+        if byte is not None:
+            text = self._give() if self._new else ""
+            self._bytes.append(byte)
+            self._byte_ids.append(number)
+            return text + self._characters()
+        text = self._broken() if self._bytes else ""
+        self._new.append(number)
+        return text + self._give(unless_open=len(self._new) < MOST_PENDING)
+
+    def flush(self) -> str:
+        return (self._broken() if self._bytes else "") + (self._give() if self._new else "")
+
+    def _give(self, unless_open: bool = False) -> str:
+        """What the new tokens add; nothing yet ``unless_open`` says that it is certain."""
+        decode = self._vocabulary.decode
+        before, after = decode(self._context), decode(self._context + self._new)
+        certain = len(after) > len(before) and after.startswith(before) and not after.endswith(UNKNOWN)
+        if unless_open and not certain:
+            return ""
+        self._context, self._new = self._new, []
+        return after[len(before) :]
+
+    def _characters(self) -> str:
+        """The characters that the bytes make up, each as soon as it is whole."""
+        text = ""
+        while self._bytes:
+            try:
+                character = bytes(self._bytes).decode()
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data":
+                    break
+                text += UNKNOWN
+                self._leave(1)
+                continue
+            # The first character of a text may be a space that the decoder drops.
+            text += character if self._context else self._vocabulary.decode(self._byte_ids)
+            self._leave(len(self._bytes))
+        return text
+
+    def _broken(self) -> str:
+        """Bytes that no others follow: one U+FFFD each, as the library has it."""
+        count = len(self._bytes)
+        self._leave(count)
+        return UNKNOWN * count
+
+    def _leave(self, count: int) -> None:
+        self._context = self._byte_ids[:count]
+        del self._byte_ids[:count], self._bytes[:count]
+
+
+class Cleaned(Detokenizer):
+    """What another one gives, without the spaces that clean_up_tokenization_spaces removes."""
+
+    def __init__(self, inner: Detokenizer) -> None:
+        self._inner = inner
+        self._passes = [Replacing(old, new) for old, new in CLEAN_UP]
+
+    def push(self, number: int) -> str:
+        text = self._inner.push(number)
+        if text:
+            for one in self._passes:
+                text = one.push(text)
+        return text
+
+    def flush(self) -> str:
+        text = self._inner.flush()
+        for one in self._passes:
+            text = one.push(text) + one.flush()
+        return text

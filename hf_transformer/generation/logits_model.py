@@ -1,0 +1,177 @@
+"""Models that give logits: the service makes the text itself, token by token (kind c)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from functools import partial
+
+from hf_transformer.contract import ContractError
+from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.base import Generator, GeneratorSettings
+from hf_transformer.generation.cache import Cache, cache_bytes
+from hf_transformer.generation.logits_batches import Running, StepForm
+from hf_transformer.generation.logits_contract import LogitsBinding, bind_logits
+from hf_transformer.generation.sampling import Chooser
+from hf_transformer.generation.stepping import Continuation, Extent
+from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.metrics import Metrics
+from hf_transformer.predictors.base import Predictor
+from hf_transformer.scheduler import Scheduler
+from hf_transformer.tasks.base import Vocabulary
+from hf_transformer.types import Context, ModelSpec
+
+HONOURED = frozenset(
+    {
+        "max_tokens",
+        "min_tokens",
+        "greedy",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "seed",
+        "ignore_eos",
+        "logprobs",
+    }
+)
+"""All that there is: nothing of it is the model's business."""
+
+
+def make_logits_generator(
+    spec: ModelSpec,
+    predictor: Predictor,
+    tokenizer: Vocabulary,
+    settings: GeneratorSettings,
+    *,
+    executor: Executor,
+    metrics: Metrics,
+) -> LogitsGenerator:
+    """A generator for a model that gives logits: a causal one, or an encoder-decoder. On the event loop.
+
+    Raises:
+        ContractError: the model does not fit; with a sentence for each reason.
+    """
+    binding = bind_logits(spec, tokenizer, settings)
+    if binding.encoder_decoder and not settings.decoder_start_ids:
+        raise ContractError(
+            spec.name,
+            [
+                "It takes decoder_input_ids, but neither config.json nor generation_config.json says what they begin "
+                "with: add decoder_start_token_id."
+            ],
+        )
+    # Never more batches than the model works on at a time: those that wait for it could as well have been one.
+    scheduling, places = settings.scheduling, settings.places
+    places.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
+    form = StepForm(binding, settings.pad_id, scheduling)
+    scheduler = Scheduler[Running](predictor, form, scheduling, executor=executor, metrics=metrics, places=places)
+    return LogitsGenerator(binding, scheduler, settings)
+
+
+class LogitsGenerator(Generator):
+    """Makes texts of logits. A text is the same alone as among others, and a seeded one each time, but for what another
+    batch size changes in a logit's last bits.
+
+    With ``ignore_eos`` an end-of-sequence token is a token like others, and is among the ids.
+    """
+
+    kind = "logits"
+
+    def __init__(self, binding: LogitsBinding, scheduler: Scheduler[Running], settings: GeneratorSettings) -> None:
+        self._binding = binding
+        self._scheduler = scheduler
+        self._settings = settings
+        self._budget = settings.caches
+        self._vocabulary = binding.vocabulary or binding.least_vocabulary
+        self._eos_ids = frozenset(one for one in settings.eos_ids if 0 <= one < self._vocabulary)
+        self._longest = min(settings.max_length, binding.length or settings.max_length)
+
+    @property
+    def honours(self) -> frozenset[str]:
+        return HONOURED
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        """See Generator.generate; raises TooManyRequests and TooLarge too, where there is no room for its cache."""
+        text = self._begin(prompt, sampling, context)
+        try:
+            while True:
+                step = await text.next()
+                yield step
+                if step.finish is not None:
+                    return
+        finally:
+            text.close()
+
+    async def canary(self, prompt: Prompt) -> None:
+        sampling = Sampling(max_tokens=1, greedy=True)
+        extent = self._extent(prompt, sampling)
+        await self._scheduler.canary(self._continuation(extent, sampling, Context("", {}), 0))
+
+    async def close(self) -> None:
+        """Nothing is under way that nobody waits for: a step ends with the text that it is of."""
+
+    def _begin(self, prompt: Prompt, sampling: Sampling, context: Context) -> Continuation:
+        extent = self._extent(prompt, sampling)
+        beyond = [one for one in sampling.logit_bias if not 0 <= one < self._vocabulary]
+        if beyond:
+            name = sampling.names.get("logit_bias", "logit_bias")
+            raise InvalidInput(f"{name}: the model has {self._vocabulary} tokens, and none with the id {beyond[0]}")
+        size = cache_bytes(self._binding.caches, _capacity(extent), len(extent.source))
+        self._budget.reserve(size)
+        try:
+            return self._continuation(extent, sampling, context, size)
+        except BaseException:  # there may be less memory than the flag says
+            self._budget.release(size)
+            raise
+
+    def _continuation(self, extent: Extent, sampling: Sampling, context: Context, reserved: int) -> Continuation:
+        binding = self._binding
+        cache = Cache(binding.caches, _capacity(extent), len(extent.source)) if binding.caches else None
+        return Continuation(
+            self._scheduler,
+            extent,
+            Chooser(sampling, extent.start, self._eos_ids),
+            cache,
+            context,
+            cost=_cost(sampling, self._vocabulary),
+            ended=partial(self._budget.release, reserved),
+        )
+
+    def _extent(self, prompt: Prompt, sampling: Sampling) -> Extent:
+        """Where the text begins and ends. Raises InvalidInput if it can't."""
+        ids, longest = prompt.ids, self._longest
+        if not ids:
+            raise InvalidInput("the prompt has no tokens; expected at least one")
+        if max(ids) >= self._vocabulary or min(ids) < 0:
+            wrong = max(ids) if max(ids) >= self._vocabulary else min(ids)
+            raise InvalidInput(f"the prompt has the token {wrong}, but the model's are 0 to {self._vocabulary - 1}")
+        eos_ids = frozenset[int]() if sampling.ignore_eos else self._eos_ids
+        start: tuple[int, ...] = tuple(ids)
+        source: tuple[int, ...] = ()
+        if self._binding.encoder_decoder:
+            start, source = self._settings.decoder_start_ids, tuple(ids)
+            if len(source) > longest:
+                raise InvalidInput(f"the prompt has {len(source)} tokens, the model takes {longest}")
+            longest = min(self._settings.max_length, self._binding.target_length or self._settings.max_length)
+        elif len(start) >= longest:
+            raise InvalidInput(f"the prompt has {len(start)} tokens, and the model takes {longest} with those to come")
+        left = longest - len(start)
+        return Extent(start, source, eos_ids, left if sampling.max_tokens is None else min(sampling.max_tokens, left))
+
+
+def _capacity(extent: Extent) -> int:
+    """Tokens of the cache: the last one that is generated is never sent."""
+    return len(extent.start) + max(extent.max_new - 1, 0)
+
+
+def _cost(sampling: Sampling, vocabulary: int) -> int:
+    """How long it takes to choose a token, in the units of the scheduler's INLINE_COST (a quarter of a microsecond)."""
+    greedy = vocabulary // 600
+    return (
+        greedy + (0 if sampling.greedy else vocabulary // 30) + (0 if sampling.logprobs is None else vocabulary // 60)
+    )

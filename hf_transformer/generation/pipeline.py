@@ -1,0 +1,263 @@
+"""One request of text generation, from prompts to texts. Read this first.
+
+    prompts --tokenizer--> ids --generator--> steps --assembly.py--> pieces of text --writing.py--> the client
+
+``start`` does what can fail because of the request itself; a Generation then writes all texts at the same time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Protocol
+
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.assembly import Assembler
+from hf_transformer.generation.base import Generator, GeneratorSettings
+from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.types import FinishReason, GenerationRequest, Prompt, Sampling
+from hf_transformer.generation.writing import Collected as Collected
+from hf_transformer.generation.writing import Continuation
+from hf_transformer.generation.writing import Generation as Generation
+from hf_transformer.metrics import Metrics
+from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.types import Answers, Context, Encoding, Json, Query, Tensor, TextInput, TokenIds, Tokenization
+from hf_transformer.worklist import Limits
+
+EVERYBODYS = frozenset({"stop", "n", "max_tokens", "max_length"})
+"""What every kind of model can honour, since it is done here."""
+
+CANARY = "A short text."
+
+COUNTING = Tokenization(whole=True, special_tokens=False)
+
+
+class GenerativeTask(Protocol):
+    """The part of a task that the pipeline needs; see tasks/text_generation.py."""
+
+    def options(self, parameters: Any) -> Any: ...
+    def request(self, query: Query) -> GenerationRequest: ...
+    def answers(
+        self, query: Query, texts: Sequence[Sequence[str]], finishes: Sequence[Sequence[FinishReason]]
+    ) -> list[Json]: ...
+    def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor: ...
+
+
+class GenerationPipeline:
+    """A task, its tokenizer and the generator of its predictor, put in a row.
+
+    ``executor`` has the threads for long prompts, ``timeout`` is in seconds and bounds a request as a whole.
+    ``log_texts`` is called with every request's prompts.
+    """
+
+    def __init__(
+        self,
+        task: GenerativeTask,
+        tokenizer: Tokenizer,
+        generator: Generator,
+        settings: GeneratorSettings,
+        *,
+        executor: Executor,
+        limits: Limits,
+        metrics: Metrics,
+        timeout: float,
+        log_texts: Callable[[Sequence[TextInput], Context], None] | None = None,
+    ) -> None:
+        self._task = task
+        self.tokenizer = tokenizer
+        self._generator = generator
+        self._settings = settings
+        self._executor = executor
+        self._limits = limits
+        self._metrics = metrics
+        self._timeout = timeout
+        self._log_texts = log_texts
+        self._vocabulary = Vocabulary(tokenizer)
+
+    @property
+    def kind(self) -> str:
+        """Which kind of model it drives: tokens, text or logits."""
+        return self._generator.kind
+
+    async def start(self, request: GenerationRequest, context: Context) -> Generation:
+        """Checks and tokenizes all prompts; nothing is written before the result is entered, but its time runs.
+
+        Raises:
+            InvalidInput: a prompt without tokens, or a parameter that is wrong or can't be honoured by this model.
+            TooLarge: too many prompts, or too long ones.
+        """
+        began = time.perf_counter()
+        self._refuse(request.sampling)
+        length = self._check_limits(request)
+        if context.place is not None:
+            context.place.expect(length)
+        if self._log_texts is not None:
+            self._log_texts(request.prompts, context)
+        read = time.perf_counter()
+        prompts = await self._prompts(request)
+        tokens = sum(len(prompt.ids) for prompt in prompts)
+        continuations = [one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)]
+        context.instances, context.tokens = len(prompts), tokens
+        context.timings.tokenized(began, read)
+        if context.place is not None:
+            context.place.charge(tokens)
+        self._metrics.generation.prompt_tokens += tokens
+        return Generation(
+            continuations,
+            self._generator,
+            context,
+            count_text=self._count_text,
+            metrics=self._metrics.generation,
+            prompt_tokens=tokens,
+            timeout=self._timeout,
+            shape=(len(prompts), request.sampling.n),
+        )
+
+    async def __call__(self, query: Query, context: Context) -> Answers:
+        """All texts of a request that is not streamed, as predictions.
+
+        Raises:
+            RequestError: one error for the whole request.
+        """
+        task = self._task
+        async with await self.start(task.request(query), context) as generation:
+            collected = await generation.collect()
+        written = time.perf_counter()
+        predictions = task.answers(query, collected.texts, collected.finishes)
+        tensor = task.tensor(predictions, task.options(query.parameters)) if query.tensors else None
+        context.timings.postprocess += time.perf_counter() - written
+        return Answers(predictions, (), context.tokens, tensor)
+
+    async def encode(
+        self, texts: Sequence[TextInput], how: Tokenization, name: str = "instances"
+    ) -> list[list[Encoding]]:
+        """Tokenizes alone, under the limits of a request.
+
+        Raises:
+            TooLarge: too many texts, too long ones, or too many tokens for an answer.
+            InvalidInput: a text can't be encoded.
+        """
+        self._limits.check_texts(texts, name)
+        if how.token_values:
+            how = replace(how, max_tokens=self._limits.max_answer_values // how.token_values)
+        return await self.tokenizer.encode_off_loop(texts, self._executor, how)
+
+    async def canary(self) -> None:
+        """Has the model continue a short text by a token. Raises RequestError if it can't."""
+        [encoding] = self.tokenizer.encode((CANARY,))
+        await self._generator.canary(Prompt(CANARY, tuple(encoding.ids[: max(1, self._settings.max_length - 1)])))
+
+    async def close(self) -> None:
+        """Ends the generator; texts that are being written go on to their end, or fail."""
+        await self._generator.close()
+
+    def _check_limits(self, request: GenerationRequest) -> int:
+        """How many characters the prompts have together. Raises RequestError for too many, too few or too long ones."""
+        if not request.prompts:
+            raise InvalidInput(f"{request.name}: expected at least one, got none")
+        length = self._limits.check_texts(request.prompts, request.name, single=request.single)
+        sampling, most = request.sampling, self._limits.max_sequences
+        count = len(request.prompts) * sampling.n
+        if count > most:
+            raise TooLarge(
+                f"{request.name}: {len(request.prompts)} with {sampling.n} texts each ({_named(sampling, 'n')}) are "
+                f"{count}, at most {most} are written in one request (--max_sequences)"
+            )
+        return length
+
+    async def _count_text(self, text: str) -> int:
+        """How many tokens a text would have, of a model that gives text alone."""
+        [[encoding]] = await self.tokenizer.encode_off_loop((text,), self._executor, COUNTING)
+        return len(encoding)
+
+    def _refuse(self, sampling: Sampling) -> None:
+        """Raises InvalidInput for what this model can't honour, or nobody could."""
+        for field, name in sampling.names.items():
+            if field not in EVERYBODYS and field not in self._generator.honours:
+                raise InvalidInput(
+                    f"{name}: this model is a {self._generator.kind} model, which can't honour it; leave it out"
+                )
+        if "" in sampling.stop:
+            raise InvalidInput(f"{_named(sampling, 'stop')}: an empty string would end every text at once")
+        if sampling.n < 1:
+            raise InvalidInput(f"{_named(sampling, 'n')}: expected at least 1, got {sampling.n}")
+
+    async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
+        """The prompts in tokens, all of each: one that is too long is not cut, but refused by ``_room``."""
+        special = request.special_tokens
+        how = Tokenization(whole=True, special_tokens=None if special else False)
+        found = await self.tokenizer.encode_off_loop(request.prompts, self._executor, how)
+        ids = [tuple(encoding.ids) for [encoding] in found]
+        for index, (text, numbers) in enumerate(zip(request.prompts, ids, strict=True)):
+            if not numbers:
+                raise InvalidInput(f"{_where(request, index)}: the prompt has no tokens")
+            if isinstance(text, TokenIds):
+                self._check_ids(numbers, _where(request, index))
+        given = [text.ids for text in request.prompts if isinstance(text, TokenIds)]
+        # Special ones included: a model that reads text would not know of them else.
+        decoded = iter(await self.tokenizer.decode_off_loop(given, self._executor, False))
+        return [
+            Prompt(next(decoded), numbers, False) if isinstance(text, TokenIds) else Prompt(str(text), numbers, special)
+            for text, numbers in zip(request.prompts, ids, strict=True)
+        ]
+
+    def _check_ids(self, ids: Sequence[int], where: str) -> None:
+        size = self.tokenizer.vocab_size
+        wrong = next((number for number in ids if not 0 <= number < size), None)
+        if wrong is not None:
+            raise InvalidInput(f"{where}: {wrong} is no token id; they go from 0 to {size - 1}")
+
+    def _choices(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Continuation]:
+        """What the texts of one prompt are written from."""
+        sampling = replace(request.sampling, n=1, max_tokens=self._max_tokens(request, index, prompt))
+        before = prompt.text if request.echo else ""
+        alone = not self._settings.decoder_start_ids
+        found = []
+        for choice in range(request.sampling.n):
+            own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
+            place = (index, choice)
+            assembler = Assembler(self._vocabulary, prompt, own, place, before=before, continues=alone)
+            found.append(Continuation(prompt, own, assembler))
+        return found
+
+    def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
+        """How many new tokens a text may have: what the client says, but no more than the model's length leaves.
+
+        An encoder-decoder's own tokens do not count the prompt, but those that its decoder starts with.
+        """
+        sampling, limit = request.sampling, self._settings.max_length
+        start = self._settings.decoder_start_ids
+        taken = len(start) if start else len(prompt.ids)
+        if len(prompt.ids) > limit or taken >= limit:
+            more = "" if start else ", which leaves none for new ones"
+            raise TooLarge(
+                f"{_where(request, index)}: the prompt has {len(prompt.ids)} tokens, and the model takes {limit}{more}"
+            )
+        found = limit - taken
+        if sampling.max_tokens is not None:
+            found = min(found, sampling.max_tokens)
+        elif request.max_length is not None:
+            if request.max_length <= taken:
+                raise InvalidInput(
+                    f"{_named(sampling, 'max_length')}: {request.max_length} tokens are to be enough for the text and "
+                    f"what comes before it, and {_where(request, index)} has {taken} already; give a larger one, or "
+                    "say how many new tokens there may be"
+                )
+            found = min(found, request.max_length - taken)
+        if sampling.min_tokens > found:
+            raise InvalidInput(
+                f"{_named(sampling, 'min_tokens')}: {sampling.min_tokens} new tokens at least, and there may be "
+                f"{found} after the {len(prompt.ids)} of {_where(request, index)}"
+            )
+        return found
+
+
+def _where(request: GenerationRequest, index: int) -> str:
+    return request.name if request.single else f"{request.name}[{index}]"
+
+
+def _named(sampling: Sampling, field: str) -> str:
+    """What the client calls a field of Sampling."""
+    return sampling.names.get(field, field)

@@ -1,0 +1,83 @@
+"""The wiring of a model that generates text: from its configuration and what the predictor says of it to a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+
+from hf_transformer.config import Config
+from hf_transformer.diagnosis.at_start import StartDiagnosis
+from hf_transformer.diagnosis.pair import Pair
+from hf_transformer.generation.base import GeneratorSettings
+from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.generation.kinds import make_generator
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation_parts import GenerationParts
+from hf_transformer.metrics import Metrics
+from hf_transformer.places import Places
+from hf_transformer.predictors.base import Predictor
+from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.types import Context, ModelSpec, TextInput
+from hf_transformer.worklist import Limits
+
+
+def generation_builder(
+    config: Config,
+    task: TextGeneration,
+    tokenizer: Tokenizer,
+    parts: GenerationParts,
+    predictor: Predictor,
+    metrics: Metrics,
+    executor: Executor,
+    *,
+    limits: Limits,
+    scheduling: Callable[[int], SchedulerSettings],
+    log_texts: Callable[[Sequence[TextInput], Context], None] | None,
+) -> Callable[[ModelSpec], GenerationPipeline]:
+    """A function that fits everything to the model that the predictor describes; it raises ContractError.
+
+    Args:
+        scheduling: how much goes to the predictor at a time, for a model with so many instances.
+    """
+
+    diagnosis = StartDiagnosis()
+    settings_for = _settings(config, tokenizer, parts)
+
+    def build(spec: ModelSpec) -> GenerationPipeline:
+        settings = settings_for(scheduling=scheduling(spec.instances))
+        generator = make_generator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)
+        diagnosis.look_soon(Pair(config, tokenizer, task, spec))
+        return GenerationPipeline(
+            task,
+            tokenizer,
+            generator,
+            settings,
+            executor=executor,
+            limits=limits,
+            metrics=metrics,
+            timeout=config.predictor_request_timeout_seconds,
+            log_texts=log_texts,
+        )
+
+    return build
+
+
+def _settings(config: Config, tokenizer: Tokenizer, parts: GenerationParts) -> Callable[..., GeneratorSettings]:
+    """All but ``scheduling``. One generator after the other is made from them, and those share what is the predictor's:
+    texts under way keep the pipeline that they have when it is built anew."""
+    return partial(
+        GeneratorSettings,
+        model_config=parts.model_config,
+        eos_ids=parts.eos_ids,
+        pad_id=parts.pad_id,
+        decoder_start_ids=parts.decoder_start_ids,
+        max_length=tokenizer.max_length,
+        interface=config.generation_interface,
+        input_names=config.tensor_input_names,
+        output_names=config.tensor_output_names,
+        places=Places(0),
+        caches=CacheBudget(config.max_cache_bytes),
+    )

@@ -1,0 +1,94 @@
+"""Triton's generate extension: tensors as plain JSON values by their names. No sockets.
+
+A request is an object with a value for each input, a response one for each output, beside ``model_name`` and the like.
+A value is an element, or a flat list of more or fewer than one: Triton makes the shape from the model's configuration,
+the innermost free axis being as long as it takes and the other free ones 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.types import Array, Json, Tensor
+from hf_transformer.wire.datatypes import json_kind, shorten
+
+JSON_CANT: Final = frozenset({"FP16", "BF16"})
+"""Datatypes that Triton reads and writes as raw bytes alone."""
+
+_RESERVED: Final = frozenset({"id", "model_name", "model_version"})
+"""What stands in a response beside its outputs."""
+
+
+def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
+    """The body of a request.
+
+    Raises:
+        PredictorError: an input can't travel as JSON: it is of FP16 or BF16, or its bytes are no text.
+    """
+    return orjson.dumps({tensor.name: _json(tensor) for tensor in inputs})
+
+
+def _json(tensor: Tensor) -> Json:
+    if tensor.datatype in JSON_CANT:
+        raise PredictorError(
+            f"the request can't be written: tensor {tensor.name!r} is {tensor.datatype}, which JSON has no form for"
+        )
+    values = tensor.data.reshape(-1).tolist()
+    if tensor.datatype == "BYTES":
+        try:
+            values = [value if isinstance(value, str) else bytes(value).decode() for value in values]
+        except UnicodeDecodeError as exc:
+            raise PredictorError(f"the request can't be written: tensor {tensor.name!r} is no text in UTF-8") from exc
+    return values[0] if len(values) == 1 else values
+
+
+def decode_generate_response(data: bytes, outputs: Collection[str]) -> tuple[str, dict[str, Tensor]]:
+    """The error that a response is, empty if it is none, and those of ``outputs`` that it has; all where none is named.
+
+    Every tensor has one axis, and is INT64, FP64, BOOL or BYTES, whatever it was before it became JSON.
+
+    Raises:
+        PredictorError: it is no such response.
+    """
+    try:
+        response = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        raise PredictorError(f"the predictor's response is malformed: not JSON: {exc}") from exc
+    if not isinstance(response, dict):
+        raise PredictorError(f"the predictor's response is malformed: {json_kind(response)} is not a JSON object")
+    if "error" in response and "error" not in outputs:
+        error = response["error"]
+        return (error if isinstance(error, str) and error else repr(error)), {}
+    names = [name for name in outputs if name in response] if outputs else [*response.keys() - _RESERVED]
+    return "", {name: _tensor(name, response[name]) for name in names}
+
+
+def _tensor(name: str, value: Json) -> Tensor:
+    values = value if isinstance(value, list) else [value]
+    kinds = set(map(type, values))
+    if kinds <= {str}:
+        return Tensor(name, "BYTES", _objects([text.encode() for text in values]))
+    try:
+        if kinds == {bool}:
+            return Tensor(name, "BOOL", np.array(values, np.bool_))
+        if kinds == {int}:
+            return Tensor(name, "INT64", np.array(values, np.int64))
+        if kinds <= {int, float}:
+            return Tensor(name, "FP64", np.array(values, np.float64))
+    except OverflowError as exc:
+        raise PredictorError(f"the predictor's response is malformed: {name!r} holds a number beyond 64 bits") from exc
+    raise PredictorError(
+        f"the predictor's response is malformed: {shorten(name)!r} is {json_kind(value)}, "
+        "expected an element, or a flat list of one kind"
+    )
+
+
+def _objects(values: list[Any]) -> Array:
+    array = np.empty(len(values), np.object_)
+    array[:] = values
+    return array

@@ -1,0 +1,63 @@
+"""Server-sent events (WHATWG HTML, 9.2.6): bytes, cut anywhere, -> the data of each event. No sockets."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from hf_transformer.wire.datatypes import Malformed
+
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class EventReader:
+    """The events of one stream. Only their data is of interest: names, ids and comments are read past."""
+
+    def __init__(self, limit: int) -> None:
+        """limit: the most bytes of one event."""
+        self._limit = limit
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+        self._begun = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of the events that are complete with these bytes; several data lines of one are joined by LF.
+
+        An event is complete at its empty line. What the stream ends without one is no event, as the standard has it.
+
+        Raises:
+            Malformed: an event is larger than the limit.
+        """
+        buffer = self._rest + data if self._rest else data
+        if not self._begun:
+            if _BOM.startswith(buffer[:3]) and len(buffer) < 3:
+                self._rest = buffer
+                return []
+            buffer = buffer.removeprefix(_BOM)
+            self._begun = True
+        events: list[bytes] = []
+        position = 0
+        for end in _LINE_END.finditer(buffer):
+            if end.end() == len(buffer) and buffer.endswith(b"\r"):
+                break  # its LF may come with the next bytes
+            self._take(buffer[position : end.start()], events)
+            position = end.end()
+        self._rest = buffer[position:]
+        if self._size + len(self._rest) > self._limit:
+            raise Malformed(f"an event of its stream has more than {self._limit} bytes")
+        return events
+
+    def _take(self, line: bytes, events: list[bytes]) -> None:
+        """One line without its end."""
+        if not line:
+            if self._data:
+                events.append(b"\n".join(self._data))
+            self._data, self._size = [], 0
+            return
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            value = value.removeprefix(b" ")
+            self._data.append(value)
+            self._size += len(value)

@@ -1,0 +1,145 @@
+"""Triton's generate and generate_stream, over a scripted model; and what a model says that generates nothing."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from hf_transformer.apis.base import Model
+from hf_transformer.apis.generation import generating
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.tasks.generation_settings import GenerationSettings
+from tests.apis.generating import PROMPT, Bench, Exchange, bench, events, post
+from tests.apis.grpc_model import ScriptedModel
+
+pytestmark = pytest.mark.asyncio
+
+ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
+HEAD = {"model_name": "gpt2", "model_version": "1"}
+
+
+async def generate(made: Bench, route: str = ROUTES[0], status: int = 200, **body: Any) -> Any:
+    found_status, found = await post(made, f"{route}/generate", {"text_input": PROMPT, **body})
+    assert found_status == status, found
+    return found["error"] if status != 200 else found
+
+
+async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
+    async with Exchange(made.app, f"{route}/generate_stream", {"text_input": PROMPT, **body}) as exchange:
+        status, headers = await exchange.head()
+        content = await exchange.rest()
+        assert (status, headers["content-type"]) == (200, "text/event-stream"), content
+        return events(content)
+
+
+def versioned(route: str) -> str:
+    return f"/v2/models/gpt2{'/versions/1' if 'versions' in route else ''}"
+
+
+async def test_a_prompt_and_its_text() -> None:
+    async with bench() as made:
+        assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
+        assert made.requests("generate", 200) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"parameters": {"max_tokens": 3, "temperature": 0.5}},
+        {"max_tokens": 3, "temperature": 0.5},
+        {"max_tokens": 3, "parameters": {"temperature": 0.5}},
+    ],
+    ids=["inside", "beside", "both"],
+)
+async def test_parameters_wherever_they_stand(body: dict[str, Any]) -> None:
+    async with bench() as made:
+        await generate(made, **body)
+        [(_, sampling)] = made.generator.asked
+        assert (sampling.max_tokens, sampling.temperature, sampling.greedy) == (3, 0.5, False)
+
+
+async def test_what_triton_s_own_clients_send() -> None:
+    async with bench() as made:
+        # vLLM's and TensorRT-LLM's documents.
+        await generate(made, parameters={"stream": False, "temperature": 0})
+        found = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
+        assert found["text_output"] == " paris."
+        assert made.generator.asked[0][1].greedy and made.generator.asked[1][1].stop == ()
+        found = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
+        assert found == {"id": "17", **HEAD, "text_output": " p"}
+
+
+async def test_several_texts_are_a_list() -> None:
+    async with bench() as made:
+        assert (await generate(made, n=2, temperature=0.5))["text_output"] == [f"{PROMPT} paris."] * 2
+
+
+@pytest.mark.parametrize("extra", [{}, {"stream": True}, {"parameters": {"stream": True}}], ids=str)
+async def test_a_stream_gives_the_new_text_in_pieces(extra: dict[str, Any]) -> None:
+    async with bench() as made:
+        found = await stream(made, **extra)
+        assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
+        assert "".join(one["text_output"] for one in found) == " paris."
+
+
+async def test_a_stream_may_have_the_prompt_or_be_one_event() -> None:
+    async with bench() as made:
+        found = await stream(made, exclude_input_in_output=False)
+        assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
+        assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
+        found = await stream(made, n=2, temperature=0.5)
+        assert {one["choice"] for one in found} == {0, 1}
+
+
+async def test_an_error_in_the_middle() -> None:
+    async with bench(fails=PredictorError("it broke"), after=1) as made:
+        *_, last = await stream(made)
+        assert last == {"error": "it broke"}
+        assert await generate(made, status=502) == "it broke"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"text_input": None}, "text_input: expected a string, got nothing"),
+        ({"text_input": ["a"]}, "text_input: expected a string, got a list"),
+        ({"parameters": 3}, "parameters: expected an object, got a number"),
+        ({"stream": True}, "stream: one answer is given here, expected false"),
+        ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
+        ({"parameters": {"top_q": 1}}, "parameters.top_q: unknown"),
+        ({"top_k": 3, "parameters": {"top_k": 3}}, "top_k: given twice, once in parameters"),
+        ({"bad_words": ["x"]}, "bad_words: unknown"),
+        ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
+        ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
+        ({"text_input": ""}, "text_input: the prompt has no tokens"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+async def test_what_is_wrong_is_named(body: dict[str, Any], says: str) -> None:
+    async with bench() as made:
+        assert (await generate(made, status=400, **body)).startswith(says)
+
+
+async def test_models_and_versions() -> None:
+    async with bench() as made:
+        assert (await generate(made, ROUTES[1]))["model_version"] == "1"
+        assert "version '2' of model 'gpt2' is not served" in await generate(made, f"{ROUTES[0]}/versions/2", 404)
+        assert "model 'bert' is not served here" in await generate(made, "/v2/models/bert", 404)
+
+
+async def test_the_limit_of_new_tokens() -> None:
+    async with bench(settings=GenerationSettings(max_length=20, max_new_tokens=8)) as made:
+        await generate(made)
+        assert made.generator.asked[0][1].max_tokens == 8
+        message = await generate(made, status=413, max_tokens=9)
+        assert message == "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"
+        message = await generate(made, status=413, parameters={"max_length": 10})
+        assert message == "parameters.max_length: 10, at most 8 new tokens are given (--max_new_tokens)"
+
+
+async def test_a_model_that_predicts_says_what_it_does() -> None:
+    with pytest.raises(InvalidInput) as raised:
+        generating(cast(Model, ScriptedModel()), "generate")
+    expected = "model 'bert' does fill_mask, but generate needs text_generation or text2text_generation"
+    assert str(raised.value) == expected

@@ -1,0 +1,97 @@
+"""Clients that others wrote, on text generation: the openai package, langchain, tritonclient, curl and requests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import Run
+from tests.integration.conftest import Serve
+from tests.service import Service
+from tests.triton_repository import task_model_folder
+
+MODELS = {"tokens": ("gpt2_tokens", "grpc-v2"), "logits": ("gpt2_logits", "v2"), "text": ("gpt2_vllm", "grpc-v2")}
+PROMPT = "The capital of france is"
+MESSAGE = "What is the capital of france?"
+
+
+@pytest.fixture(params=MODELS)
+def service(request: pytest.FixtureRequest, serve: Serve) -> Service:
+    model, protocol = MODELS[request.param]
+    return serve(model, protocol, f"--model_dir={task_model_folder(model)}")
+
+
+def completed(service: Service, **fields: Any) -> Any:
+    body = {"model": service.model, "prompt": PROMPT, "temperature": 0, "max_tokens": 8, **fields}
+    return service.client.post("/openai/v1/completions", json=body).json()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_openai_package(service: Service, client: Run, kind: str) -> None:
+    said = client("openai_generation", kind, service=service, prompt=PROMPT, message=MESSAGE)
+    text = completed(service)["choices"][0]["text"]
+    assert "paris" in text
+    whole = said["completion"]
+    assert whole["choices"][0]["text"] == said["completion_stream"]["text"] == text
+    assert said["completion_stream"]["finish"] == [whole["choices"][0]["finish_reason"]]
+    usage = {name: whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert said["completion_stream"]["usage"] == [usage]
+    assert said["several"] == [text, text]
+    chat = said["chat"]["choices"][0]
+    assert said["chat_stream"]["text"] == chat["message"]["content"]
+    assert said["chat_stream"]["role"] == ["assistant"]
+    assert said["chat_stream"]["finish"] == [chat["finish_reason"]]
+    assert said["tools"] == "assistant"
+    assert said["extra"] > usage["completion_tokens"]
+    assert [(one["class"], one["status"], one["param"]) for one in said["errors"]] == [
+        ("NotFoundError", 404, "model"),
+        ("BadRequestError", 400, "num_beams"),
+        ("BadRequestError", 400, "messages"),
+        ("BadRequestError", 400, "response_format"),
+    ]
+
+
+def test_langchain(service: Service, client: Run) -> None:
+    said = client("langchain_chat", service=service, prompt=PROMPT, message=MESSAGE)
+    assert said["chat"] and said["chat"] == said["chat_stream"] == said["chat_async"] == said["chat_async_stream"]
+    assert said["completion"] == said["completion_stream"] == completed(service)["choices"][0]["text"]
+    assert said["usage"]["output_tokens"] <= 8
+
+
+def test_tritonclient(service: Service, client: Run) -> None:
+    said = client("triton_text", service=service, prompt=PROMPT)
+    new = completed(service)["choices"][0]["text"]
+    assert said["whole"].startswith(f"{PROMPT}{new}"[:20])
+    assert {"".join(pieces) for pieces in said["pieces"].values()} == {new}
+    assert all(len(pieces) > 1 for pieces in said["pieces"].values())
+
+
+def test_the_sample_of_the_runtime_guide(service: Service) -> None:
+    """Its stream_generate (Streaming Responses), with httpx in place of requests."""
+    body = {"instances": [PROMPT], "parameters": {"max_length": 100, "stream": True}}
+    with service.client.stream("POST", f"/v1/models/{service.model}:predict", json=body) as response:
+        found = [json.loads(line) for line in response.iter_lines() if line]
+    assert "".join(one["text"] for one in found) == found[-1]["generated_text"]
+    assert found[-1]["generated_text"].startswith(PROMPT)
+
+
+@pytest.mark.parametrize("path", ["openai/v1/completions", "v2/models/{model}/generate_stream"])
+def test_curl(service: Service, path: str) -> None:
+    curl = shutil.which("curl")
+    assert curl is not None
+    body: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "stream": True}
+    body |= {"model": service.model, "prompt": PROMPT} if "openai" in path else {"text_input": PROMPT}
+    url = f"{service.url}/{path.format(model=service.model)}"
+    command = [curl, "-sN", "--noproxy", "*", "--max-time", "60", url, "-d", json.dumps(body)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    events = [line.removeprefix("data: ") for line in said.split("\n\n") if line]
+    new = completed(service)["choices"][0]["text"]
+    if "openai" in path:
+        assert events.pop() == "[DONE]"
+        assert "".join(json.loads(one)["choices"][0]["text"] for one in events) == new
+    else:
+        assert "".join(json.loads(one)["text_output"] for one in events) == new

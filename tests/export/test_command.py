@@ -1,0 +1,167 @@
+"""The command's flags, and what it says when it can't even begin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_transformer.cli import main
+from hf_transformer.commands import export
+from hf_transformer.errors import ConfigError
+
+GIVEN = ["--model_id=org/bert-base", "--output=models"]
+
+
+def test_defaults() -> None:
+    found = export.parse(GIVEN, {"HF_TOKEN": "secret"})
+    assert (found.model_id, found.output, found.model_name) == ("org/bert-base", Path("models"), "bert-base")
+    assert (found.format, found.backend, found.precision) == ("onnx", "onnxruntime", "fp32")
+    assert (found.max_batch_size, found.instances, found.dynamic_batching) == (32, 1, True)
+    assert (found.inputs, found.reduce, found.top_k, found.force) == ((), False, None, False)
+    assert found.token == "secret" and "secret" not in repr(found)
+
+
+def test_every_flag_in_both_spellings() -> None:
+    given = [
+        "--model-name=capitals", "--task=fill-mask", "--format=torchscript", "--backend=python", "--revision=v1",
+        "--inputs=input_ids, attention_mask", "--max-batch-size=8", "--precision=fp16", "--instances=2",
+        "--dynamic-batching=false", "--reduce", "--top-k=3", "--tolerance=0.1", "--force", "--trust-remote-code",
+        "--token=t",
+    ]  # fmt: skip
+    found = export.parse([*GIVEN, *given], {})
+    names = [flag.partition("=") for flag in given]
+    underscored = [f"--{name[2:].replace('-', '_')}{sign}{value}" for name, sign, value in names]
+    assert found == export.parse([*GIVEN, *underscored], {})
+    assert found.inputs == ("input_ids", "attention_mask")
+    assert (found.model_name, found.task, found.format, found.backend) == (
+        "capitals", "fill-mask", "torchscript", "python",
+    )  # fmt: skip
+    assert (found.revision, found.max_batch_size, found.precision, found.instances) == ("v1", 8, "fp16", 2)
+    assert (found.dynamic_batching, found.reduce, found.top_k, found.tolerance) == (False, True, 3, 0.1)
+    assert found.force and found.trust_remote_code and found.token == "t"
+
+
+def test_the_backend_is_the_formats() -> None:
+    assert export.parse([*GIVEN, "--format=torchscript"], {}).backend == "pytorch"
+
+
+def test_a_local_folder_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "bert").mkdir()
+    found = export.parse(["--model_id=~/bert/", "--output=models"], {})
+    assert (found.model_id, found.model_name) == (str(tmp_path / "bert"), "bert")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--backend=pytorch"], "--backend=pytorch: does not run --format=onnx, expected onnxruntime or python"),
+        (["--format=torchscript", "--backend=onnxruntime"], "expected pytorch or python"),
+        (["--model_name=a b"], "--model_name=a b: expected a name without spaces"),
+        (["--model_name=a/b"], "--model_name=a/b"),
+        (['--model_name=a"b'], "quotes"),
+        (["--model_name=.."], "no dot first"),
+        (["--top_k=3"], "--top_k: belongs to --reduce"),
+        (["--backend=python", "--output=my models"], "--output=my models: a path with spaces"),
+    ],
+)
+def test_what_does_not_go_together(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        export.parse([*GIVEN, *flags], {})
+    assert says in str(raised.value)
+    assert main(["export", *GIVEN, *flags]) == 2
+    assert capsys.readouterr().err == f"hf-transformer: error: {raised.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--format=gguf"], "argument --format: invalid choice: 'gguf'"),
+        (["--precision=int8"], "argument --precision: invalid choice"),
+        (["--max_batch_size=0"], "0 is too small, expected 1 or more"),
+        (["--instances=two"], "invalid _positive value: 'two'"),
+        (["--dynamic_batching=maybe"], "'maybe', expected true or false"),
+        (["--tolerance=nan"], "nan, expected a number from 0 up"),
+        (["--tolerance=-1"], "-1, expected a number from 0 up"),
+        (["--quantize"], "unrecognized arguments: --quantize"),
+        (["--reduce=yes"], "ignored explicit argument 'yes'"),
+    ],
+)
+def test_bad_values(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["export", *GIVEN, *flags])
+    assert raised.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["export", "--help"])
+    assert raised.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"--{name}" in shown for name in ("model_id", "output", "format", "backend", "reduce", "top_k", "force"))
+
+
+@pytest.mark.parametrize(("form", "names"), [("onnx", "torch, onnx, onnxruntime"), ("torchscript", "torch")])
+def test_missing_libraries(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str, names: str
+) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    flags = [f"--model_id={tmp_path}", f"--output={tmp_path / 'models'}", f"--format={form}"]
+    assert main(["export", *flags]) == 1
+    expected = f"hf-transformer: error: export needs {names}: pip install 'hf-transformer[export]'\n"
+    assert capsys.readouterr() == ("", expected)
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_the_weights_themselves_are_not_replaced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, force: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: sys)
+    source = tmp_path / "bert"
+    (source / "deeper").mkdir(parents=True)
+    (source / "config.pbtxt").write_text("")
+    for inside in (source, source / "deeper"):
+        flags = [f"--model_id={inside}", f"--output={tmp_path}", "--model_name=bert", *force]
+        assert main(["export", *flags]) == 2
+        assert "which would be gone" in capsys.readouterr().err
+    assert main(["export", f"--model_id={tmp_path}", f"--output={tmp_path}", "--model_name=bert"]) == 2
+    assert "exists already; --force replaces it" in capsys.readouterr().err
+
+
+UNTIL_TOLD = """
+import sys, time
+from pathlib import Path
+from hf_transformer.commands import export
+from hf_transformer.export.folder import new_folder
+
+def half(settings, target):
+    with new_folder(target, force=False) as made:
+        (made / "half").write_text("")
+        print("writing", flush=True)
+        time.sleep(60)
+
+export._export = half
+export.find_spec = lambda name: sys
+from hf_transformer.cli import main
+sys.exit(main(["export", "--model_id=org/bert", "--output=" + sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", UNTIL_TOLD, str(tmp_path / "new" / "models")]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        assert list((tmp_path / "new").rglob("half"))
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,27 @@
+"""What the tests of generation share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hf_transformer.tokenizer import Tokenizer
+from tests.generation.tokenizers import ALL, load
+
+
+@pytest.fixture(scope="session")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(ALL["gpt2"](tmp_path_factory.mktemp("gpt2") / "model"))
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(ALL["t5"](tmp_path_factory.mktemp("t5") / "model"))
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made

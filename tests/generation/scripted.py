@@ -1,0 +1,136 @@
+"""A generator that says what a test has written down, and keeps account of who is still asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hf_transformer.errors import RequestError
+from hf_transformer.generation.base import Generator, GeneratorSettings
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Prompt, Sampling, Step
+from hf_transformer.metrics import Metrics
+from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.tasks.tensors import json_tensor
+from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.types import Context, Json, Query, Tensor
+from hf_transformer.worklist import Limits
+
+PROMPT = "The capital of france is"
+SCHEDULING = SchedulerSettings(
+    max_batches_in_flight=4, max_batch_tokens=1000, max_batch_output_bytes=10**8, timeout=60.0
+)
+LIMITS = Limits(
+    max_instances=8, max_text_length=10_000, max_total_length=20_000, max_sequences=12, max_answer_values=10**6
+)
+Script = Callable[[Prompt, Sampling], Iterable[Step | RequestError]]
+
+
+def steps(ids: Sequence[int], finish: FinishReason = "stop") -> list[Step]:
+    """A step for each id, and one for the end."""
+    return [*(Step(ids=(number,)) for number in ids), Step(finish=finish)]
+
+
+class ScriptedGenerator(Generator):
+    """Gives the steps of a script; ``Step`` by step, or an error in its place. ``wait`` is awaited before each."""
+
+    kind = "tokens"
+
+    def __init__(self, script: Script, *, honours: Iterable[str] = (), wait: Callable[[], Any] | None = None) -> None:
+        self._script = script
+        self._honours = frozenset(honours)
+        self._wait = wait
+        self.asked: list[tuple[Prompt, Sampling]] = []
+        self.given = 0
+        self.running = 0
+        self.closed = False
+
+    @property
+    def honours(self) -> frozenset[str]:
+        return self._honours
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        self.asked.append((prompt, sampling))
+        self.running += 1
+        try:
+            for step in self._script(prompt, sampling):
+                await (self._wait() if self._wait else asyncio.sleep(0))
+                if isinstance(step, RequestError):
+                    raise step
+                self.given += 1
+                yield step
+        finally:
+            await asyncio.sleep(0)
+            self.running -= 1
+
+    async def canary(self, prompt: Prompt) -> None:
+        self.asked.append((prompt, Sampling(max_tokens=1)))
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class PlainTask:
+    """Continues each instance as it is; parameters are fields of the request's sampling."""
+
+    def options(self, parameters: Any) -> Any:
+        return parameters
+
+    def request(self, query: Query) -> GenerationRequest:
+        return GenerationRequest(prompts=query.instances, sampling=Sampling(**query.parameters))
+
+    def answers(
+        self, query: Query, texts: Sequence[Sequence[str]], finishes: Sequence[Sequence[FinishReason]]
+    ) -> list[Json]:
+        return [[*zip(mine, why, strict=True)] for mine, why in zip(texts, finishes, strict=True)]
+
+    def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor:
+        return json_tensor(predictions)
+
+
+def pipeline_of(
+    tokenizer: Tokenizer, generator: Generator, executor: ThreadPoolExecutor, **options: Any
+) -> GenerationPipeline:
+    """A pipeline with small limits; ``options`` are its own, and ``max_length`` and ``decoder_start_ids``."""
+    settings = GeneratorSettings(
+        model_config={},
+        eos_ids=frozenset(),
+        pad_id=0,
+        max_length=options.pop("max_length", 64),
+        decoder_start_ids=options.pop("decoder_start_ids", ()),
+        scheduling=SCHEDULING,
+    )
+    chosen = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
+    return GenerationPipeline(PlainTask(), tokenizer, generator, settings, executor=executor, **chosen)
+
+
+def context(**options: Any) -> Context:
+    return Context(request_id="r", headers={}, **options)
+
+
+def asking(*prompts: Any, **options: Any) -> GenerationRequest:
+    fields = {
+        name: options.pop(name)
+        for name in ("echo", "max_length", "special_tokens", "name", "single")
+        if name in options
+    }
+    return GenerationRequest(prompts=prompts or (PROMPT,), sampling=Sampling(**options), **fields)
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode([text])[0].ids)
+
+
+def saying(tokenizer: Tokenizer, text: str, **options: Any) -> ScriptedGenerator:
+    return ScriptedGenerator(lambda *_: steps(ids_of(tokenizer, text)), **options)
+
+
+async def pieces_of(pipeline: GenerationPipeline, request: GenerationRequest, **options: Any) -> list[Piece]:
+    async with await pipeline.start(request, context(**options)) as generation:
+        return [piece async for piece in generation]
+
+
+def endless(**options: Any) -> ScriptedGenerator:
+    return ScriptedGenerator(lambda *_: (Step(ids=(5,)) for _ in iter(int, 1)), **options)

@@ -1,0 +1,117 @@
+"""A generative model that follows a script, for what is between a generator and any predictor."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from hf_transformer.generation.base import Generator, GeneratorSettings
+from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.types import Context, ModelSpec, Tensor, TensorSpec
+from tests.predictors.scripted import Scripted
+
+Response = Mapping[str, Tensor]
+
+
+def settings(**more: Any) -> GeneratorSettings:
+    scheduling = SchedulerSettings(
+        max_batches_in_flight=1, max_batch_tokens=10**6, max_batch_output_bytes=10**9, timeout=600.0
+    )
+    defaults: dict[str, Any] = {"model_config": {}, "eos_ids": frozenset({2}), "pad_id": 0, "max_length": 100}
+    return GeneratorSettings(**{**defaults, "scheduling": scheduling, **more})
+
+
+def model(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, decoupled: bool = True, batch: int | None = 4
+) -> ModelSpec:
+    return ModelSpec("m", "1", tuple(inputs), tuple(outputs), batch, decoupled)
+
+
+def spec(name: str, datatype: str = "INT32", *shape: int, optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, datatype, shape or (1,), optional)
+
+
+class ScriptedModel(Scripted):
+    """Every call is answered with ``responses``, one after the other, an unary one with the first.
+
+    ``inputs`` has what the last call sent, ``wanted`` the names of the outputs that it asked for. ``left`` says how
+    many responses nobody had asked for when the last stream was closed.
+    """
+
+    def __init__(self, *responses: Response, json: bool = False) -> None:
+        super().__init__()
+        self.responses = responses
+        self.inputs: dict[str, Tensor] = {}
+        self.wanted: Sequence[str] = ()
+        self.headers: Mapping[str, str] = {}
+        self.left = -1
+        self._json = json
+
+    @property
+    def streams_json(self) -> bool:
+        return self._json
+
+    def sent(self) -> dict[str, Any]:
+        """The values of all inputs of the last call."""
+        return {name: tensor.data.tolist() for name, tensor in self.inputs.items()}
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Response, None]:
+        self._note(inputs, outputs, headers)
+        given = 0
+        try:
+            for response in self.responses:
+                given += 1
+                yield response
+        finally:
+            self.left = len(self.responses) - given
+
+    @asynccontextmanager
+    async def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+    ) -> AsyncIterator[Response]:
+        self._note(inputs, outputs, headers)
+        yield self.responses[0]
+
+    def _note(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> None:
+        self.inputs = {tensor.name: tensor for tensor in inputs}
+        assert len(self.inputs) == len(inputs)
+        self.wanted, self.headers = outputs, headers
+
+
+def ids(*row: int, length: int | None = None, scores: Sequence[float] | None = None) -> Response:
+    """A token model's response, with batch and beam axes."""
+    found = {"output_ids": Tensor("output_ids", "INT32", np.array([[row]], np.int32))}
+    if length is not None:
+        found["sequence_length"] = Tensor("sequence_length", "INT32", np.array([[length]], np.int32))
+    if scores is not None:
+        found["output_log_probs"] = Tensor("output_log_probs", "FP32", np.array([[scores]], np.float32))
+    return found
+
+
+def text(value: str | bytes, **more: str) -> Response:
+    """A text model's response."""
+    found = {"text_output": value if isinstance(value, bytes) else value.encode()}
+    found |= {name: said.encode() for name, said in more.items()}
+    return {name: Tensor(name, "BYTES", np.array([said], np.object_)) for name, said in found.items()}
+
+
+async def steps(generator: Generator, prompt: Prompt, sampling: Sampling, most: int | None = None) -> list[Step]:
+    """The steps of one continuation, or the first ``most``."""
+    found: list[Step] = []
+    async with aclosing(generator.generate(prompt, sampling, Context("r", {"x-request-id": "r"}))) as generated:
+        async for step in generated:
+            found.append(step)
+            if len(found) == most:
+                break
+    return found

@@ -1,0 +1,233 @@
+"""Chat templates give what transformers gives, and nobody's harm is done by them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import transformers
+from tokenizers import Tokenizer, models
+
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge
+from hf_transformer.generation import chat_environment
+from hf_transformer.generation.chat import ChatTemplate, load_chat_template
+from tests.generation.chat_templates import CHATS, ONLY_PARTS, TEMPLATES, WEATHER
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+USER = {"role": "user", "content": "Hi"}
+
+
+def of(text: str) -> ChatTemplate:
+    found = load_chat_template(".", text, SPECIAL)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="session")
+def theirs() -> Any:
+    made: Any = transformers.PreTrainedTokenizerFast
+    return made(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
+
+
+@pytest.mark.parametrize("chat", [*CHATS])
+@pytest.mark.parametrize("name", [*TEMPLATES])
+def test_the_prompt_is_that_of_transformers(theirs: Any, name: str, chat: str) -> None:
+    text, given = TEMPLATES[name], {"add_generation_prompt": True, **CHATS[chat]}
+    messages = given.pop("messages")
+    try:
+        wanted = theirs.apply_chat_template(messages, chat_template=text, tokenize=False, **given)
+    except (jinja2.TemplateError, TypeError):
+        with pytest.raises(InvalidInput, match=r"^messages: the model's chat template does not take them"):
+            of(text).render(messages, **given)
+    else:
+        assert of(text).render(messages, **given) == wanted
+
+
+def test_most_of_the_chats_are_answered(theirs: Any) -> None:
+    """Or else the test above would compare nothing."""
+    answered = 0
+    for text in TEMPLATES.values():
+        for given in CHATS.values():
+            try:
+                answered += bool(of(text).render(**given))
+            except InvalidInput:
+                continue
+    assert answered > 0.6 * len(TEMPLATES) * len(CHATS)
+
+
+IN_PARTS = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(TEMPLATES["parts"], USER), (ONLY_PARTS, IN_PARTS)], ids=["either", "parts-alone"]
+)
+def test_parts_are_one_text(theirs: Any, text: str, message: Any) -> None:
+    """The template gets it as it wants it, and as text where it takes both."""
+    wanted = theirs.apply_chat_template([message], chat_template=text, tokenize=False, add_generation_prompt=True)
+    assert of(text).render([IN_PARTS]) == of(text).render([USER]) == wanted
+    two = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]
+    assert "Hi\nyou" in of(text).render(two)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            [{"type": "image_url", "image_url": {"url": "x"}}],
+            r"\.content\[0\]: .* got one of type 'image_url'",
+        ),
+        (["x"], r"messages\[0\]\.content\[0\]: .* got a string"),
+        ([{"type": "text"}], r"content\[0\]: .* an object with the keys type"),
+        (7, r"messages\[0\]\.content: expected a string or a list of parts, got a number"),
+    ],
+)
+def test_contents_that_are_no_text(content: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        of(TEMPLATES["chatml"]).render([{"role": "user", "content": content}])
+
+
+def test_a_chat_needs_messages() -> None:
+    with pytest.raises(InvalidInput, match="expected at least one"):
+        of(TEMPLATES["chatml"]).render([])
+
+
+def test_the_templates_own_words_are_told_and_no_others() -> None:
+    with pytest.raises(InvalidInput, match="Roles must alternate"):
+        of(TEMPLATES["llama-2"]).render([USER, USER])
+    for expression in ("messages[0].content.nothing.more", "{}['secret'].more", "messages[0].content + 1", "1 // 0"):
+        with pytest.raises(InvalidInput) as caught:
+            of("{{ " + expression + " }}").render([{"role": "user", "content": "secret"}])
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES])
+def test_who_supports_tools(name: str) -> None:
+    assert of(TEMPLATES[name]).supports_tools == (name in {"llama-3", "mistral", "hermes"})
+
+
+HOSTILE = {
+    "class": "{{ ''.__class__.__mro__ }}",
+    "globals": "{{ raise_exception.__globals__ }}",
+    "lambda": "{{ strftime_now.__code__ }}",
+    "init": "{{ self.__init__.__globals__ }}",
+    "cycler": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "format-map": "{{ '{a.__class__}'.format_map({'a': messages}) }}",
+    "include": "{% include '/etc/passwd' %}",
+    "import": "{% import '/etc/passwd' as x %}",
+    "extends": "{% extends '/etc/passwd' %}",
+    "change": "{% do messages.append(1) %}",
+    "set-namespace": "{% set ns = namespace() %}{% set ns._x = 1 %}{{ ns._x }}",
+    "namespace": "{{ namespace(__class__=1).__class__ }}",
+    "attr": "{{ messages|attr('__class__') }}",
+    "map": "{{ [messages]|map(attribute='__class__')|list }}",
+}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE])
+def test_what_a_template_can_not_reach(name: str) -> None:
+    try:
+        written = of(HOSTILE[name]).render([USER])
+    except (InvalidInput, LoadError):
+        return
+    assert not any(word in written for word in ("class", "uid=", "root", "module", "<function", "object at"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% set r = range(100000) %}{% for i in r %}{% for j in r %}{% for k in r %}{% endfor %}{% endfor %}"
+        "{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }}",
+    ],
+    ids=["loops", "macros"],
+)
+def test_a_template_that_does_not_end_is_given_up(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_environment, "MOST_SECONDS", 0.05)
+    with pytest.raises(TooLarge, match="takes longer than"):
+        of(text).render([USER])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ 10 ** 100000000 }}",
+        "{{ [0] * 10 ** 9 }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{% for i in range(1000000) %}{% endfor %}",
+    ],
+)
+def test_a_template_that_writes_too_much_is_given_up(text: str) -> None:
+    with pytest.raises((TooLarge, InvalidInput)):
+        of(text).render([USER])
+
+
+def test_the_budget_is_nobodys_variable() -> None:
+    more: dict[str, Any] = {chat_environment.BUDGET: 0}
+    assert of("{{ messages|length }}").render([USER], **more) == "1"
+
+
+def write(folder: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        stem, _, suffix = name.rpartition("_")
+        path = folder / f"{stem.replace('__', '/')}.{suffix}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def rendered(folder: Path, override: str | None = None, **options: Any) -> str:
+    found = load_chat_template(folder, override, SPECIAL)
+    assert found is not None
+    return found.render([USER], **options)
+
+
+def test_where_templates_come_from(tmp_path: Path) -> None:
+    assert load_chat_template(tmp_path, None) is None
+    write(tmp_path, chat_template_json={"chat_template": "processor {{ bos_token }}"})
+    assert rendered(tmp_path) == "processor <s>"
+    write(tmp_path, tokenizer_config_json={"chat_template": "config"})
+    assert rendered(tmp_path) == "config"
+    write(tmp_path, additional_chat_templates__tool_use_jinja="with {{ tools|length }}")
+    assert rendered(tmp_path) == "config"
+    assert rendered(tmp_path, tools=[WEATHER]) == "with 1"
+    write(tmp_path, chat_template_jinja="file")
+    assert rendered(tmp_path) == "file"
+    assert rendered(tmp_path, tools=[WEATHER]) == "with 1"
+    assert rendered(tmp_path, "{{ 'given' }}", tools=[WEATHER]) == "given"
+    assert rendered(tmp_path, str(write(tmp_path, mine_jinja="mine") / "mine.jinja")) == "mine"
+    assert rendered(tmp_path, str(tmp_path / "chat_template.json")) == "processor <s>"
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ tools|length }}"}]
+    folder = write(tmp_path, tokenizer_config_json={"chat_template": named})
+    assert rendered(folder) == "plain"
+    assert rendered(folder, tools=[WEATHER]) == "tools 1"
+    found = load_chat_template(folder)
+    assert found is not None and found.supports_tools
+
+
+@pytest.mark.parametrize(
+    ("given", "override", "message"),
+    [
+        (
+            {"chat_template": "{% for x in %}"},
+            None,
+            "tokenizer_config.json: the chat template is no valid Jinja, line 1",
+        ),
+        ({"chat_template": 7}, None, "tokenizer_config.json: chat_template: expected .* got a number"),
+        ({"chat_template": [{"name": "default"}]}, None, "chat_template: expected .* got a list"),
+        ({}, "nowhere.jinja", "--chat_template: expected a file or a Jinja template, and there is no file"),
+        ({}, "x" * 5000, "--chat_template: expected a file"),
+        ({}, "{{ broken", "--chat_template: the chat template is no valid Jinja"),
+    ],
+)
+def test_templates_that_can_not_be_read(tmp_path: Path, given: Any, override: str | None, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        load_chat_template(write(tmp_path, tokenizer_config_json=given), override)

@@ -1,0 +1,172 @@
+"""Text that comes token by token is the text of all tokens, for every family of tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.tokenizer import Tokenizer
+from tests.generation.tokenizers import ALL, FALLBACK, load
+
+PROMPT = "The capital of france is"
+HARD = "naïve café e\u0301 日本語 👩\u200d👩\u200d👧 👍🏽 🇫🇷 ﷽ 'tis don't . , ! x\n\n\ty  z"
+Tokenizers = Callable[[str], tuple[Tokenizer, Any]]
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
+    """The service's tokenizer and transformers' own, by name."""
+    root = tmp_path_factory.mktemp("tokenizers")
+
+    @cache
+    def both(name: str) -> tuple[Tokenizer, Any]:
+        folder = ALL[name](root / name)
+        return load(folder), transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+    return both
+
+
+def written(vocabulary: Vocabulary, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[str]:
+    detokenizer = vocabulary.continue_text(prompt)
+    return [*map(detokenizer.push, ids), detokenizer.flush()]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in FALLBACK])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(numbers=st.lists(st.integers(0, 2**16), max_size=60), continued=st.booleans())
+def test_any_ids_give_the_text_of_all(tokenizers: Tokenizers, name: str, numbers: list[int], continued: bool) -> None:
+    tokenizer, auto = tokenizers(name)
+    ids = [number % tokenizer.vocab_size for number in numbers]
+    prompt = tokenizer.encode([PROMPT])[0].ids if continued else []
+    pieces = written(Vocabulary(tokenizer), ids, prompt)
+    whole = auto.decode(prompt + ids, skip_special_tokens=True)
+    assert auto.decode(prompt, skip_special_tokens=True) + "".join(pieces) == whole
+
+
+@pytest.mark.parametrize("name", [*ALL])
+def test_hard_texts_come_without_half_characters(tokenizers: Tokenizers, name: str) -> None:
+    tokenizer, auto = tokenizers(name)
+    ids = auto(HARD, add_special_tokens=False)["input_ids"]
+    pieces = written(Vocabulary(tokenizer), ids)
+    assert "".join(pieces) == auto.decode(ids, skip_special_tokens=True)
+    assert "\ufffd" not in "".join(pieces)
+
+
+characters = st.text(st.characters(codec="utf-8"), max_size=3)
+
+
+@pytest.mark.parametrize("name", [*FALLBACK])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(characters | st.integers(0, 2**16), max_size=30), continued=st.booleans())
+def test_bytes_of_whole_characters_give_the_text_of_all(
+    tokenizers: Tokenizers, name: str, parts: list[str | int], continued: bool
+) -> None:
+    tokenizer, auto = tokenizers(name)
+    ids: list[int] = []
+    for part in parts:
+        if isinstance(part, str):
+            ids += [auto.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in part.encode()]
+        elif not auto.convert_ids_to_tokens(part % tokenizer.vocab_size).startswith("<0x"):
+            ids.append(part % tokenizer.vocab_size)
+    prompt = tokenizer.encode([PROMPT])[0].ids if continued else []
+    pieces = written(Vocabulary(tokenizer), ids, prompt)
+    whole = auto.decode(prompt + ids, skip_special_tokens=True)
+    assert auto.decode(prompt, skip_special_tokens=True) + "".join(pieces) == whole
+
+
+@pytest.mark.parametrize("name", [*FALLBACK])
+def test_a_character_of_byte_tokens_comes_with_its_last_byte(tokenizers: Tokenizers, name: str) -> None:
+    tokenizer, auto = tokenizers(name)
+    euro = auto.convert_tokens_to_ids(["<0xE2>", "<0x82>", "<0xAC>"])
+    newline = auto.convert_tokens_to_ids("<0x0A>")
+    word = auto.convert_tokens_to_ids("▁the")
+    vocabulary = Vocabulary(tokenizer)
+    assert written(vocabulary, [*euro, newline]) == ["", "", "€", "\n", ""]
+    # Half a character is given up with the next word, or at the end, with one U+FFFD per byte, as decode has it.
+    assert written(vocabulary, [*euro[:2], word, *euro[:1]]) == ["", "", "\ufffd\ufffd the", "", "\ufffd"]
+    assert auto.decode([*euro[:2], word, *euro[:1]]) == "\ufffd\ufffd the\ufffd"
+    # What was whole stays, where decode would take the whole row of bytes back.
+    assert written(vocabulary, [*euro, *euro[:1], word]) == ["", "", "€", "", "\ufffd the", ""]
+
+
+def test_a_prompt_that_ends_within_a_character(tokenizers: Tokenizers) -> None:
+    tokenizer, auto = tokenizers("gpt2")
+    ids = auto("é日").input_ids
+    whole = "".join(written(Vocabulary(tokenizer), ids))
+    assert whole == "é日"
+    assert "".join(written(Vocabulary(tokenizer), ids[-1:], ids[:-1])) == "日"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "gemma", "bert", "xlm-roberta"])
+def test_the_first_token_keeps_its_space_behind_a_prompt(tokenizers: Tokenizers, name: str) -> None:
+    tokenizer, auto = tokenizers(name)
+    prompt = auto(PROMPT, add_special_tokens=False).input_ids
+    ids = auto(f"{PROMPT} paris", add_special_tokens=False).input_ids
+    assert ids[: len(prompt)] == prompt
+    vocabulary = Vocabulary(tokenizer)
+    assert "".join(written(vocabulary, ids[len(prompt) :], prompt)) == " paris"
+    assert "".join(written(vocabulary, ids)).lower() == f"{PROMPT} paris".lower()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "bert", "bert-clean-up"])
+def test_the_work_does_not_grow_with_the_text(
+    tokenizers: Tokenizers, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, _ = tokenizers(name)
+    vocabulary = Vocabulary(tokenizer)
+    looked_at: list[int] = []
+    decode = vocabulary.decode
+
+    def counting(ids: Sequence[int]) -> str:
+        looked_at.append(len(ids))
+        return decode(ids)
+
+    monkeypatch.setattr(vocabulary, "decode", counting)
+    written(vocabulary, [number % tokenizer.vocab_size for number in range(5000)])
+    assert sum(looked_at) < 5000 * 5
+    assert max(looked_at, default=0) <= 40
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "spiece.model", "byt5"])
+def test_ids_that_are_no_tokens(tokenizers: Tokenizers, name: str) -> None:
+    """A model may have more ids than its tokenizer, for the sake of round numbers."""
+    tokenizer, auto = tokenizers(name)
+    ids = auto(" ab", add_special_tokens=False).input_ids
+    above = tokenizer.vocab_size + 7
+    with_others = [above, *(number for one in ids for number in (one, above))]
+    vocabulary = Vocabulary(tokenizer)
+    assert "".join(written(vocabulary, with_others)) == auto.decode(ids)
+    assert vocabulary.show(above) == ("", b"")
+    for number in (-1, 2**31):
+        with pytest.raises(PredictorError, match=f"{number} as a token"):
+            vocabulary.continue_text().push(number)
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "text", "raw"),
+    [
+        ("gpt2", "Ġcapital", " capital", b" capital"),
+        ("gpt2", "Ã", "\ufffd", b"\xc3"),
+        ("gpt2", "<|endoftext|>", "<|endoftext|>", b"<|endoftext|>"),
+        ("llama", "▁capital", " capital", b" capital"),
+        ("llama", "<0xE2>", "\ufffd", b"\xe2"),
+        ("llama", "<0x0A>", "\n", b"\n"),
+        ("llama", "</s>", "</s>", b"</s>"),
+        ("t5", "▁", " ", b" "),
+        ("bert", "paris", " paris", b" paris"),
+        ("bert", "##s", "s", b"s"),
+    ],
+)
+def test_a_token_is_shown_by_itself(tokenizers: Tokenizers, name: str, token: str, text: str, raw: bytes) -> None:
+    tokenizer, _ = tokenizers(name)
+    number = tokenizer.token_to_id(token)
+    assert number is not None
+    assert Vocabulary(tokenizer).show(number) == (text, raw)

@@ -1,0 +1,337 @@
+"""Token models: what is sent, and what is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.contract import ContractError
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.generation.token_model import TokenGenerator
+from hf_transformer.generation.types import Prompt, Sampling
+from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps
+
+PROMPT = Prompt("", (7, 8, 9))
+OUTPUTS = (spec("output_ids", "INT32", -1, -1), spec("sequence_length", "INT32", -1))
+SCORED = (*OUTPUTS, spec("output_log_probs", "FP32", -1, -1))
+NEEDED = (spec("input_ids", "INT32", -1), spec("input_lengths"), spec("request_output_len"))
+FLOATS = ("temperature", "runtime_top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+REAL = (
+    *NEEDED,
+    *(spec(name, "INT32", optional=True) for name in ("end_id", "pad_id", "beam_width", "runtime_top_k", "min_length")),
+    *(spec(name, "FP32", optional=True) for name in FLOATS),
+    spec("random_seed", "UINT64", optional=True),
+    *(spec(name, "BOOL", optional=True) for name in ("streaming", "exclude_input_in_output", "return_log_probs")),
+    spec("stop_words_list", "INT32", 2, -1, optional=True),
+    spec("draft_input_ids", "INT32", -1, optional=True),
+)
+"""As tensorrtllm_backend has them."""
+
+GREEDY = Sampling(max_tokens=5, greedy=True)
+
+
+def generator(found: ModelSpec, predictor: ScriptedModel, **more: Any) -> TokenGenerator:
+    return TokenGenerator(found, predictor, settings(**more))
+
+
+async def sent(found: ModelSpec, sampling: Sampling, **more: Any) -> dict[str, Any]:
+    """The values that a model of one response gets."""
+    predictor = ScriptedModel(ids(2))
+    await steps(generator(found, predictor, **more), PROMPT, sampling)
+    return predictor.sent()
+
+
+async def test_what_the_real_backend_gets() -> None:
+    sampling = Sampling(
+        max_tokens=5, temperature=0.5, top_k=3, top_p=0.25, repetition_penalty=1.5, min_tokens=2, seed=11, logprobs=0
+    )
+    predictor = ScriptedModel(ids(5, 2, length=2, scores=[-0.5, -0.25]))
+    await steps(generator(model(REAL, SCORED), predictor), PROMPT, sampling)
+    assert predictor.sent() == {
+        "input_ids": [[7, 8, 9]],
+        "input_lengths": [[3]],
+        "request_output_len": [[5]],
+        "end_id": [[2]],
+        "pad_id": [[0]],
+        "temperature": [[0.5]],
+        "runtime_top_k": [[3]],
+        "runtime_top_p": [[0.25]],
+        "repetition_penalty": [[1.5]],
+        "min_length": [[2]],
+        "random_seed": [[11]],
+        "streaming": [[True]],
+        "exclude_input_in_output": [[True]],
+        "return_log_probs": [[True]],
+    }
+    assert [(one.datatype, one.data.dtype.name) for one in predictor.inputs.values()].count(("UINT64", "uint64")) == 1
+    assert predictor.wanted == ["output_ids", "sequence_length", "output_log_probs"]
+    assert predictor.headers == {"x-request-id": "r"}
+
+
+async def test_greedy() -> None:
+    found = await sent(model(REAL, OUTPUTS), GREEDY)
+    assert (found["runtime_top_k"], found["runtime_top_p"], found["temperature"]) == ([[1]], [[1.0]], [[1.0]])
+    without_top_k = [one for one in REAL if one.name != "runtime_top_k"]
+    assert (await sent(model(without_top_k, OUTPUTS), GREEDY))["runtime_top_p"] == [[0.0]]
+
+
+async def test_greedy_is_not_honoured_without_an_input_for_it() -> None:
+    for names, expected in ((("top_k",), True), (("top_p",), True), (("temperature",), False), ((), False)):
+        more = [spec(name, "INT32" if name == "top_k" else "FP32", optional=True) for name in names]
+        found = generator(model([*NEEDED, *more], OUTPUTS), ScriptedModel())
+        assert ("greedy" in found.honours) is expected, names
+        assert found.honours - {"greedy"} == {"max_tokens", *names}
+
+
+async def test_without_a_seed_there_is_a_new_one_each_time() -> None:
+    seeds = [(await sent(model(REAL, OUTPUTS), Sampling(max_tokens=1)))["random_seed"] for _ in range(2)]
+    assert seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize(("datatype", "limit"), [("UINT64", 2**63), ("INT64", 2**63), ("INT32", 2**31)])
+async def test_seeds_fit_their_datatype(datatype: str, limit: int) -> None:
+    more = spec("seed", datatype)
+    for seed in (5, 2**63 - 1, 2**63 + 5, 2**31 + 5):
+        found = await sent(model([*NEEDED, more], OUTPUTS), Sampling(max_tokens=1, seed=seed))
+        assert found["seed"] == [[seed % limit]]
+
+
+@pytest.mark.parametrize(("datatype", "limit"), [("INT32", 2**31 - 1), ("UINT32", 2**32 - 1), ("INT64", 2**63 - 1)])
+async def test_a_top_k_beyond_all_tokens_fits_its_datatype(datatype: str, limit: int) -> None:
+    found = model((*NEEDED, spec("top_k", datatype)), OUTPUTS)
+    for given in (limit, limit + 1, 2**80):
+        assert (await sent(found, Sampling(max_tokens=5, top_k=given)))["top_k"] == [[limit]]
+
+
+async def test_names_of_the_issue() -> None:
+    names = ("top_k", "end_id", "pad_id")
+    more = [*(spec(name) for name in names), spec("top_p", "FP32"), spec("seed", "INT64"), spec("streaming", "BOOL")]
+    found = await sent(model([*NEEDED, *more], OUTPUTS, decoupled=False), Sampling(max_tokens=4, top_k=6, seed=1))
+    assert found["top_k"] == [[6]]
+    assert (found["top_p"], found["seed"], found["streaming"]) == ([[1.0]], [[1]], [[False]])
+
+
+async def test_neutral_values_are_sent_where_they_are_required() -> None:
+    required = [TensorSpec(one.name, one.datatype, one.shape) for one in REAL if one.name != "draft_input_ids"]
+    found = await sent(model(required, OUTPUTS), GREEDY)
+    assert (found["repetition_penalty"], found["presence_penalty"], found["min_length"]) == ([[1.0]], [[0.0]], [[0]])
+    assert (found["beam_width"], found["return_log_probs"], found["stop_words_list"]) == (
+        [[1]],
+        [[False]],
+        [[[0], [-1]]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "scalar", "batch", "expected", "length"),
+    [
+        ((-1,), (1,), 4, [[7, 8, 9]], [[3]]),
+        ((-1, -1), (-1, 1), 0, [[7, 8, 9]], [[3]]),
+        ((-1, -1), (-1,), 0, [[7, 8, 9]], [3]),
+        ((1, -1), (1, 1), None, [[7, 8, 9]], [[3]]),
+        ((-1,), (), 0, [7, 8, 9], 3),
+    ],
+    ids=["Triton's batch axis", "its own", "its own, and lengths without one", "from the metadata", "none"],
+)
+async def test_shapes(
+    shape: tuple[int, ...], scalar: tuple[int, ...], batch: int | None, expected: Any, length: Any
+) -> None:
+    inputs = [
+        TensorSpec("input_ids", "INT64", shape),
+        TensorSpec("input_lengths", "INT64", scalar),
+        TensorSpec("request_output_len", "INT64", scalar),
+    ]
+    found = await sent(model(inputs, OUTPUTS, batch=batch), GREEDY)
+    assert (found["input_ids"], found["input_lengths"]) == (expected, length)
+
+
+async def test_several_ends() -> None:
+    found = model(REAL, OUTPUTS)
+    assert (await sent(found, GREEDY))["end_id"] == [[2]]
+    values = await sent(found, GREEDY, eos_ids=frozenset({2, 5, 4}))
+    assert (values["end_id"], values["stop_words_list"]) == ([[5]], [[[2, 4], [1, 2]]])
+    ignored = await sent(found, Sampling(max_tokens=5, ignore_eos=True), eos_ids=frozenset({2, 5, 4}))
+    assert ignored["end_id"] == [[-1]]
+    assert "stop_words_list" not in ignored
+
+
+async def test_an_encoder_decoder() -> None:
+    more = [spec("decoder_input_ids", "INT32", -1), spec("decoder_input_lengths")]
+    predictor = ScriptedModel(ids(0, 5, 6))
+    [step] = await steps(
+        generator(model([*NEEDED, *more], OUTPUTS, decoupled=False), predictor, decoder_start_ids=(0,)), PROMPT, GREEDY
+    )
+    assert predictor.sent()["decoder_input_ids"] == [[0]]
+    assert predictor.sent()["decoder_input_lengths"] == [[1]]
+    assert step.ids == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("responses", "expected", "finish"),
+    [
+        ([ids(5, length=1), ids(6, length=1), ids(2, length=1)], [[5], [6]], "stop"),
+        ([ids(5), ids(6)], [[5], [6]], "stop"),
+        ([ids(1), ids(3), ids(4), ids(5), ids(6)], [[1], [3], [4], [5], [6]], "length"),
+        ([ids(1, 3, 4, 5, 6, 7)], [[1, 3, 4, 5, 6]], "length"),
+        ([ids(1, 3, 0, 0, length=2), ids(2, 0, 0, length=1)], [[1, 3]], "stop"),
+        ([ids(5, 2, 6)], [[5]], "stop"),
+        ([{}, ids(length=0), ids(5, length=1), {}], [[5]], "stop"),
+        ([], [], "stop"),
+    ],
+    ids=["eos", "an end without eos", "the most", "more than that", "padding", "behind eos", "empty ones", "none"],
+)
+async def test_a_stream(responses: list[Any], expected: list[list[int]], finish: str) -> None:
+    found = await steps(generator(model(REAL, OUTPUTS), ScriptedModel(*responses)), PROMPT, GREEDY)
+    assert [list(step.ids) for step in found] == [*expected, []]
+    assert [step.finish for step in found] == [None] * len(expected) + [finish]
+
+
+async def test_a_stream_that_goes_on_behind_its_end_is_left() -> None:
+    predictor = ScriptedModel(ids(5), ids(2), ids(6), ids(7))
+    found = await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, GREEDY)
+    assert [list(step.ids) for step in found] == [[5], []]
+    assert predictor.left == 1
+
+
+async def test_leaving_early_leaves_the_stream() -> None:
+    predictor = ScriptedModel(ids(5), ids(6), ids(7))
+    assert len(await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, GREEDY, most=1)) == 1
+    assert predictor.left == 2
+
+
+async def test_ignored_ends_are_in_the_text() -> None:
+    predictor = ScriptedModel(ids(5), ids(2), ids(6))
+    found = await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, Sampling(max_tokens=5, ignore_eos=True))
+    assert [token for step in found for token in step.ids] == [5, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected", "finish"),
+    [
+        (ids(7, 8, 9, 5, 6, 2, 0, 0, length=6), [5, 6], "stop"),
+        (ids(7, 8, 9, 5, 6, length=5), [5, 6], "stop"),
+        (ids(7, 8, 9, 1, 3, 4, 5, 6), [1, 3, 4, 5, 6], "length"),
+        (ids(5, 6), [5, 6], "stop"),
+        (ids(7, 8, 9, 2), [], "stop"),
+    ],
+    ids=["prompt, eos, padding", "no eos", "the most", "no prompt", "nothing"],
+)
+@pytest.mark.parametrize("flat", [False, True], ids=["with axes", "flat"])
+async def test_one_response(response: Any, expected: list[int], finish: str, flat: bool) -> None:
+    if flat:
+        response = {name: Tensor(name, one.datatype, one.data.ravel()) for name, one in response.items()}
+    [step] = await steps(generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModel(response)), PROMPT, GREEDY)
+    assert (list(step.ids), step.finish) == (expected, finish)
+
+
+async def test_the_first_beam_is_read() -> None:
+    beams = {"output_ids": Tensor("output_ids", "INT32", np.array([[[5, 6], [8, 9]]], np.int32))}
+    [step] = await steps(generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModel(beams)), PROMPT, GREEDY)
+    assert step.ids == [5, 6]
+
+
+SCORING = Sampling(max_tokens=5, logprobs=0)
+
+
+async def test_log_probabilities() -> None:
+    predictor = ScriptedModel(ids(5, scores=[-0.5]), ids(6, 3, scores=[-0.25, -1.0]), ids(2, scores=[-2.0]))
+    found = await steps(generator(model(REAL, SCORED), predictor), PROMPT, SCORING)
+    assert [[(score.id, score.logprob) for score in step.scores] for step in found] == [
+        [(5, -0.5)],
+        [(6, -0.25), (3, -1.0)],
+        [],
+    ]
+    assert "logprobs" in generator(model(REAL, SCORED), predictor).honours
+    assert "logprobs" not in generator(model(REAL, OUTPUTS), predictor).honours
+
+
+async def test_log_probabilities_of_what_was_held_back() -> None:
+    rows = [ids(5, scores=[-1.0]), ids(5, 6, scores=[-1.0, -2.0]), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])]
+    found = await steps(generator(model(REAL, SCORED), ScriptedModel(*rows)), PROMPT, SCORING)
+    assert [(score.id, score.logprob) for step in found for score in step.scores] == [(5, -1.0), (6, -2.0), (7, -3.0)]
+
+
+async def test_too_few_log_probabilities() -> None:
+    with pytest.raises(PredictorError, match="2 new output_ids, but fewer output_log_probs"):
+        await steps(generator(model(REAL, SCORED), ScriptedModel(ids(5, 6, scores=[-1.0]))), PROMPT, SCORING)
+
+
+async def test_alternatives_are_refused() -> None:
+    sampling = Sampling(max_tokens=5, logprobs=3, names={"logprobs": "top_logprobs"})
+    with pytest.raises(InvalidInput, match=r"^top_logprobs: 3 of the likeliest"):
+        await steps(generator(model(REAL, SCORED), ScriptedModel()), PROMPT, sampling)
+
+
+async def test_ids_that_are_none() -> None:
+    text = Tensor("sequence_length", "BYTES", np.array([b"3"], np.object_))
+    for wrong, message in (
+        ({"output_ids": Tensor("output_ids", "FP32", np.array([0.5], np.float32))}, "output_ids is FP32"),
+        ({**ids(5, 6), "sequence_length": text}, "sequence_length is BYTES"),
+    ):
+        with pytest.raises(PredictorError, match=f"{message}, expected whole numbers"):
+            await steps(generator(model(REAL, OUTPUTS), ScriptedModel(wrong)), PROMPT, GREEDY)
+
+
+async def test_a_response_without_ids_in_json() -> None:
+    none = {name: Tensor(name, "BYTES", np.empty(0, np.object_)) for name in ("output_ids", "output_log_probs")}
+    scored = Sampling(max_tokens=5, greedy=True, logprobs=0)
+    found = await steps(
+        generator(model(REAL, SCORED), ScriptedModel(none, ids(5, scores=[-0.5]), none)), PROMPT, scored
+    )
+    assert [list(step.ids) for step in found if step.ids] == [[5]]
+    assert found[-1].finish == "stop"
+
+
+async def test_canary() -> None:
+    predictor = ScriptedModel(ids(5))
+    await generator(model(REAL, OUTPUTS), predictor).canary(PROMPT)
+    assert predictor.sent()["request_output_len"] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "json", "message"),
+    [
+        (NEEDED[1:], OUTPUTS, False, "has the inputs input_ids and request_output_len and the output output_ids; this"),
+        (NEEDED[:2], OUTPUTS, False, "this one has input_ids, input_lengths and output_ids, sequence_length"),
+        (NEEDED, OUTPUTS[1:], False, "Name them so in config.pbtxt, or set --generation_interface"),
+        ([*NEEDED, spec("image", "BYTES")], OUTPUTS, False, "It requires the input 'image', which nothing here fills"),
+        ([*NEEDED, spec("decoder_input_ids", "INT32", -1)], OUTPUTS, False, "'decoder_input_ids', but config.json is"),
+        ([spec("input_ids", "FP32", -1), *NEEDED[1:]], OUTPUTS, False, "'input_ids' is FP32; export it as INT32"),
+        ([spec("input_ids", "INT32", 16), *NEEDED[1:]], OUTPUTS, False, "'input_ids' always has the same length"),
+        (
+            [*NEEDED, spec("temperature", "INT32", optional=True)],
+            OUTPUTS,
+            False,
+            "'temperature' is INT32; export it as FP32",
+        ),
+        (
+            [*NEEDED, spec("top_k", "INT32", 2, optional=True)],
+            OUTPUTS,
+            False,
+            r"'top_k' has the dims \[1, 2\]; one value",
+        ),
+        ([*NEEDED, spec("streaming", "BOOL", 2)], OUTPUTS, False, r"'streaming' has the dims \[1, 2\]; one value"),
+        ([*NEEDED, spec("temperature", "FP16", optional=True)], OUTPUTS, True, "--predictor_protocol=grpc-v2"),
+        (
+            NEEDED,
+            [*OUTPUTS, spec("output_log_probs", "BF16")],
+            True,
+            "'output_log_probs' is BF16.*--predictor_protocol=grpc-v2",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_models_that_do_not_fit(inputs: Any, outputs: Any, json: bool, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        generator(model(inputs, outputs), ScriptedModel(json=json))
+
+
+async def test_half_floats_need_grpc_only_where_they_are_streamed_and_used() -> None:
+    half = [*NEEDED, spec("temperature", "FP16", optional=True)]
+    generator(model(half, OUTPUTS, decoupled=False), ScriptedModel(json=True))
+    generator(model(half, OUTPUTS), ScriptedModel())
+    unused = [*NEEDED, spec("draft_logits", "FP16", -1, optional=True)]
+    generator(model(unused, [*OUTPUTS, spec("context_logits", "FP16", -1)]), ScriptedModel(json=True))

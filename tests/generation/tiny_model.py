@@ -1,0 +1,265 @@
+"""A language model of a few numbers, and a predictor that runs it when a test says so.
+
+It reads what a transformer does: every token and its position, and through the mask all tokens before it. So a text
+comes out wrong when padding is seen, a position is shifted or a cache is somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from hf_transformer.predictors.base import Predictor
+from hf_transformer.types import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
+
+VOCABULARY, WIDTH, LONGEST = 50, 8, 64
+EOS = 2
+COUNTED = 0.25
+"""What every token counts that is seen, even one of zeros."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What the model takes and gives; see generation/logits_contract.py. ``flat`` is without any batch axis."""
+
+    mask: bool = True
+    positions: bool = False
+    logits: str = "all"
+    past: bool = False
+    branch: bool = False
+    encoder_decoder: bool = False
+    encoded: bool = False
+    max_batch_size: int = 4
+    rows: int = -1
+    length: int = -1
+    flat: bool = False
+    datatype: str = "INT64"
+    floats: str = "FP32"
+
+    @property
+    def spec(self) -> ModelSpec:
+        """As the predictor describes it."""
+        batch = () if self.max_batch_size or self.flat else (self.rows,)
+        names = ["input_ids", *(["attention_mask"] if self.mask else []), *(["position_ids"] if self.positions else [])]
+        names += ["decoder_input_ids"] if self.encoder_decoder else []
+        inputs = [TensorSpec(name, self.datatype, (*batch, self.length)) for name in names]
+        last = {"all": (self.length, VOCABULARY), "last": (1, VOCABULARY), "flat": (VOCABULARY,)}[self.logits]
+        outputs = [TensorSpec("logits", self.floats, (*batch, *last))]
+        for middle in ("decoder.", "encoder.") if self.encoder_decoder and self.past else ("",) if self.past else ():
+            for part in ("key", "value"):
+                shape = (*batch, 2, -1, WIDTH)
+                inputs.append(TensorSpec(f"past_key_values.0.{middle}{part}", self.floats, shape))
+                outputs.append(TensorSpec(f"present.0.{middle}{part}", self.floats, shape))
+        if self.branch:
+            inputs.append(TensorSpec("use_cache_branch", "BOOL", (1,)))
+        if self.encoded:
+            inputs.append(TensorSpec("encoder_outputs", self.floats, (*batch, -1, WIDTH), optional=True))
+            outputs.append(TensorSpec("encoder_last_hidden_state", self.floats, (*batch, -1, WIDTH)))
+        return ModelSpec("tiny", "1", tuple(inputs), tuple(outputs), self.max_batch_size)
+
+
+class TinyModel:
+    """The numbers, and what the next token depends on."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(5)
+        self.tokens = random.standard_normal((VOCABULARY, WIDTH)).round(2)
+        self.places = random.standard_normal((LONGEST, WIDTH)).round(2)
+        self.heads = random.standard_normal((WIDTH, VOCABULARY)).round(2)
+
+    def states(self, ids: Array, positions: Array) -> Array:
+        """What is cached of tokens: [B, S, WIDTH]."""
+        return self.tokens[ids] + self.places[positions]
+
+    def logits(self, states: Array, mask: Array, new: int, source: Array | None = None) -> Array:
+        """[B, new, VOCABULARY] after each of the last ``new`` of ``states`` [B, T, WIDTH]; ``mask`` is [B, T]."""
+        total = states.shape[1]
+        found = []
+        for place in range(total - new, total):
+            seen = np.where(mask[:, : place + 1, np.newaxis] != 0, states[:, : place + 1] + COUNTED, 0).sum(axis=1)
+            state = np.tanh(seen) + states[:, place] + (0 if source is None else np.tanh(source))
+            found.append(state @ self.heads)
+        return np.stack(found, axis=1)
+
+    def greedy(
+        self, prompt: Sequence[int], count: int, source: Sequence[int] | None = None, dtype: Any = np.float32
+    ) -> list[int]:
+        """The likeliest continuation, from the whole text each time."""
+        ids = list(prompt)
+        while len(ids) < len(prompt) + count:
+            ids.append(int(self.next_logits(ids, source).astype(dtype).argmax()))
+            if ids[-1] == EOS:
+                break
+        return ids[len(prompt) :]
+
+    def next_logits(self, ids: Sequence[int], source: Sequence[int] | None = None) -> Array:
+        """What comes after a text, [VOCABULARY]."""
+        states = self.states(np.array([ids]), np.arange(len(ids))[np.newaxis])
+        read = None
+        if source is not None:
+            read = (self.states(np.array([source]), np.arange(len(source))[np.newaxis]) + COUNTED).sum(axis=1)
+        found: Array = self.logits(states, np.ones((1, len(ids))), 1, read)[0, 0]
+        return found
+
+
+class TinyPredictor(Predictor):
+    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``cancelled`` the numbers of those broken off.
+
+    While ``held`` a call waits for ``release``. ``faults`` are raised by the calls of these numbers, ``change`` sees
+    every call's outputs before they are given.
+    """
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.model = TinyModel()
+        self.calls: list[dict[str, Array]] = []
+        self.asked: list[Sequence[str]] = []
+        self.sizes: list[Mapping[str, int]] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.faults: dict[int, Exception] = {}
+        self.held = False
+        self.stops = True
+        self.cancelled: list[int] = []
+        self.change: Any = None
+        self._gates: list[asyncio.Future[None]] = []
+
+    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+        return self.stops
+
+    async def release(self, turns: int = 20) -> None:
+        """Lets the calls that wait go on, and everything happen that then can."""
+        gates, self._gates = self._gates, []
+        for gate in gates:
+            if not gate.done():
+                gate.set_result(None)
+        await self.turn(turns)
+
+    async def turn(self, turns: int = 20) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    @property
+    def rows(self) -> list[int]:
+        """How many texts each call was of."""
+        return [len(call["input_ids"]) for call in self.calls]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def model_spec(self) -> ModelSpec:
+        return self.form.spec
+
+    async def model_ready(self) -> bool:
+        return True
+
+    @asynccontextmanager
+    async def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+    ) -> AsyncIterator[Mapping[str, Tensor]]:
+        number = len(self.calls)
+        given = {tensor.name: tensor.data.copy() for tensor in inputs}
+        self.calls.append(given)
+        self.asked.append(outputs)
+        self.sizes.append(sizes or {})
+        self.headers.append(headers)
+        self._verify(inputs)
+        if self.held:
+            self._gates.append(asyncio.get_running_loop().create_future())
+            try:
+                await self._gates[-1]
+            except asyncio.CancelledError:
+                self.cancelled.append(number)
+                raise
+        else:
+            await asyncio.sleep(0)
+        if number in self.faults:
+            raise self.faults.pop(number)
+        found = {name: data for name, data in self._answer(given).items() if name in outputs}
+        datatypes = {one.name: one.datatype for one in self.form.spec.outputs}
+        tensors = {
+            name: Tensor(name, datatypes[name], data.astype(NUMPY_DTYPES[datatypes[name]]))
+            for name, data in found.items()
+        }
+        if self.change is not None:
+            self.change(number, tensors)
+        for name, size in (sizes or {}).items():
+            assert self.change is not None or tensors[name].data.nbytes == size, (name, size)
+        for tensor in tensors.values():
+            tensor.data.flags.writeable = False
+        yield tensors
+        for tensor in tensors.values():  # the buffer is somebody else's from now on
+            tensor.data.flags.writeable = True
+            tensor.data[...] = 0
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """As ``infer``, in one response."""
+        async with self.infer(inputs, outputs, headers) as tensors:
+            yield tensors
+
+    def _verify(self, inputs: Sequence[Tensor]) -> None:
+        """What Triton would refuse."""
+        declared = {one.name: one for one in self.form.spec.inputs}
+        sent = {tensor.name for tensor in inputs}
+        assert sent <= declared.keys(), sent
+        assert {one.name for one in declared.values() if not one.optional} <= sent, sent
+        for tensor in inputs:
+            one = declared[tensor.name]
+            assert one.datatype == tensor.datatype and tensor.data.dtype == NUMPY_DTYPES[one.datatype], tensor.name
+            shape = (-1, *one.shape) if self.form.max_batch_size else one.shape
+            assert len(shape) == tensor.data.ndim, (tensor.name, tensor.shape)
+            assert all(want in (-1, size) for want, size in zip(shape, tensor.shape, strict=True)), tensor.name
+
+    def _answer(self, given: dict[str, Array]) -> dict[str, Array]:
+        form = self.form
+        if form.flat:
+            given = {name: data[np.newaxis] for name, data in given.items()}
+        read = given["decoder_input_ids" if form.encoder_decoder else "input_ids"]
+        middle = "decoder." if form.encoder_decoder else ""
+        past = given.get(f"past_key_values.0.{middle}key", np.zeros((len(read), 2, 0, WIDTH)))[:, 0]
+        before = past.shape[1]
+        if form.branch:
+            assert given["use_cache_branch"].all() == (before > 0)
+        total = before + read.shape[1]
+        positions = given.get("position_ids", np.broadcast_to(np.arange(before, total), read.shape))
+        states = np.concatenate([past, self.model.states(read, positions)], axis=1)
+        mask = np.ones((len(read), total)) if form.encoder_decoder else given.get("attention_mask", np.ones((1, total)))
+        source, more = self._source(given, before) if form.encoder_decoder else (None, {})
+        logits = self.model.logits(states, np.broadcast_to(mask, (len(read), total)), read.shape[1], source)
+        if form.logits != "all":
+            logits = logits[:, -1] if form.logits == "flat" else logits[:, -1:]
+        kept = np.stack([states, -states], axis=1)
+        found = {"logits": logits, f"present.0.{middle}key": kept, f"present.0.{middle}value": 2 * kept, **more}
+        return {name: data[0] for name, data in found.items()} if form.flat else found
+
+    def _source(self, given: dict[str, Array], before: int) -> tuple[Array, dict[str, Array]]:
+        ids = given["input_ids"]
+        states = self.model.states(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
+        if "encoder_outputs" in given:
+            states = given["encoder_outputs"]
+        elif before and self.form.past:
+            states = given["past_key_values.0.encoder.value"][:, 1] / -2
+        kept = np.stack([states, -states], axis=1)
+        summed = np.where(given["attention_mask"][..., np.newaxis] != 0, states + COUNTED, 0).sum(axis=1)
+        return summed, {
+            "present.0.encoder.key": kept,
+            "present.0.encoder.value": 2 * kept,
+            "encoder_last_hidden_state": states,
+        }

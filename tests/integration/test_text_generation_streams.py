@@ -1,0 +1,213 @@
+"""Streams that end early: by their client, a deadline, a drain. What Triton generates is seen in its own metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hf_transformer.local_triton import HOST, LocalTriton
+from hf_transformer.local_triton.child_process import poll
+from tests.integration.conftest import Serve
+from tests.integration.generating import (
+    COMPLETIONS,
+    GREEDY,
+    client_of,
+    complete,
+    executions,
+    generations,
+    side_by_side,
+    start,
+)
+from tests.service import Service, flags_for
+from tests.triton_repository import task_model_folder
+
+SLOW = "Slowly: The capital of {} is"
+"""Such a prompt takes the test models 20 ms a token."""
+COUNTRIES = (
+    "france germany italy spain japan china brazil canada norway sweden finland greece ireland peru cuba".split()
+)
+LONG: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, **GREEDY}
+STREAMS = 500
+"""So many are cut for each model, half of a thousand."""
+FEW = 10
+"""Descriptors more or less are no leak of so many streams."""
+DECOUPLED = ["gpt2_tokens", "gpt2_vllm"]
+SECONDS = 10.0
+
+
+def nothing_runs(triton: LocalTriton, model: str) -> bool:
+    """Whether it becomes so."""
+    return poll(lambda: generations(triton, model)["running"] == 0, SECONDS)
+
+
+def in_flight(service: Service) -> float:
+    return service.metric("hf_transformer_requests_in_flight")
+
+
+async def cut_short(service: Service, prompt: str, source: random.Random) -> str:
+    """The text of a stream up to a random moment, when its client leaves: by FIN or RST, often before the first event.
+
+    A connection of our own: that of a library may stay open for a while when its request is cancelled.
+    """
+    body = json.dumps({"model": service.model, "prompt": prompt, "stream": True, **LONG}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    reader, writer = await asyncio.open_connection(HOST, service.port)
+    text = ""
+    try:
+        writer.write(head + body)
+        if source.random() < 0.3:
+            await asyncio.sleep(source.uniform(0.0, 0.05))
+            return text
+        for _ in range(source.randint(1, 10)):
+            while not (line := await reader.readline()).startswith(b"data: {"):
+                assert line, "the stream ended by itself"
+            text += json.loads(line.removeprefix(b"data: "))["choices"][0]["text"]
+        return text
+    finally:
+        if source.random() < 0.5:
+            writer.transport.abort()
+        writer.close()
+
+
+@pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens"])
+async def test_streams_that_are_cut_at_random_moments(serve: Serve, triton: LocalTriton, model: str) -> None:
+    service = start(serve, model)
+    source = random.Random(11)
+    prompts = [SLOW.format(country) for country in COUNTRIES]
+    descriptors = Path(f"/proc/{service.process.pid}/fd")
+    async with client_of(service) as client:
+        answers = await side_by_side(lambda prompt: complete(client, service, prompt, **LONG), prompts)
+        whole = {prompt: answer["choices"][0]["text"] for prompt, answer in zip(prompts, answers, strict=True)}
+        assert len(set(whole.values())) == len(prompts)
+        before = len(os.listdir(descriptors))
+
+        async def cut(prompt: str) -> None:
+            assert whole[prompt].startswith(await cut_short(service, prompt, source))
+
+        async def uncut(prompt: str) -> None:
+            found = await complete(client, service, prompt, **LONG, stream=True)
+            assert found["choices"][0]["text"] == whole[prompt]
+
+        chosen = source.choices(prompts, k=STREAMS)
+        await asyncio.gather(side_by_side(cut, chosen, 40), *(uncut(prompt) for prompt in prompts[:8]))
+    assert poll(lambda: in_flight(service) == 0, SECONDS)
+    if model == "gpt2_tokens":
+        assert nothing_runs(triton, model)
+        found = generations(triton, model)
+        assert found["started"] == found["finished"] + found["cancelled"]
+        assert found["cancelled"] > STREAMS / 2
+    else:
+        count = executions(triton, model)
+        await asyncio.sleep(0.1)
+        assert executions(triton, model) == count
+    assert poll(lambda: len(os.listdir(descriptors)) < before + FEW, SECONDS)
+    async with client_of(service) as client:
+        again = await complete(client, service, prompts[0], **LONG)
+    assert again["choices"][0]["text"] == whole[prompts[0]]
+
+
+class Running:
+    """A stream of which one event has come. Closing it is leaving."""
+
+    def __init__(self, service: Service, **fields: Any) -> None:
+        body = {"model": service.model, "prompt": SLOW.format("france"), "stream": True, **LONG, **fields}
+        request = service.client.build_request("POST", COMPLETIONS, json=body)
+        self.response = service.client.send(request, stream=True)
+        assert self.response.status_code == 200
+        self._lines = (line for line in self.response.iter_lines() if line)
+        self.first = self._event(next(self._lines))
+
+    def rest(self) -> list[Any]:
+        """All other events; the end is None."""
+        return [self._event(line) for line in self._lines]
+
+    def close(self) -> None:
+        self.response.close()
+
+    def _event(self, line: str) -> Any:
+        assert line.startswith("data: ")
+        data = line.removeprefix("data: ")
+        return None if data == "[DONE]" else json.loads(data)
+
+
+@pytest.mark.parametrize("model", DECOUPLED)
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_ends_the_generation(
+    serve: Serve, triton: LocalTriton, protocol: str, model: str, n: int
+) -> None:
+    service = start(serve, model, protocol)
+    before = generations(triton, model)["cancelled"]
+    stream = Running(service, n=n)
+    assert generations(triton, model)["running"] == n
+    assert in_flight(service) == 1
+    stream.close()
+    assert nothing_runs(triton, model)
+    assert generations(triton, model)["cancelled"] == before + n
+    assert poll(lambda: in_flight(service) == 0, SECONDS)
+
+
+@pytest.mark.parametrize("model", DECOUPLED)
+def test_a_client_that_leaves_before_its_whole_answer(serve: Serve, triton: LocalTriton, model: str) -> None:
+    service = start(serve, model)
+    before = generations(triton, model)["cancelled"]
+    body = {"model": model, "prompt": SLOW.format("france"), **LONG}
+    with pytest.raises(httpx.ReadTimeout):
+        service.client.post(COMPLETIONS, json=body, timeout=0.3)
+    assert nothing_runs(triton, model)
+    assert generations(triton, model)["cancelled"] == before + 1
+
+
+@pytest.mark.parametrize("model", DECOUPLED)
+def test_a_stop_string_ends_the_generation(serve: Serve, triton: LocalTriton, model: str) -> None:
+    service = start(serve, model)
+    body = {"model": model, "prompt": SLOW.format("france"), **LONG, "stop": ["."]}
+    response = service.client.post(COMPLETIONS, json=body)
+    assert response.json()["choices"][0]["text"] == " paris"
+    assert nothing_runs(triton, model)
+
+
+@pytest.fixture(scope="module")
+def limited(serve: Serve) -> Service:
+    """Of requests that take half a second at most, one at a time."""
+    flags = ("--predictor_request_timeout_seconds=0.5", "--max_concurrent_requests=1")
+    return start(serve, "gpt2_tokens", "grpc-v2", *flags)
+
+
+def test_a_deadline_ends_stream_and_generation(limited: Service, triton: LocalTriton) -> None:
+    *_, last = Running(limited).rest()
+    assert "error" in last
+    assert nothing_runs(triton, "gpt2_tokens")
+
+
+def test_a_stream_takes_a_place(limited: Service, triton: LocalTriton) -> None:
+    stream = Running(limited)
+    body = {"model": "gpt2_tokens", "prompt": "The", "max_tokens": 1}
+    refused = limited.client.post(COMPLETIONS, json=body)
+    assert refused.status_code == 429
+    stream.close()
+    assert poll(lambda: limited.client.post(COMPLETIONS, json=body).status_code == 200, SECONDS)
+
+
+@pytest.mark.parametrize("model", ["gpt2_tokens", "gpt2_past"])
+def test_a_drain_lets_streams_finish(serve: Serve, triton: LocalTriton, model: str) -> None:
+    whole = start(serve, model)  # has Triton load the model, too
+    body = {"model": model, "prompt": SLOW.format("france"), **LONG, "max_tokens": 40}
+    expected = whole.client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
+    flags = flags_for(model, task_model_folder(model), triton.grpc_address, "grpc-v2")
+    with Service(*flags) as service:
+        service.wait_until(f"/v1/models/{model}")
+        stream = Running(service, max_tokens=40)
+        service.begin_stop()
+        *events, done = stream.rest()
+        assert done is None
+        pieces = [event["choices"][0] for event in (stream.first, *events)]
+        assert "".join(piece["text"] for piece in pieces) == expected
+        assert pieces[-1]["finish_reason"] == "length"
+        assert service.stop() == 0

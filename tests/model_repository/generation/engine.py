@@ -1,0 +1,164 @@
+"""What stands for an inference engine in the generative test models: it continues many prompts at once, in one thread.
+
+Every running job gets a token per round, until it ends or its client has gone. Triton's metrics show what runs:
+
+    test_generations{model, state}    started, finished and cancelled since the start (counters)
+    test_generations_running{model}   at this moment (a gauge)
+    test_generated_tokens{model}      (a counter)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+from sampling import Sampling, log_probability
+
+LENGTH = 256
+POLL_SECONDS = 0.01
+
+
+@dataclass
+class Job:
+    """One prompt to be continued by at most ``limit`` tokens, or up to one of the ``ends``, which is then the last one.
+
+    ``report`` is called after every token, and once when the job was cancelled. ``finish`` is stop, length or
+    cancelled at the end. It returns True to end the job here. ``words`` are sequences of tokens that end it as
+    ``ends`` do. ``seconds`` is the least time that a token takes.
+    """
+
+    prompt: list[int]
+    limit: int
+    sampling: Sampling
+    report: Callable[[Job], bool | None]
+    is_cancelled: Callable[[], bool]
+    ends: frozenset[int] = frozenset()
+    words: tuple[list[int], ...] = ()
+    least: int = 0
+    seconds: float = 0.0
+    new: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+    finish: str | None = None
+    past: dict[str, np.ndarray] = field(default_factory=dict)
+    due: float = 0.0
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Engine:
+    """The weights and the thread that uses them."""
+
+    def __init__(self, model: str) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        weights = str(Path(__file__).with_name("model.onnx"))
+        self._session = onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
+        self._empty = {
+            tensor.name: np.zeros((1, tensor.shape[1], 0, tensor.shape[3]), np.float32)
+            for tensor in self._session.get_inputs()
+            if tensor.name.startswith("past_key_values.")
+        }
+        self._outputs = [tensor.name for tensor in self._session.get_outputs()]
+        kinds = pb_utils.MetricFamily
+        states = kinds(name="test_generations", description="Generations of a test model", kind=kinds.COUNTER)
+        running = kinds(name="test_generations_running", description="At this moment", kind=kinds.GAUGE)
+        tokens = kinds(name="test_generated_tokens", description="Tokens of a test model", kind=kinds.COUNTER)
+        self._families = (states, running, tokens)
+        self._counts = {
+            state: states.Metric(labels={"model": model, "state": state})
+            for state in ("started", "finished", "cancelled")
+        }
+        self._gauge = running.Metric(labels={"model": model})
+        self._tokens = tokens.Metric(labels={"model": model})
+        self._jobs: list[Job] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def start(self, job: Job) -> None:
+        """Takes a job. Raises ValueError for a prompt that leaves no room for a token."""
+        if not job.prompt:
+            raise ValueError("the prompt has no tokens")
+        if job.limit < 1:
+            raise ValueError(f"{job.limit} new tokens are asked for, expected at least 1")
+        if len(job.prompt) >= LENGTH:
+            raise ValueError(f"the prompt has {len(job.prompt)} tokens, and the model takes {LENGTH} with the new ones")
+        job.limit = min(job.limit, LENGTH - len(job.prompt))
+        job.due = time.monotonic() + job.seconds
+        with self._changed:
+            self._jobs.append(job)
+            self._gauge.set(len(self._jobs))
+            self._changed.notify()
+        self._counts["started"].increment(1)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._jobs or self._closed):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                jobs = list(self._jobs)
+            for job in jobs:
+                self._advance(job)
+            if ended := [job for job in jobs if job.finish]:
+                with self._changed:
+                    self._jobs = [job for job in self._jobs if not job.finish]
+                    self._gauge.set(len(self._jobs))
+                for job in ended:
+                    self._counts["cancelled" if job.finish == "cancelled" else "finished"].increment(1)
+                    job.past = {}
+                    job.done.set()
+            wait = min((job.due for job in jobs if not job.finish), default=0.0) - time.monotonic()
+            if wait > 0:
+                with self._changed:
+                    self._changed.wait(min(wait, POLL_SECONDS))
+
+    def _advance(self, job: Job) -> None:
+        if job.is_cancelled():
+            job.finish = "cancelled"
+            job.report(job)
+            return
+        if job.due > time.monotonic():
+            return
+        job.due += job.seconds
+        logits = self._logits(job)
+        if len(job.new) < job.least:
+            logits[list(job.ends)] = -np.inf
+        token = job.sampling.choose(logits, job.prompt, job.new)
+        job.log_probabilities.append(log_probability(logits, token))
+        job.new.append(token)
+        self._tokens.increment(1)
+        if token in job.ends or any(job.new[-len(word) :] == word for word in job.words):
+            job.finish = "stop"
+        elif len(job.new) == job.limit:
+            job.finish = "length"
+        if job.report(job) and not job.finish:
+            job.finish = "stop"
+
+    def _logits(self, job: Job) -> np.ndarray:
+        """FP32 [V] of the next token; the cache grows by what was not in it."""
+        before = len(job.prompt) + len(job.new) - 1 if job.past else 0
+        ids = job.new[-1:] if job.past else job.prompt
+        feeds = {
+            "input_ids": np.array([ids], np.int64),
+            "attention_mask": np.ones((1, before + len(ids)), np.int64),
+            "position_ids": np.arange(before, before + len(ids))[None],
+            **(job.past or self._empty),
+        }
+        logits, *present = self._session.run(self._outputs, feeds)
+        job.past = dict(zip(self._empty, present, strict=True))
+        return logits[0, -1]

@@ -1,0 +1,170 @@
+"""A test model with the tensors of the vLLM backend: text in, text out, always decoupled.
+
+sampling_parameters is JSON with the names of vLLM's SamplingParams; an unknown one is an error, as there. Without
+``stream`` all text comes at once, after the prompt unless exclude_input_in_output is true. A prompt that begins with
+"Slowly:" takes ``seconds`` per token.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from byte_level_bpe import ByteLevelBpe
+from engine import Engine, Job
+from sampling import Sampling
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+SAMPLING = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": None,
+}
+OTHERS = {
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "stop": None,
+    "ignore_eos": False,
+    "logprobs": None,
+    "logit_bias": None,
+    "n": 1,
+}
+"""vLLM's defaults."""
+SWITCHES = (
+    "return_finish_reason",
+    "return_cumulative_logprob",
+    "return_logprobs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+
+
+class TritonPythonModel:
+    """No batch dimension: the engine batches."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        self.seconds = float(config["parameters"]["seconds"]["string_value"])
+        folder = Path(__file__).parent
+        self.tokenizer = ByteLevelBpe(folder / "tokenizer.json")
+        self.vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+        self.ends = frozenset(json.loads((folder / "generation_config.json").read_text())["eos_token_id"])
+        self.engine = Engine(args["model_name"])
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                answer = Answer(self, request, sender)
+                self.engine.start(answer.job)
+            except (ValueError, TypeError, KeyError) as exc:
+                error = pb_utils.TritonError(f"Error generating stream: {exc}")
+                sender.send(pb_utils.InferenceResponse([], error), flags=FINAL)
+
+    def finalize(self) -> None:
+        self.engine.close()
+
+
+class Answer:
+    """One request: its job, and how its tokens become responses."""
+
+    def __init__(self, model: TritonPythonModel, request: Any, sender: Any) -> None:
+        """Raises ValueError for what is not understood."""
+        self.tokenizer = model.tokenizer
+        self.sender = sender
+        self.prompt = first(request, "text_input", b"").decode()
+        self.streams = bool(first(request, "stream", False))
+        excluded = first(request, "exclude_input_in_output", None)
+        if self.streams and excluded is not None and not excluded:
+            raise ValueError("When streaming, `exclude_input_in_output` = False is not allowed.")
+        self.prepends = not (self.streams or excluded)
+        self.switches = {name: bool(first(request, name, False)) for name in SWITCHES}
+        given = first(request, "sampling_parameters", None)
+        asked = json.loads(request.parameters() if given is None else given)
+        if unknown := asked.keys() - SAMPLING.keys() - OTHERS.keys():
+            raise ValueError(f"unexpected sampling parameters {sorted(unknown)}")
+        asked = {**SAMPLING, **OTHERS, **{name: item for name, item in asked.items() if item is not None}}
+        if asked["n"] != 1:
+            raise ValueError("n must be 1")
+        self.stops = [asked["stop"]] if isinstance(asked["stop"], str) else list(asked["stop"] or ())
+        self.top = asked["logprobs"]
+        self.sent = self.counted = 0
+        sampling = {name: type(default or 0)(asked[name]) for name, default in SAMPLING.items() if name != "seed"}
+        sampling["top_k"] = max(sampling["top_k"], 0)  # -1 is all, too
+        seed = None if asked["seed"] is None else int(asked["seed"])
+        self.job = Job(
+            prompt=self.tokenizer.encode(self.prompt),
+            limit=int(asked["max_tokens"]),
+            sampling=Sampling(**sampling, seed=seed, bias=bias_of(asked["logit_bias"], model.vocabulary)),
+            report=self.report,
+            is_cancelled=sender.is_cancelled,
+            ends=frozenset() if asked["ignore_eos"] else model.ends,
+            least=int(asked["min_tokens"]),
+            seconds=model.seconds if self.prompt.startswith("Slowly:") else 0.0,
+        )
+
+    def report(self, job: Job) -> bool:
+        """A response where there is one to send; True where a stop string ends the text."""
+        if job.finish == "cancelled":
+            error = pb_utils.TritonError("Request was cancelled", pb_utils.TritonError.CANCELLED)
+            self.sender.send(pb_utils.InferenceResponse([], error), flags=FINAL)
+            return False
+        text = self.tokenizer.decode(job.new)
+        found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            text, job.finish = text[: min(found)], "stop"
+        if job.finish:
+            new = text[self.sent :]
+            self.send(self.prompt + new if self.prepends else new, job)
+        elif self.streams:
+            # Half a character, and what may be the beginning of a stop string, wait for the next token.
+            held = max((len(stop) - 1 for stop in self.stops), default=0)
+            ready = max(len(text.rstrip("�")) - held, self.sent)
+            self.send(text[self.sent : ready], job)
+            self.sent = ready
+        return bool(found)
+
+    def send(self, text: str, job: Job) -> None:
+        tensors = [pb_utils.Tensor("text_output", np.array([text.encode()], np.object_))]
+        new, self.counted = len(job.new) - self.counted, len(job.new)
+        if self.switches["return_finish_reason"]:
+            tensors.append(pb_utils.Tensor("finish_reason", np.array([str(job.finish)], np.object_)))
+        if self.switches["return_cumulative_logprob"]:
+            total = np.array([sum(job.log_probabilities)], np.float32)
+            tensors.append(pb_utils.Tensor("cumulative_logprob", total))
+        if self.switches["return_logprobs"]:
+            scores = [
+                {str(token): {"logprob": score, "rank": 1, "decoded_token": self.tokenizer.text_of(token)}}
+                for token, score in zip(job.new[len(job.new) - new :], job.log_probabilities[-new:], strict=False)
+            ]
+            shown = "null" if self.top is None else json.dumps(scores)
+            tensors.append(pb_utils.Tensor("logprobs", np.array([shown], np.object_)))
+        if self.switches["return_num_input_tokens"]:
+            tensors.append(pb_utils.Tensor("num_input_tokens", np.array([len(job.prompt)], np.uint32)))
+        if self.switches["return_num_output_tokens"]:
+            tensors.append(pb_utils.Tensor("num_output_tokens", np.array([new], np.uint32)))
+        self.sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if job.finish else 0)
+
+
+def first(request: Any, name: str, default: Any) -> Any:
+    """The only element of an input, or the default."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return default if tensor is None else tensor.as_numpy().reshape(-1)[0]
+
+
+def bias_of(given: dict[str, float] | None, size: int) -> np.ndarray | None:
+    """FP64 [V] of token id -> what is added."""
+    if not given:
+        return None
+    bias = np.zeros(size)
+    for token, added in given.items():
+        bias[int(token)] = added
+    return bias

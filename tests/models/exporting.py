@@ -1,0 +1,101 @@
+"""``hf-transformer export``, run as users run it, and what it writes served by Triton and the service."""
+
+# Types are checked in an environment without torch.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from hf_transformer.commands import export
+from hf_transformer.local_triton import LocalTriton
+from tests.service import Service
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "goldens"))
+
+
+def printed_by(flags: Sequence[str]) -> str:
+    """What the command prints. Raises what it raises."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert export.run(flags, os.environ) == 0
+    return printed.getvalue()
+
+
+class Exports:
+    """Checkpoints of the test models, exports of them in one repository, and a Triton that has one loaded at a time."""
+
+    def __init__(self, folder: Path, triton: LocalTriton) -> None:
+        self._folder = folder
+        self._triton = triton
+        self._printed: dict[str, str] = {}
+        self.repository = folder / "repository"
+
+    def checkpoint(self, model: str) -> Path:
+        """The Hugging Face folder of a test model, weights included."""
+        from checkpoints import checkpoint
+
+        made = self._folder / "checkpoints"
+        return made / model if (made / model).is_dir() else checkpoint(model, made)
+
+    def export(self, source: Path, *flags: str, name: str | None = None) -> tuple[str, str]:
+        """Exports into the repository; the model's name there and what was printed."""
+        name = name or "_".join([source.name, *(flag.strip("-").replace("=", "_") for flag in flags)])
+        if name in self._printed:
+            return name, self._printed[name]
+        flags = (f"--model_id={source}", f"--output={self.repository}", f"--model_name={name}", *flags)
+        printed = printed_by([*flags, "--backend=python"])
+        assert "the same in " in printed
+        self._printed[name] = printed
+        return name, printed
+
+    @contextmanager
+    def loaded(self, name: str) -> Iterator[None]:
+        """Has Triton load a model; each has a process of its own with torch in it, so none stays."""
+        self._ask(name, "load")
+        try:
+            yield
+        finally:
+            self._ask(name, "unload")
+
+    @contextmanager
+    def serve(self, name: str, *flags: str, protocol: str = "grpc-v2") -> Iterator[Service]:
+        """A service that has nothing but the exported folder."""
+        address = self._triton.http_address if protocol == "v2" else self._triton.grpc_address
+        folder = self.repository / name
+        with (
+            self.loaded(name),
+            Service(
+                f"--model_name={name}",
+                f"--model_dir={folder}",
+                f"--predictor_host={address}",
+                f"--predictor_protocol={protocol}",
+                *flags,
+            ) as service,
+        ):
+            yield service.wait_until(f"/v1/models/{name}")
+
+    def infer(self, name: str, inputs: dict[str, Sequence[Any]]) -> dict[str, Any]:
+        """The outputs, by name, of a batch of INT64 tensors, asked of Triton itself."""
+        tensors = [
+            {"name": key, "shape": [len(rows), len(rows[0])], "datatype": "INT64", "data": rows}
+            for key, rows in inputs.items()
+        ]
+        url = f"http://{self._triton.http_address}/v2/models/{name}/infer"
+        response = httpx.post(url, json={"inputs": tensors}, timeout=60.0, trust_env=False).raise_for_status()
+        return {output["name"]: output for output in response.json()["outputs"]}
+
+    def _ask(self, name: str, what: str) -> None:
+        url = f"http://{self._triton.http_address}/v2/repository/models/{name}/{what}"
+        response = httpx.post(url, timeout=120.0, trust_env=False)
+        assert response.status_code == 200, response.text

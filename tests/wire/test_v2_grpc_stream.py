@@ -1,0 +1,96 @@
+"""ModelStreamInfer, towards the predictor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.types import Tensor
+from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.wire.v2_grpc_stream import decode_stream_response, encode_stream_request
+
+
+def response(*tensors: tuple[str, str, list[int], bytes], final: bool | None = None) -> bytes:
+    message = pb.ModelStreamInferResponse()
+    for name, datatype, shape, raw in tensors:
+        message.infer_response.outputs.add(name=name, datatype=datatype, shape=shape)
+        message.infer_response.raw_output_contents.append(raw)
+    if final is not None:
+        message.infer_response.parameters["triton_final_response"].bool_param = final
+    return message.SerializeToString()
+
+
+IDS = ("output_ids", "INT32", [1, 1, 2], np.array([5, 6], "<i4").tobytes())
+
+
+def test_a_request_asks_for_a_last_response() -> None:
+    body = encode_stream_request("gpt2", [Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))], ["output_ids"])
+    request = pb.ModelInferRequest.FromString(body)
+    assert request.model_name == "gpt2"
+    assert request.parameters["triton_enable_empty_final_response"].bool_param
+    assert [one.name for one in request.inputs] == ["input_ids"]
+    assert [one.name for one in request.outputs] == ["output_ids"]
+    assert list(request.raw_input_contents) == [np.array([1, 2], "<i4").tobytes()]
+
+
+@pytest.mark.parametrize("final", [None, False, True])
+def test_a_response(final: bool | None) -> None:
+    text = ("text_output", "BYTES", [1], b"\x02\x00\x00\x00\xc3\xa9")
+    for tensors in ([IDS], [IDS, text]):
+        error, outputs, last = decode_stream_response(response(*tensors, final=final))
+        assert (error, last) == ("", bool(final))
+        assert list(outputs) == [one[0] for one in tensors]
+        assert outputs["output_ids"].datatype == "INT32"
+        assert outputs["output_ids"].data.tolist() == [[[5, 6]]]
+    assert outputs["text_output"].data.tolist() == ["é".encode()]
+
+
+def test_a_last_response_without_outputs() -> None:
+    assert decode_stream_response(response(final=True)) == ("", {}, True)
+
+
+def test_an_error() -> None:
+    body = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
+    assert decode_stream_response(body) == ("why", {}, False)
+
+
+@pytest.mark.parametrize(
+    "datatype",
+    ["UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT64", "FP16", "FP32", "FP64", "BOOL", "BF16"],
+)
+def test_every_datatype(datatype: str) -> None:
+    size = {"8": 1, "L": 1, "6": 2, "2": 4, "4": 8}[datatype[-1]]
+    _, outputs, _ = decode_stream_response(response(("a", datatype, [3], bytes(3 * size))))
+    assert outputs["a"].data.tolist() == [0, 0, 0]
+
+
+def test_empty_outputs() -> None:
+    _, outputs, _ = decode_stream_response(response(("a", "INT32", [1, 0], b""), IDS))
+    assert (outputs["a"].data.shape, outputs["output_ids"].data.size) == ((1, 0), 2)
+
+
+def test_typed_contents() -> None:
+    message = pb.ModelStreamInferResponse()
+    output = message.infer_response.outputs.add(name="a", datatype="INT64", shape=[2])
+    output.contents.int64_contents.extend([1, 2])
+    assert decode_stream_response(message.SerializeToString()).outputs["a"].data.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff\xff",
+        response(("a", "INT32", [2], b"\x00" * 4)),
+        response(("a", "INT32", [-1], b"\x00" * 4)),
+        response(("a", "INT32", [-1, -1], b"\x00" * 4)),
+        response(("a", "INT33", [1], b"\x00" * 4)),
+        response(IDS, IDS),
+        response(("a", "BYTES", [1], b"\x09\x00\x00\x00x")),
+        response(IDS)[:-1],
+    ],
+    ids=["garbage", "too short", "free axis", "two free axes", "unknown datatype", "twice", "cut text", "cut off"],
+)
+def test_what_breaks_the_protocol(body: bytes) -> None:
+    with pytest.raises(PredictorError, match="response is malformed"):
+        decode_stream_response(body)
