@@ -53,7 +53,7 @@ def limits(made: LogitsGenerator, width: int) -> BatchLimits:
     form = made._scheduler._form
     assert isinstance(form, StepForm)
     cache = SimpleNamespace(length=width) if form._binding.caches else None
-    return form.limits(SimpleNamespace(tokens=np.zeros(width + 1), source=np.zeros(0), cache=cache))  # type: ignore[arg-type] # all that is read of one
+    return form.limits(SimpleNamespace(tokens=np.zeros(width + 1), source=np.zeros(0), cache=cache))
 
 
 @pytest.mark.asyncio

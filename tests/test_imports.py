@@ -18,7 +18,7 @@ LAYERS = {
     "serving": ("serving",),
     "app": ("app", "model_wiring", "model_parts", "generation_wiring", "generation_parts", "diagnosis"),
     "config": ("config", "options", "logs"),
-    "model": ("served_model", "served_generation", "canary", "sightings", "failure_log"),
+    "model": ("served_model", "bound_model", "served_generation", "canary", "sightings", "failure_log"),
     "apis": ("apis",),
     "pipeline": ("pipeline",),
     "parts": (

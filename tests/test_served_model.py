@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer import served_model
+from hf_transformer import bound_model
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.metrics import Metrics
@@ -29,7 +29,7 @@ OTHER = replace(SPEC, version="2", max_batch_size=8)
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "SETTLED_PAUSE"):
-        monkeypatch.setattr(served_model, name, 0.001)
+        monkeypatch.setattr(bound_model, name, 0.001)
 
 
 class Described(Scripted):
@@ -204,7 +204,7 @@ async def test_those_who_ask_at_one_time_share_a_look() -> None:
 
 
 async def test_a_predictor_that_does_not_answer_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_model, "QUESTION_TIMEOUT", 0.01)
+    monkeypatch.setattr(bound_model, "QUESTION_TIMEOUT", 0.01)
     async with bench() as served:
         served.predictor.ready = [None]
         assert "did not describe its model in 0.01 s" in await served.unready()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hf_transformer import served_model
+from hf_transformer import bound_model
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from tests.predictors.scripted import SPEC
 from tests.test_served_model import OTHER, bench, until
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "SETTLED_PAUSE"):
-        monkeypatch.setattr(served_model, name, 0.001)
+        monkeypatch.setattr(bound_model, name, 0.001)
 
 
 async def test_a_version_that_is_asked_alike_needs_no_other_pipeline() -> None:

@@ -14,7 +14,7 @@ from hf_transformer.apis.generation import wants_stream
 from hf_transformer.apis.grpc_calls import Caller, details_of, our_fault
 from hf_transformer.apis.grpc_pieces import Emit, pieces
 from hf_transformer.apis.server_timing import NAME, server_timing
-from hf_transformer.apis.tensors import check_version, clients_fault, infer
+from hf_transformer.apis.tensors import all_parameters, check_version, clients_fault, infer
 from hf_transformer.errors import RequestError, TooLarge
 from hf_transformer.wire import v2_grpc_inbound as wire
 from hf_transformer.wire.v2_grpc import SERVICE
@@ -122,7 +122,7 @@ class Inference:
         context.place = place
         model = self._service.models[name]
         check_version(model, version)
-        if emit is not None and wants_stream(model.task, request.parameters):
+        if emit is not None and wants_stream(model.task, all_parameters(request.parameters)):
             send = emit
 
             async def checked(message: bytes) -> None:

@@ -97,9 +97,7 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
     return given.integer("top_logprobs", 0, 0), "top_logprobs"
 
 
-def _prompt(
-    model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits
-) -> Callable[[], str]:
+def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
     """What renders the prompt, in any thread; that raises InvalidInput where the template can't make one of this chat.
 
     Raises:

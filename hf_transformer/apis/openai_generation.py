@@ -189,16 +189,23 @@ class Generating:
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         head = self._head(self.form.chunk_object)
-        more = {"usage": None} if self.usage else {}
+        before, behind = _around_choice(head, {"usage": None} if self.usage else {})
         with named_as_sent():
             async with await self._start() as running:
                 async for piece in running:
                     made = self.form.chunks(self._index(piece), piece)
                     if made:
                         # One write for what came together.
-                        yield b"".join(event(orjson.dumps({**head, "choices": [one], **more})) for one in made)
+                        yield b"".join([before + orjson.dumps(one) + behind for one in made])
                 last = event(orjson.dumps({**head, "choices": [], "usage": usage(running)})) if self.usage else b""
         yield last + DONE
+
+
+def _around_choice(head: Mapping[str, Json], more: Mapping[str, Json]) -> tuple[bytes, bytes]:
+    """An event up to its only choice, and what follows it: the same in all of a stream. Putting it together each time
+    costs as much as the choice does."""
+    before, behind = event(orjson.dumps({**head, "choices": [], **more})).split(b'"choices":[]', 1)
+    return before + b'"choices":[', b"]" + behind
 
 
 def usage(running: Running) -> dict[str, int]:

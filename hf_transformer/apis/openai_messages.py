@@ -34,7 +34,7 @@ MAX_TOOLS = 128
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """The function of a tool call whose arguments are still as they were sent; errors are ``where``."""
+    """The function of a tool call whose arguments are still as they were sent; ``where`` is what errors call them."""
 
     where: str
     function: dict[str, Json]
@@ -53,9 +53,9 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
         found = "nothing" if given is None else "an empty list" if given == [] else describe(given)
         raise InvalidInput(f"messages: expected a list of messages, got {found}")
     called: list[_Called] = []
-    found = [_message(one, f"messages[{index}]", called) for index, one in enumerate(given)]
+    messages = [_message(one, f"messages[{index}]", called) for index, one in enumerate(given)]
     _read_arguments(called, limits)
-    return found
+    return messages
 
 
 def _message(given: Json, where: str, called: list[_Called]) -> dict[str, Json]:
@@ -138,6 +138,8 @@ def read_tools(given: Json) -> list[dict[str, Json]]:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise InvalidInput(f"{where}.function: expected an object with a name, got {describe(function)}")
+        if function.get("strict"):
+            raise InvalidInput(f"{where}.function.strict: the model can't be held to a schema, expected false")
         if not isinstance(function.get("parameters"), dict | None):
             raise InvalidInput(
                 f"{where}.function.parameters: expected an object, got {describe(function['parameters'])}"

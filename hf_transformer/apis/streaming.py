@@ -130,7 +130,9 @@ class Sender:
             with streams.one() as end:
                 try:
                     async for piece in pieces:
-                        await self._write(piece)
+                        if not self._begun:
+                            await self._begin()
+                        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
                 except asyncio.CancelledError:
                     if not end.has_cancelled():
                         raise
@@ -141,7 +143,10 @@ class Sender:
                     if not self._begun:
                         raise
                     failure = self._our_fault()
-        await self._write(b"" if failure is None else self._stream.render_error(*failure), more=False)
+        if not self._begun:
+            await self._begin()
+        last = b"" if failure is None else self._stream.render_error(*failure)
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
         return 200 if failure is None else failure[1]
 
     def _failure(self, error: RequestError) -> tuple[str, int]:
@@ -155,11 +160,9 @@ class Sender:
         logger.exception("request %s failed by a fault of the service", request_id, extra={"request_id": request_id})
         return f"internal error; the log has it under {request_id}", 500
 
-    async def _write(self, piece: bytes, *, more: bool = True) -> None:
-        if not self._begun:
-            self._begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
-        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+    async def _begin(self) -> None:
+        self._begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [

@@ -38,9 +38,10 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
         InvalidInput: an input, an output or a parameter is not what the task takes.
         RequestError: whatever else keeps it from being answered.
     """
-    refuse_stream(model.task, request.parameters)
+    query = to_query(model.task, request)
+    refuse_stream(model.task, query.parameters)
     version = model.describe().version  # before the answer: the model may be bound to another one meanwhile
-    answers = await model.predict(to_query(model.task, request), context)
+    answers = await model.predict(query, context)
     return InferResponse(model.name, version, _outputs(answers, request), request.id)
 
 
@@ -50,7 +51,7 @@ def to_query(task: Servable, request: InferRequest) -> Query:
     Raises:
         InvalidInput: an input, an output or a parameter has an unknown name or a value that does not fit.
     """
-    parameters = _parameters(request.parameters)
+    parameters = all_parameters(request.parameters)
     for wanted in request.outputs:
         switch = task.switched_on_by.get(wanted.name)
         if switch is not None:
@@ -62,7 +63,8 @@ def to_query(task: Servable, request: InferRequest) -> Query:
     return Query(read_instances(request.inputs, task.fields), parameters, tensors=True)
 
 
-def _parameters(given: Mapping[str, Json]) -> dict[str, Json]:
+def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
+    """A request's parameters, those included that it has as JSON text. Raises InvalidInput or TooLarge."""
     if MORE_PARAMETERS not in given:
         return dict(given)
     more = given[MORE_PARAMETERS]

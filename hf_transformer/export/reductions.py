@@ -6,6 +6,7 @@ Only what is exact is reduced: the service gives the same answers from it, and r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +22,14 @@ class TopTokens(torch.nn.Module):
 
     topk_ids INT64 [B,M,K] and topk_scores FP32 [B,M,K], the probabilities over the whole vocabulary, the likeliest
     first. M is the largest number of masks in a text of the batch; a text's own masks come first, in their order.
+
+    Where the model is an encoder (``base_model``) with a head that looks at each token by itself, the head gets the
+    tokens at the masks alone: it is a large part of the work where the vocabulary is large.
     """
 
     outputs = ("topk_ids", "topk_scores")
 
-    def __init__(self, head: torch.nn.Module, mask_id: int, count: int) -> None:
+    def __init__(self, head: Any, mask_id: int, count: int) -> None:
         super().__init__()
         self.head = head
         self.inputs: Sequence[str] = head.inputs
@@ -33,16 +37,38 @@ class TopTokens(torch.nn.Module):
         self.count = count
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        (logits,) = self.head(*tensors)
-        ids = tensors[self.inputs.index("input_ids")]
+        places = self._places(tensors[self.inputs.index("input_ids")])
+        model, gathered = self.head.model, False
+
+        def gather(_: Any, __: Any, found: Any) -> Any:
+            nonlocal gathered
+            if getattr(found, "last_hidden_state", None) is not None:
+                found["last_hidden_state"] = _at(found.last_hidden_state, places)
+                gathered = True
+            return found
+
+        hook = None if model.base_model is model else model.base_model.register_forward_hook(gather)
+        try:
+            (logits,) = self.head(*tensors)
+        finally:
+            if hook is not None:
+                hook.remove()
+        rows = logits if gathered else _at(logits, places)
+        scores, best = torch.softmax(rows.to(torch.float32), dim=-1).topk(self.count, dim=-1)
+        return best, scores
+
+    def _places(self, ids: Tensor) -> Tensor:
+        """INT64 [B,M]: where the masks of each text are, and then anywhere."""
         masked = (ids == self.mask_id).to(torch.int64)
         positions = torch.cumsum(torch.ones_like(ids), dim=1)
         # The earlier a mask stands, the higher its number; what is no mask has 0.
         order = torch.argsort(masked * (positions.max() + 1 - positions), dim=1, descending=True)
-        most = masked.sum(dim=1).max()
-        places = order[:, :most, None].expand(-1, -1, logits.shape[-1])
-        scores, best = torch.softmax(torch.gather(logits, 1, places).to(torch.float32), dim=-1).topk(self.count, dim=-1)
-        return best, scores
+        return order[:, : masked.sum(dim=1).max()]
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """[B,S,N] at INT64 [B,M] -> [B,M,N]"""
+    return torch.gather(values, 1, places[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
 class Probabilities(torch.nn.Module):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
@@ -19,10 +18,10 @@ class Unchunked:
         self._cycle = cycle
         self._bare = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._app(scope, receive, self._send)
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: Any) -> None:
         cycle = self._cycle
         if message["type"] == "http.response.start":
             self._bare = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
@@ -31,4 +30,4 @@ class Unchunked:
         elif self._bare:
             # The cycle counts what is missing of the length, and there is none: each piece is all that is expected.
             cycle.expected_content_length = len(message.get("body", b""))
-        await cycle.send(message)  # type: ignore[arg-type] # ASGI's messages, which uvicorn types more narrowly
+        await cycle.send(message)

@@ -113,6 +113,7 @@ async def test_an_error_in_the_middle() -> None:
         ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
         ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
         ({"text_input": ""}, "text_input: the prompt has no tokens"),
+        ({"id": 7}, "id: expected a string, got a number"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

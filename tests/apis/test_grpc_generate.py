@@ -14,7 +14,7 @@ from hf_transformer.apis.grpc_v2 import GrpcServer, GrpcSettings
 from hf_transformer.errors import PredictorError
 from hf_transformer.local_triton import HOST, free_ports
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from tests.apis.generating import PROMPT, Bench, bench
+from tests.apis.generating import PROMPT, Bench, bench, post
 from tests.apis.grpc_model import Client, Server, channel_to, count, failure, request, text_of
 
 pytestmark = pytest.mark.asyncio
@@ -66,6 +66,21 @@ async def test_one_answer_has_the_whole_text() -> None:
         error = await failure(client.infer(asking(stream=True)))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "parameters.stream: one answer is given here" in str(error.details())
+
+
+async def test_the_parameter_may_be_in_the_parameters_as_text() -> None:
+    """No way of asking for pieces is passed over."""
+    async with serving() as (made, _, client):
+        stream = client.stream()
+        await stream.write(asking(parameters='{"stream": true, "return_full_text": false}'))
+        found = await pieces_of(stream)
+        assert len(found) > 1 and "".join(map(text_of, found)) == " paris."
+        error = await failure(client.infer(asking(parameters='{"stream": true}')))
+        assert "parameters.stream: one answer is given here" in str(error.details())
+        tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
+        body = {"inputs": [tensor], "parameters": {"parameters": '{"stream": true}'}}
+        status, found_json = await post(made, "/v2/models/gpt2/infer", body)
+        assert status == 400 and found_json["error"].startswith("parameters.stream: one answer is given here")
 
 
 async def test_a_stream_without_the_parameter_gives_one_answer() -> None:

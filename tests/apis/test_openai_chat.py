@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from hf_transformer.apis import openai
+from hf_transformer.apis.direct import Direct
 from hf_transformer.tasks.generation_settings import GenerationSettings
-from tests.apis.generating import Bench, bench, post, template_of, tokenizer_of
+from tests.apis.generating import Bench, Exchange, bench, post, template_of, tokenizer_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -16,6 +20,16 @@ PATH = "/openai/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What is the capital of france?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+class Counting(ThreadPoolExecutor):
+    """Threads that count what they are given."""
+
+    submitted = 0
+
+    def submit(self, *args: Any, **options: Any) -> Any:
+        self.submitted += 1
+        return super().submit(*args, **options)
 
 
 async def chat(made: Bench, **fields: Any) -> Any:
@@ -188,12 +202,51 @@ async def test_a_conversation_with_calls_is_rendered() -> None:
         assert '{"name": "weather", "arguments": {"city": "Paris"}}' in text and "sunny" in text
 
 
+@pytest.mark.parametrize("calls", [1, 20], ids=["one call", "many calls"])
+async def test_arguments_of_calls_are_bounded_as_a_body_is(calls: int) -> None:
+    """They are JSON in a string, which nobody has counted: a list of two bytes becomes one of 56."""
+    text = '{"a": [' + ",".join(["[]"] * (60_000 // calls)) + "]}"
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": text}}
+    history = [*MESSAGES, {"role": "assistant", "tool_calls": [call] * calls}]
+    async with bench() as made:
+        message, _ = await refused(made, 413, messages=history)
+        assert message.startswith("body: ") and "lists, objects and keys, at most" in message
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
+async def test_arguments_have_to_be_an_object(long: bool) -> None:
+    text = '["' + "x" * (70_000 if long else 1)
+    where = "messages[1].tool_calls[0].function.arguments"
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": text}}
+    async with bench() as made:
+        for arguments, got in ((text, "got a text that is not JSON"), (f'{text}"]', "got a list")):
+            call["function"] = {"name": "weather", "arguments": arguments}
+            history = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+            message, param = await refused(made, messages=history)
+            assert param == where and message == f"{where}: expected an object as JSON text, {got}"
+
+
+async def test_a_long_chat_is_rendered_by_the_service_s_own_threads() -> None:
+    template = "{{ messages[0].content }}"  # and not the name, so that the prompt is short
+    async with bench(text="Paris.", template=template) as made:
+        with Counting(1) as executor:
+            app = Direct(made.app, openai.routes(replace(made.service, executor=executor), "openai"), ["gpt2"])
+            for name, in_threads in (("Anna", 0), ("x" * 30_000, 1)):
+                body = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi", "name": name}]}
+                async with Exchange(app, PATH, body) as exchange:
+                    assert (await exchange.head())[0] == 200
+                    await exchange.rest()
+                assert executor.submitted == in_threads
+
+
 async def test_the_template_gets_more_variables() -> None:
     async with bench(template="{{ messages[0].content }}{% if shout %}!{% endif %}") as made:
         await chat(made, chat_template_kwargs={"shout": True})
         assert made.generator.asked[0][0].text == MESSAGES[0]["content"] + "!"
         message, _ = await refused(made, chat_template_kwargs={"messages": []})
         assert message.startswith("chat_template_kwargs.messages: is given by the request itself")
+        message, _ = await refused(made, chat_template_kwargs={"self": 1})
+        assert message.startswith("chat_template_kwargs.self: is given")
         message, param = await refused(made, tools=TOOLS)
         assert message.startswith("tools: the chat template of 'gpt2' does not know tools") and param == "tools"
 
@@ -211,6 +264,7 @@ async def test_a_template_that_refuses_is_a_clients_mistake() -> None:
         assert "roles must alternate" in message
 
 
+STRICT = {"type": "function", "function": {"name": "weather", "strict": True}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
@@ -241,6 +295,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice: the model can't", "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice: there are no tools", "tool_choice"),
         ({"tools": [{"type": "x"}]}, "tools[0]: expected", "tools[0]"),
+        ({"tools": [STRICT]}, "tools[0].function.strict: the model can't be held", "tools[0].function.strict"),
         ({"functions": []}, "functions: unknown, expected some of", "functions"),
         ({"prompt": "x"}, "prompt: unknown", "prompt"),
         ({"best_of": 1}, "best_of: unknown", "best_of"),

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.apis.openai_completions import CompletionForm
+from hf_transformer.apis.openai_generation import Choice
 from hf_transformer.errors import PredictorError, PredictorUnavailable
-from hf_transformer.generation.types import Sampling
+from hf_transformer.generation.types import Sampling, TokenText
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from hf_transformer.tasks.text2text_generation import Text2TextGeneration
 from tests.apis.generating import PROMPT, Bench, bench, post
@@ -160,6 +162,15 @@ async def test_logprobs(stream: bool) -> None:
         assert all(
             top[token] == -0.5 and len(top) == 2 for token, top in zip(tokens, told["top_logprobs"], strict=True)
         )
+
+
+async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
+    """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
+    other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
+    chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
+    whole = Choice("z", [chosen, TokenText("x", b"x", -0.1, (other,))], "stop")
+    found: Any = CompletionForm(3).choice(0, whole)
+    assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -0.1}]
 
 
 async def test_logprobs_of_the_chosen_tokens_alone() -> None:

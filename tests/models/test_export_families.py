@@ -19,6 +19,8 @@ import torch
 import transformers
 
 from hf_transformer.errors import LoadError
+from hf_transformer.export.heads import Head
+from hf_transformer.export.reductions import TopTokens
 from hf_transformer.export.writers import WEIGHTS, gather_weights
 from tests.models.exporting import ROOT, printed_by
 
@@ -44,6 +46,8 @@ LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
 FAMILIES = {
     "DistilBertForMaskedLM": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     "RobertaForMaskedLM": SIZES,
+    "AlbertForMaskedLM": SIZES | {"embedding_size": 16},
+    "MPNetForMaskedLM": SIZES,
     "DebertaV2ForSequenceClassification": SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     "ModernBertForMaskedLM": SIZES | {"local_attention": WINDOW, "global_attn_every_n_layers": 2},
     "XLNetForSequenceClassification": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
@@ -99,12 +103,32 @@ def test_family(tmp_path: Path, architecture: str, form: str) -> None:
         assert code and b"torch.device(" not in code, "it would not run on a GPU"
 
 
+MASKED = [name for name in FAMILIES if name.endswith("ForMaskedLM")]
+
+
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+@pytest.mark.parametrize("architecture", MASKED)
+def test_reduced_family(tmp_path: Path, architecture: str, form: str) -> None:
+    """Heads of different make: they get the tokens at the masks alone."""
+    flags = [f"--model_id={made(architecture, tmp_path / 'source')}", f"--format={form}", "--model_name=m", EXACT]
+    assert "the same in 5 batches" in printed_by([*flags, f"--output={tmp_path / 'models'}", "--reduce"])
+
+
+@pytest.mark.parametrize("architecture", MASKED)
+def test_the_head_gets_the_masks_alone(tmp_path: Path, architecture: str) -> None:
+    source = made(architecture, tmp_path / "source")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(source)
+    seen = []
+    model.get_output_embeddings().register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape[:2])))
+    top = TopTokens(Head(model, ("input_ids",), ("logits",), {}), 9, 5).train(False)
+    best, _ = top(torch.tensor([[2, 9, 8, 9, 7, 3], [2, 9, 8, 8, 7, 3]]))
+    assert seen == [(2, 2)] and best.shape == (2, 2, 5)
+
+
 def test_what_torchscript_can_not_store(tmp_path: Path) -> None:
     architecture, form = BLOOM
     source = made(architecture, tmp_path / "source")
-    with pytest.raises(
-        LoadError, match="as torchscript: Could not export Python function"
-    ):
+    with pytest.raises(LoadError, match="as torchscript: Could not export Python function"):
         printed_by([f"--model_id={source}", f"--output={tmp_path / 'models'}", "--model_name=m", f"--format={form}"])
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
