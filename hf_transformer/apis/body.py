@@ -41,8 +41,8 @@ class Bodies:
     Without it as many clients as there may be connections could each have us hold a body of the largest size.
 
     Args:
-        most: bytes that there may be (--max_bytes_in_flight); no fewer than one request may have, or it would never come
-            in.
+        most: bytes that there may be (--max_bytes_in_flight); no fewer than one request may have, or it would never
+            come in.
         refused: is told "bytes" of each request that found no room.
     """
 

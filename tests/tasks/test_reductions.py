@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_the_names_of_the_outputs_tell(tokenizer: Tokenizer, task: Any, names: t
 
 @pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
 def test_flags_that_fill_mask_can_not_serve(tokenizer: Tokenizer, flag: str) -> None:
-    task = FillMask(TaskSettings({}, tokenizer, **{flag: True}))
+    task = FillMask(replace(TaskSettings({}, tokenizer), **cast(Any, {flag: True})))
     assert reading(task, ("logits",)) is task
     with pytest.raises(ConfigError, match=f"--{flag}: the model gives its best tokens alone"):
         reading(task, TOP)

@@ -127,9 +127,13 @@ def _completion_request(about: Described) -> Schema:
 
 
 def _chat_request(about: Described) -> Schema:
+    strict = {"enum": [False, None], "description": "Calls can't be held to a schema."}
     tool = {
         "type": "object",
-        "properties": {"type": {"const": "function"}, "function": {**OBJECT, "required": ["name"]}},
+        "properties": {
+            "type": {"const": "function"},
+            "function": {**OBJECT, "properties": {"strict": strict}, "required": ["name"]},
+        },
         "required": ["type", "function"],
     }
     own = {
