@@ -24,9 +24,13 @@ SECONDS = 120
 Run = Callable[..., Any]
 
 
-def clients_environment() -> Path:
-    """The folder that HF_TRANSFORMER_CLIENTS_ENVIRONMENT names, else .venv-clients of the checkout."""
-    return Path(os.environ.get("HF_TRANSFORMER_CLIENTS_ENVIRONMENT") or ROOT / ".venv-clients")
+def clients_environment(program: str = "") -> Path:
+    """The folder that HF_TRANSFORMER_CLIENTS_ENVIRONMENT names, else .venv-clients of the checkout.
+
+    For langchain's program HF_TRANSFORMER_LANGCHAIN_ENVIRONMENT and .venv-langchain: KServe's SDK wants other versions.
+    """
+    name = "langchain" if program.startswith("langchain") else "clients"
+    return Path(os.environ.get(f"HF_TRANSFORMER_{name.upper()}_ENVIRONMENT") or ROOT / f".venv-{name}")
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def client(tmp_path: Path) -> Run:
 
     def run(program: str, *arguments: str, service: Service, **task: Any) -> Any:
         given = {"http": f"127.0.0.1:{service.port}", "grpc": service.grpc_address, "model": service.model, **task}
-        command = [str(clients_environment() / "bin" / "python"), str(PROGRAMS / f"{program}.py"), *arguments]
+        command = [str(clients_environment(program) / "bin" / "python"), str(PROGRAMS / f"{program}.py"), *arguments]
         variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "NO_PROXY": "*"}
         done = subprocess.run(
             command,
