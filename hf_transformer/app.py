@@ -17,9 +17,10 @@ from hf_transformer.admission import Admission
 from hf_transformer.apis import docs_page, openai, openapi, ops, tokenization, v1, v2, v2_generate
 from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.apis.api_keys import ApiKeys, KeyedApp
-from hf_transformer.apis.base import Endpoint, Models, Service
+from hf_transformer.apis.base import Models, Service
 from hf_transformer.apis.body import Bodies
 from hf_transformer.apis.direct import Direct
+from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.streaming import OpenStreams
 from hf_transformer.config import Config
 from hf_transformer.endings import told_of_the_end
@@ -166,7 +167,7 @@ def http_app(
     if service.tracing is not None:
         found = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, Endpoint)]
         service.tracing.name_routes((route.path_regex, route.path) for route in found)
-    return Direct(app, routes, service.models.names)
+    return Direct(app, routes, service.models.names, short=not service.models.generate)
 
 
 @asynccontextmanager

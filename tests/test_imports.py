@@ -43,6 +43,8 @@ LAYERS = {
     "base": (
         "admission",
         "whole_response",
+        "short_way",
+        "eager",
         "types",
         "errors",
         "metrics",

@@ -11,13 +11,15 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hf_transformer.apis.base import RenderError, Reply, request_context, send_reply
+from hf_transformer.apis.base import RenderError, Reply, head_of, request_context, send_reply
 from hf_transformer.key_file import read_keys
 from hf_transformer.metrics import Metrics
 from hf_transformer.renewal import Renewable, keep_renewing
+from hf_transformer.short_way import Headers, Respond, ShortWay, short_ways_of
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """Where a key may be; none of them goes any further, with a key or without."""
@@ -99,6 +101,9 @@ class KeyedApp:
         self._open = open_paths(models)
         self._errors_by_path = errors_by_path
         self._metrics = metrics
+        self.short_ways = {
+            target: partial(self._short, way, target.decode("latin-1")) for target, way in short_ways_of(app).items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -109,10 +114,25 @@ class KeyedApp:
         if self._keys.accept(headers) or (scope["path"] in self._open and scope["method"] in ("GET", "HEAD")):
             await self.app(scope, receive, send)
             return
-        body = self._errors_by_path(scope["path"])(REFUSED, 401)
+        reply, request_id = self._refused(scope["path"], scope["headers"])
+        await send_reply(scope, send, 401, reply, request_id)
+
+    def _short(
+        self, way: ShortWay, path: str, headers: Headers, body: bytes, scheme: str, respond: Respond
+    ) -> Callable[[], object]:
+        """The same in front of a short way."""
+        rest = [pair for pair in headers if pair[0] not in HEADERS]
+        if self._keys.accept(headers):
+            return way(rest, body, scheme, respond)
+        reply, request_id = self._refused(path, rest)
+        respond(401, head_of(reply, request_id), reply.body)
+        return bool  # there is nothing to end
+
+    def _refused(self, path: str, headers: Headers) -> tuple[Reply, str]:
+        """The answer to a request without a key, and its id."""
         count_refused(self._metrics)
-        request_id = request_context(dict(scope["headers"])).request_id
-        await send_reply(scope, send, 401, Reply(body, headers=((b"www-authenticate", b"Bearer"),)), request_id)
+        body = self._errors_by_path(path)(REFUSED, 401)
+        return Reply(body, headers=((b"www-authenticate", b"Bearer"),)), request_context(dict(headers)).request_id
 
 
 def count_refused(metrics: Metrics) -> None:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import re
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from hf_transformer.admission import Admission
-from hf_transformer.apis.body import Bodies, ClientGone, parse_json, read_body, to_utf8
+from hf_transformer.apis.body import Bodies, parse_json, to_utf8
 from hf_transformer.apis.running import Running
-from hf_transformer.apis.server_timing import server_timing
-from hf_transformer.apis.streaming import OpenStreams, Sender, Stream
-from hf_transformer.apis.watching import Watches
-from hf_transformer.errors import RequestError, UnknownModel
+from hf_transformer.apis.streaming import OpenStreams
+from hf_transformer.errors import UnknownModel
 from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.metrics import Metrics
 from hf_transformer.tasks.base import Servable
+from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.tracing.spans import Tracing
 from hf_transformer.types import Answers, Context, Encoding, Json, ModelDescription, Query, TextInput, Tokenization
@@ -69,6 +66,11 @@ class Models:
     @property
     def names(self) -> list[str]:
         return list(self._models)
+
+    @property
+    def generate(self) -> bool:
+        """Whether one of them generates text."""
+        return any(isinstance(model.task, TextGeneration) for model in self._models.values())
 
     def __getitem__(self, name: str) -> Model:
         """Raises UnknownModel, naming the ones that there are."""
@@ -133,100 +135,8 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-CLIENT_GONE = 499
-"""The status that a request is counted under whose client left before the answer, as in nginx."""
-
-Handle = Callable[[Call], Awaitable[Reply | Stream]]
-"""An API's own part: finds the model, parses the body, asks the model, renders the answer."""
 RenderError = Callable[[str, int], bytes]
 """An API's error body for a message and its HTTP status."""
-
-
-class Endpoint:
-    """A POST route as a bare ASGI endpoint: no Request and Response objects, a third of a short request's CPU.
-
-    Args:
-        api: the name of the API in the metrics.
-        handle: its own part.
-        render_error: its error body.
-    """
-
-    def __init__(self, api: str, handle: Handle, render_error: RenderError, service: Service) -> None:
-        self._api = api
-        self._handle = handle
-        self._render_error = render_error
-        self._admission = service.admission
-        self._metrics = service.metrics
-        self._max_bytes = service.max_bytes
-        self._limits = JsonLimits.of(service.max_texts, service.max_bytes)
-        self._watches = Watches()
-        self._server_timing = service.server_timing
-        self._tracing = service.tracing
-        self._bodies = service.bodies
-        self._streams = service.streams
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        context = request_context(headers)
-        trace = None
-        if self._tracing is not None:
-            context.headers, trace = self._tracing.begin(context.headers)
-        reply = None
-        try:
-            status, reply = await self._answer(scope, receive, send, headers, context)
-        except ClientGone:
-            status = CLIENT_GONE
-        self._metrics.count_request(self._api, status)
-        if reply is not None:
-            if self._server_timing and context.timings.predict and status == 200:
-                reply.headers = (*reply.headers, (b"server-timing", server_timing(context.timings)))
-            await send_reply(scope, send, status, reply, context.request_id)
-        if self._tracing is not None and trace is not None:
-            self._tracing.end_http(trace, scope["method"], scope["path"], scope["scheme"], status, context)
-
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes], context: Context
-    ) -> tuple[int, Reply | None]:
-        """Status and body; a stream has been sent. Raises ClientGone where nobody waits for them."""
-        if scope["method"] != "POST":
-            # The route takes every method, or GET would fall through to the route of a model with a colon in its name.
-            message = f"{scope['method'][:20]} {scope['path'][:200]}: Method Not Allowed, expected POST"
-            return 405, Reply(self._render_error(message, 405), headers=((b"allow", b"POST"),))
-        portion = self._bodies.portion()
-        try:
-            # The place is taken after the body: a client that sends slowly keeps no other one out.
-            body = await read_body(receive, headers, self._max_bytes, portion)
-            context.timings.arrived = time.perf_counter()
-            place = context.place = self._admission.enter(len(body))
-            watch = self._watches.begin(receive)
-            try:
-                answer = await self._handle(Call(scope["path_params"], headers, body, context, self._limits))
-                if isinstance(answer, Reply):
-                    return 200, answer
-                # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
-                watch.begin(asyncio.get_running_loop())
-                sender = Sender(send, answer, context, timing=self._server_timing)
-                return await sender.run(self._streams), None
-            except asyncio.CancelledError:
-                if watch.has_cancelled():
-                    raise ClientGone from None
-                raise
-            finally:
-                self._watches.end(watch)
-                place.leave()
-        except RequestError as error:
-            again = error.retry_after
-            extra = ((b"retry-after", str(again).encode()),) if again is not None else ()
-            return error.status, Reply(self._render_error(str(error), error.status), headers=extra)
-        except ClientGone:
-            raise
-        except Exception:
-            # The last resort for a fault of our own: it is logged whole, and the client is told where to look.
-            named = {"request_id": context.request_id}
-            logger.exception("request %s failed by a fault of the service", context.request_id, extra=named)
-            return 500, Reply(self._render_error(f"internal error; the log has it under {context.request_id}", 500))
-        finally:
-            portion.give_back()
 
 
 class JsonResponse(Response):
@@ -262,17 +172,18 @@ def new_request_id() -> str:
 
 async def send_reply(scope: Scope, send: Send, status: int, reply: Reply, request_id: str) -> None:
     """Sends a whole response."""
-    headers = [
-        (b"content-type", reply.content_type),
-        (b"x-request-id", request_id.encode("latin-1")),
-        *reply.headers,
-    ]
+    headers = head_of(reply, request_id)
     send_whole: SendWhole | None = scope.get(WHOLE_RESPONSE)
     if send_whole is not None and send_whole(status, headers, reply.body):
         return
     headers.append((b"content-length", str(len(reply.body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
+
+
+def head_of(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
+    """A response's headers, without the length."""
+    return [(b"content-type", reply.content_type), (b"x-request-id", request_id.encode("latin-1")), *reply.headers]
 
 
 def error_json(message: str, status: int) -> bytes:

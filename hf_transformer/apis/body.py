@@ -138,7 +138,19 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return _plain(chunks[0] if len(chunks) == 1 else b"".join(chunks), headers, limit, portion)
+
+
+def whole_body(body: bytes, headers: Mapping[bytes, bytes], limit: int, portion: Portion) -> bytes:
+    """What ``read_body`` gives for one that is all there; it raises the same."""
+    if len(body) > limit:
+        raise _too_large(limit)
+    portion.add(len(body))
+    return _plain(body, headers, limit, portion)
+
+
+def _plain(body: bytes, headers: Mapping[bytes, bytes], limit: int, portion: Portion) -> bytes:
+    """The body, decompressed."""
     encoding = headers.get(b"content-encoding")
     if not encoding:
         return body

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hf_transformer.apis.base import Endpoint
+from hf_transformer.apis.endpoint import Endpoint
+from hf_transformer.short_way import ShortWay
 
 
 class Direct:
@@ -20,9 +21,12 @@ class Direct:
         app: the application with all routes, kept as ``app``.
         routes: those of which the endpoints are found: paths without parameters, or with ``{model}`` alone.
         models: the names that stand for ``{model}``.
+        short: whether the endpoints have short ways, as those of models that generate no text do.
     """
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute], models: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, routes: Iterable[BaseRoute], models: Sequence[str], *, short: bool = False
+    ) -> None:
         self.app = app
         self._endpoints: dict[str, tuple[Endpoint, dict[str, str]]] = {}
         for route in routes:
@@ -34,6 +38,10 @@ class Direct:
                 for model in models:
                     path = route.path.replace("{model}", model)
                     self._endpoints.setdefault(path, (route.endpoint, {"model": model}))
+        self.short_ways: dict[bytes, ShortWay] = {}
+        if short:
+            for path, (endpoint, params) in self._endpoints.items():
+                self.short_ways[path.encode()] = endpoint.short_way(path, params)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 import grpc
 
 from hf_transformer.admission import Admission, Place
-from hf_transformer.apis.base import CLIENT_GONE, Service
+from hf_transformer.apis.base import Service
+from hf_transformer.apis.endpoint import CLIENT_GONE
 from hf_transformer.apis.generation import wants_stream
 from hf_transformer.apis.grpc_calls import Caller, details_of, our_fault
 from hf_transformer.apis.grpc_pieces import Emit, pieces

@@ -15,20 +15,22 @@ Source: https://platform.openai.com/docs/api-reference
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis import openai_chat, openai_completions, openai_embeddings, openai_rerank, v1
-from hf_transformer.apis.base import Call, Endpoint, JsonResponse, Models, RenderError, Reply, Service, error_json
+from hf_transformer.apis.base import Call, JsonResponse, Models, RenderError, Reply, Service, error_json
+from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.openai_bodies import known_model, render_error
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.types import Json
 
-Create = Callable[[Service, Call], Awaitable[Reply | Stream]]
+Create = Callable[[Service, Call], Coroutine[Any, Any, Reply | Stream]]
 """Answers one POST request."""
 OWNER = "hf_transformer"
 SHARED = "/v1/models"

@@ -17,7 +17,8 @@ from typing import TypeVar
 import orjson
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.apis.base import Call, Endpoint, Reply, Service, error_json
+from hf_transformer.apis.base import Call, Reply, Service, error_json
+from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.v1 import parse
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tasks.base import Servable, Task, describe

@@ -19,7 +19,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis import v1_stream
-from hf_transformer.apis.base import Call, Endpoint, JsonResponse, Reply, Service, error_json
+from hf_transformer.apis.base import Call, JsonResponse, Reply, Service, error_json
+from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.generation import wants_stream
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput, NotReady

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import orjson
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.apis.base import Call, Endpoint, Model, Reply, Service, error_json
+from hf_transformer.apis.base import Call, Model, Reply, Service, error_json
+from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.generation import STREAM, generating, place_of, whole_texts
 from hf_transformer.apis.streaming import EVENTS, Stream, event
 from hf_transformer.apis.tensors import check_version

@@ -16,11 +16,11 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_VALUE_RE,
     STATUS_LINE,
-    HttpToolsProtocol,
     RequestResponseCycle,
 )
 
 from hf_transformer.serving.http10 import Unchunked
+from hf_transformer.serving.short_requests import ShortRequest, ShortWayProtocol
 from hf_transformer.whole_response import WHOLE_RESPONSE
 
 LINGER = 1.0
@@ -73,7 +73,7 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-class Connection(HttpToolsProtocol):
+class Connection(ShortWayProtocol):
     """uvicorn makes one for each connection."""
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
@@ -84,7 +84,7 @@ class Connection(HttpToolsProtocol):
         self._head = 0
         self._trailers = 0
         self._refused = False
-        self._running: RequestResponseCycle | None = None
+        self._running: RequestResponseCycle | ShortRequest | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,6 +105,10 @@ class Connection(HttpToolsProtocol):
         self._trailers = 0
         cycle.scope[WHOLE_RESPONSE] = partial(self._send_whole, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
+
+    def short_begins(self, request: ShortRequest) -> None:
+        self._running = request
+        self._trailers = 0
 
     def _send_whole(
         self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
@@ -137,7 +141,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Fields behind a chunked body are read and forgotten: nothing here looks at them, and a proxy may have."""
-        if self.cycle is None or self.cycle.scope is not self.scope:
+        if not self.on_short_way and (self.cycle is None or self.cycle.scope is not self.scope):
             super().on_header(name, value)
             return
         self._trailers += len(name) + len(value)

@@ -11,6 +11,7 @@ import uvicorn
 
 from hf_transformer.key_pair import KeyPair, read_server_pair
 from hf_transformer.renewal import Renewable
+from hf_transformer.serving.short_requests import DefaultHeaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class ServerConfig(uvicorn.Config):
         self.certificate: Renewable[KeyPair] | None = None
         self.ending = False
         """Set by the server; connections look at it."""
+        self.default_headers = DefaultHeaders()
         super().__init__(
             app,
             factory=True,

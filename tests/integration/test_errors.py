@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -140,17 +141,22 @@ def test_too_many_requests(serve: Serve, protocol: str) -> None:
         assert first.result().json() == {"predictions": ["paris"]}
 
 
-def test_a_client_that_leaves_gives_its_place_back(serve: Serve, protocol: str) -> None:
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["whole", "in pieces"])
+def test_a_client_that_leaves_gives_its_place_back(serve: Serve, protocol: str, pause: float) -> None:
     """The predictor takes 1 s for what nobody waits for any more; the place is free long before."""
     service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
     gone = 'hf_transformer_requests_total{api="v1",status="499"}'
+    before = service.metric(gone) if gone in service.client.get("/metrics").text else 0
     body = json.dumps(BODY).encode()
     head = f"POST /v1/models/fault_slow:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection((HOST, service.port)) as connection:
-        connection.sendall(head.encode() + body)
+        if pause:
+            connection.sendall(head.encode())
+            time.sleep(pause)
+        connection.sendall(body if pause else head.encode() + body)
         assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
     assert poll(lambda: service.metric(IN_FLIGHT) == 0, 10.0)
-    assert service.metric(gone) == 1
+    assert service.metric(gone) == before + 1
     assert service.predict([TEXT]) == ["paris"]
     assert "Traceback" not in service.log
 

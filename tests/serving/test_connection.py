@@ -60,6 +60,7 @@ async def serving(
         certificate=certificate,
         http=Connection,
         timeout_keep_alive=keep_alive,
+        proxy_headers=False,
     )
     server = Server(config)
     listening = socket.create_server((HOST, 0))

@@ -1,0 +1,174 @@
+"""One POST route: from a request's body to a whole response or a stream, whichever API it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from hf_transformer.apis.base import Call, RenderError, Reply, Service, head_of, request_context, send_reply
+from hf_transformer.apis.body import ClientGone, read_body, whole_body
+from hf_transformer.apis.server_timing import server_timing
+from hf_transformer.apis.streaming import Sender, Stream
+from hf_transformer.apis.watching import Watches
+from hf_transformer.eager import Eager
+from hf_transformer.errors import RequestError
+from hf_transformer.short_way import Headers, Respond, ShortWay
+from hf_transformer.tracing.spans import Trace
+from hf_transformer.types import Context
+from hf_transformer.wire.json_text import JsonLimits
+
+logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""The status that a request is counted under whose client left before the answer, as in nginx."""
+
+Handle = Callable[[Call], Coroutine[Any, Any, Reply | Stream]]
+"""An API's own part: finds the model, parses the body, asks the model, renders the answer."""
+
+
+class Endpoint:
+    """A POST route as a bare ASGI endpoint: no Request and Response objects, a third of a short request's CPU.
+
+    Args:
+        api: the name of the API in the metrics.
+        handle: its own part.
+        render_error: its error body.
+    """
+
+    def __init__(self, api: str, handle: Handle, render_error: RenderError, service: Service) -> None:
+        self._api = api
+        self._handle = handle
+        self._render_error = render_error
+        self._admission = service.admission
+        self._metrics = service.metrics
+        self._max_bytes = service.max_bytes
+        self._limits = JsonLimits.of(service.max_texts, service.max_bytes)
+        self._watches = Watches()
+        self._server_timing = service.server_timing
+        self._tracing = service.tracing
+        self._bodies = service.bodies
+        self._streams = service.streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        context, trace = self._begin(headers)
+        reply = None
+        try:
+            status, reply = await self._answer(scope, receive, send, headers, context)
+        except ClientGone:
+            status = CLIENT_GONE
+        self._count(status, reply, context)
+        if reply is not None:
+            await send_reply(scope, send, status, reply, context.request_id)
+        if self._tracing is not None and trace is not None:
+            self._tracing.end_http(trace, scope["method"], scope["path"], scope["scheme"], status, context)
+
+    def short_way(self, path: str, params: Mapping[str, str]) -> ShortWay:
+        """For requests to this path, if its handler never streams and asks for no task; see short_way.py.
+
+        Args:
+            path: what is asked for.
+            params: what the path names.
+        """
+
+        def begin(headers: Headers, body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
+            fields = dict(headers)
+            context, trace = self._begin(fields)
+
+            def done(answer: tuple[int, Reply] | None, error: BaseException | None) -> None:
+                status, reply = answer or (CLIENT_GONE, None)
+                self._count(status, reply, context)
+                if reply is not None:
+                    respond(status, head_of(reply, context.request_id), reply.body)
+                if self._tracing is not None and trace is not None:
+                    self._tracing.end_http(trace, "POST", path, scheme, status, context)
+
+            return Eager(self._answer_whole(params, fields, body, context), done).cancel
+
+        return begin
+
+    def _begin(self, headers: Mapping[bytes, bytes]) -> tuple[Context, Trace | None]:
+        context = request_context(headers)
+        trace = None
+        if self._tracing is not None:
+            context.headers, trace = self._tracing.begin(context.headers)
+        return context, trace
+
+    def _count(self, status: int, reply: Reply | None, context: Context) -> None:
+        """A request is answered, or will never be; the answer gets to know how long it took."""
+        self._metrics.count_request(self._api, status)
+        if reply is not None and self._server_timing and context.timings.predict and status == 200:
+            reply.headers = (*reply.headers, (b"server-timing", server_timing(context.timings)))
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes], context: Context
+    ) -> tuple[int, Reply | None]:
+        """Status and body; a stream has been sent. Raises ClientGone where nobody waits for them."""
+        if scope["method"] != "POST":
+            # The route takes every method, or GET would fall through to the route of a model with a colon in its name.
+            message = f"{scope['method'][:20]} {scope['path'][:200]}: Method Not Allowed, expected POST"
+            return 405, Reply(self._render_error(message, 405), headers=((b"allow", b"POST"),))
+        portion = self._bodies.portion()
+        try:
+            # The place is taken after the body: a client that sends slowly keeps no other one out.
+            body = await read_body(receive, headers, self._max_bytes, portion)
+            context.timings.arrived = time.perf_counter()
+            place = context.place = self._admission.enter(len(body))
+            watch = self._watches.begin(receive)
+            try:
+                answer = await self._handle(Call(scope["path_params"], headers, body, context, self._limits))
+                if isinstance(answer, Reply):
+                    return 200, answer
+                # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
+                watch.begin(asyncio.get_running_loop())
+                sender = Sender(send, answer, context, timing=self._server_timing)
+                return await sender.run(self._streams), None
+            except asyncio.CancelledError:
+                if watch.has_cancelled():
+                    raise ClientGone from None
+                raise
+            finally:
+                self._watches.end(watch)
+                place.leave()
+        except ClientGone:
+            raise
+        except Exception as error:
+            return self._failed(error, context)
+        finally:
+            portion.give_back()
+
+    async def _answer_whole(
+        self, params: Mapping[str, str], headers: Mapping[bytes, bytes], body: bytes, context: Context
+    ) -> tuple[int, Reply]:
+        """Status and body for a request that is all there."""
+        portion = self._bodies.portion()
+        try:
+            body = whole_body(body, headers, self._max_bytes, portion)
+            place = context.place = self._admission.enter(len(body))
+            try:
+                answer = await self._handle(Call(params, headers, body, context, self._limits))
+            finally:
+                place.leave()
+            if isinstance(answer, Stream):
+                raise TypeError("a handler with a short way has answered with a stream")
+            return 200, answer
+        except Exception as error:
+            return self._failed(error, context)
+        finally:
+            portion.give_back()
+
+    def _failed(self, error: Exception, context: Context) -> tuple[int, Reply]:
+        """How a request is answered that has failed."""
+        if isinstance(error, RequestError):
+            again = error.retry_after
+            extra = ((b"retry-after", str(again).encode()),) if again is not None else ()
+            return error.status, Reply(self._render_error(str(error), error.status), headers=extra)
+        # The last resort for a fault of our own: it is logged whole, and the client is told where to look.
+        named = {"request_id": context.request_id}
+        logger.error("request %s failed by a fault of the service", context.request_id, extra=named, exc_info=error)
+        return 500, Reply(self._render_error(f"internal error; the log has it under {context.request_id}", 500))

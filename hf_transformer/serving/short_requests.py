@@ -1,0 +1,165 @@
+"""uvicorn's connection, with a way past ASGI for requests that came whole; see hf_transformer/short_way.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from hf_transformer.short_way import Headers, ShortWay, short_ways_of
+
+
+class DefaultHeaders:
+    """The lines that begin every response. uvicorn makes a new list of headers every second."""
+
+    def __init__(self) -> None:
+        self._headers: Sequence[tuple[bytes, bytes]] | None = None
+        self.lines = b""
+        self.close = False
+        """Whether they end the connection, as they do when the server ends."""
+
+    def update(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Takes over uvicorn's."""
+        if headers is not self._headers:
+            self._headers = headers
+            self.lines = b"".join(b"%s: %s\r\n" % pair for pair in headers)
+            self.close = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
+
+
+class ShortRequest:
+    """A request on its short way, where uvicorn has a RequestResponseCycle; what it and others look at is here."""
+
+    __slots__ = (
+        "_connection",
+        "cancel",
+        "disconnected",
+        "keep_alive",
+        "response_complete",
+        "response_started",
+        "scope",
+    )
+
+    more_body = False
+
+    def __init__(self, connection: ShortWayProtocol, keep_alive: bool) -> None:
+        self._connection = connection
+        self.scope = connection.scope
+        self.keep_alive = keep_alive
+        self.disconnected = self.response_started = self.response_complete = False
+        self.cancel: Callable[[], object] | None = None
+
+    @property
+    def message_event(self) -> ShortRequest:
+        """What uvicorn sets when something has happened to a request."""
+        return self
+
+    def set(self) -> None:
+        """Of all that may happen, only that the client has gone is of interest."""
+        if self.disconnected and self.cancel is not None:
+            self.cancel()
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Sends the response in one write."""
+        if self.disconnected or self.response_complete:
+            return
+        self.response_started = self.response_complete = True
+        self.cancel = None
+        self._connection.send_response(self, status, headers, body)
+
+
+class ShortWayProtocol(HttpToolsProtocol):
+    """One connection. A request whose head and body have come by the end of one read goes its short way, if the
+    application has one for it and no other request is before it; any other goes uvicorn's."""
+
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)
+        self._default_headers: DefaultHeaders = config.default_headers
+        self._ways: Mapping[bytes, ShortWay] = short_ways_of(self.app)
+        self._way: ShortWay | None = None
+        self._body = b""
+
+    @property
+    def on_short_way(self) -> bool:
+        """Whether the request that is being read may still be short."""
+        return self._way is not None
+
+    def short_begins(self, request: ShortRequest) -> None:
+        """A request is about to be answered."""
+
+    def on_headers_complete(self) -> None:
+        way = self._ways.get(self.url)
+        if way is not None and self._may_be_short():
+            self._way = way
+            self._body = b""
+        else:
+            super().on_headers_complete()
+
+    def _may_be_short(self) -> bool:
+        parser, before = self.parser, self.cycle
+        return (
+            (before is None or before.response_complete)
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and not (self.expect_100_continue or parser.should_upgrade() or self.flow.write_paused)
+            and not self.transport.is_closing()
+        )
+
+    def on_body(self, body: bytes) -> None:
+        if self._way is None:
+            super().on_body(body)
+        else:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        way = self._way
+        if way is None:
+            super().on_message_complete()
+            return
+        self._way = None
+        body, self._body = self._body, b""
+        request = ShortRequest(self, self.parser.should_keep_alive())
+        self.cycle = request  # type: ignore[assignment]  # has what is used of one
+        self.short_begins(request)
+        cancel = way(self.headers, body, "http" if self.scheme is None else self.scheme, request.respond)
+        if not request.response_complete:
+            request.cancel = cancel
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._way is not None:
+            self._go_long()
+
+    def _go_long(self) -> None:
+        """The body is not whole: the request goes uvicorn's way, as if it had from the beginning."""
+        body, self._way, self._body = self._body, None, b""
+        if self.transport.is_closing():
+            return
+        super().on_headers_complete()
+        if body:
+            super().on_body(body)
+
+    def send_response(self, request: ShortRequest, status: int, headers: Headers, body: bytes) -> None:
+        """Writes it, and goes on with whatever comes next."""
+        defaults = self._default_headers
+        defaults.update(self.server_state.default_headers)
+        keep = request.keep_alive and not defaults.close
+        parts = [STATUS_LINE[status], defaults.lines]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        if not (keep or defaults.close):
+            parts.append(b"connection: close\r\n")
+        parts += (b"content-length: %d\r\n\r\n" % len(body), body)
+        self.transport.write(b"".join(parts))
+        if not keep:
+            self.transport.close()
+        self._answered()
+
+    def _answered(self) -> None:
+        """What uvicorn does after a response, without its timer for idle connections: the sweeper finds them."""
+        if self.pipeline or not self.timeout_keep_alive:
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        if self.flow.read_paused and not self.transport.is_closing():
+            self.flow.resume_reading()

@@ -1,0 +1,41 @@
+"""A way for a request that came whole and gets one answer: a call, where ASGI has a scope, a task and four messages.
+
+An application that has such ways shows them as ``short_ways``, by the target of the request (the bytes behind the
+method). A server that does not know of them serves the application as ever; so does one that does, with whatever is
+not as usual: another method, a body that comes in parts, a client of HTTP/1.0.
+
+Measured with 32 connections: ASGI is a quarter of the CPU of a short request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names in lower case. Values of a response have no control characters: they are not looked at again."""
+
+
+class Respond(Protocol):
+    """Sends the whole response; to be called once. Nothing happens if the client is gone."""
+
+    def __call__(self, status: int, headers: Headers, body: bytes) -> None: ...
+
+
+class ShortWay(Protocol):
+    """Begins to answer a POST request and never raises. ``scheme`` is http or https.
+
+    Returns:
+        What ends the work, because nobody waits for the answer any more.
+    """
+
+    def __call__(self, headers: Headers, body: bytes, scheme: str, respond: Respond) -> Callable[[], object]: ...
+
+
+_NONE: Final[Mapping[bytes, ShortWay]] = {}
+
+
+def short_ways_of(app: Any) -> Mapping[bytes, ShortWay]:
+    """Those that an ASGI application has, none for any other."""
+    ways: Mapping[bytes, ShortWay] = getattr(app, "short_ways", _NONE)
+    return ways
