@@ -69,14 +69,15 @@ class ShortRequest:
 
 
 class ShortWayProtocol(HttpToolsProtocol):
-    """One connection. A request whose head and body have come by the end of one read goes its short way, if the
-    application has one for it and no other request is before it; any other goes uvicorn's."""
+    """One connection. The first request of a read goes its short way, if the application has one for it, all of it is
+    there and no other request is before it; any other goes uvicorn's."""
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
         self._default_headers: DefaultHeaders = config.default_headers
         self._ways: Mapping[bytes, ShortWay] = short_ways_of(self.app)
         self._way: ShortWay | None = None
+        self._first = True
         self._body = b""
 
     @property
@@ -89,7 +90,9 @@ class ShortWayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         way = self._ways.get(self.url)
-        if way is not None and self._may_be_short():
+        if way is not None and self._first and self._may_be_short():
+            # Of many that come in one read the others take their turns: they are work without a pause otherwise.
+            self._first = False
             self._way = way
             self._body = b""
         else:
@@ -126,6 +129,7 @@ class ShortWayProtocol(HttpToolsProtocol):
             request.cancel = cancel
 
     def data_received(self, data: bytes) -> None:
+        self._first = True
         super().data_received(data)
         if self._way is not None:
             self._go_long()

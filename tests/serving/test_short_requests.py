@@ -193,11 +193,14 @@ async def test_a_client_that_waits_to_be_asked_for_the_body_is_asked() -> None:
         assert (await client.answer())[1] == b"long:text"
 
 
-async def test_requests_in_one_write_are_answered_in_their_order() -> None:
+async def test_requests_in_one_write_are_answered_in_their_order_and_one_at_a_time() -> None:
+    """What is answered at once would else keep the event loop for as long as there are requests in what was read."""
     app = Ways()
     async with client_of(app) as client:
         client.send(b"".join(post(b"%d" % number) for number in range(20)))
-        assert [(await client.answer())[1] for _ in range(20)] == [b"short:%d" % number for number in range(20)]
+        answers = [(await client.answer())[1] for _ in range(20)]
+        assert answers == [b"short:0", *(b"long:%d" % number for number in range(1, 20))]
+        assert len(app.taken) == 1
 
 
 async def test_requests_behind_one_that_is_worked_on_wait_for_it() -> None:
