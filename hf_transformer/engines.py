@@ -12,6 +12,7 @@ import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.loading.cutting import BYTES, cut_ranges, many_pieces, span, without
+from hf_transformer.loading.word_memo import WordMemo
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
 
 LONGEST_FIRST = "longest_first"
@@ -46,6 +47,7 @@ class Engine(Protocol):
     """What encodes."""
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
+    def encode_one(self, text: str) -> Encoding: ...
     def with_max_length(self, length: int) -> Engine: ...
 
 
@@ -54,7 +56,7 @@ class RustEngine:
 
     Where to cut is a setting inside the library's object. The usual one is made once and never changes; for a request
     that wants another there is a second object behind a lock, made when it is first needed. A third one never cuts.
-    They share one vocabulary.
+    They share one vocabulary. Short texts of words that were there before need none of them (WordMemo).
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class RustEngine:
         self._lock = threading.Lock()
         self._adjustable: tokenizers.Tokenizer | None = None
         self._uncut = self._copy()
+        self._memo = WordMemo.of(self._uncut, special_tokens)
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The windows of each text, one unless ``how`` asks for more.
@@ -77,6 +80,25 @@ class RustEngine:
             InvalidInput: a text is not Unicode, a pair can't fit, or a stride is too long.
             TooLarge: more than ``how.max_windows`` or ``how.max_tokens``; that is found before they are made.
         """
+        if how is not PLAIN or self._memo is None:
+            return self._encode(texts, how)
+        found = [self._remembered(text) if isinstance(text, str) else None for text in texts]
+        others = [text for text, one in zip(texts, found, strict=True) if one is None]
+        rest = iter(self._encode(others, how) if others else ())
+        return [next(rest) if one is None else [one] for one in found]
+
+    def encode_one(self, text: str) -> Encoding:
+        """What ``encode`` gives for one text in the usual way, with little around it."""
+        found = self._remembered(text)
+        return self._one(text)[0] if found is None else found
+
+    def _remembered(self, text: str) -> Encoding | None:
+        """An encoding made of known words, if it need not be cut."""
+        ids = None if self._memo is None else self._memo.ids(text)
+        return Encoding(ids, [0] * len(ids)) if ids is not None and len(ids) < self._max_length else None
+
+    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """What ``encode`` gives, by the library."""
         if how is PLAIN and len(texts) == 1 and isinstance(texts[0], str):
             return [self._one(texts[0])]
         if how.whole:
@@ -86,7 +108,7 @@ class RustEngine:
             if any(apart := [many_pieces(text, limit) for text in texts]):
                 pairs = iter(self._cut_pairs([*compress(texts, apart)], limit, how))
                 others = [text for text, many in zip(texts, apart, strict=True) if not many]
-                rest = iter(self.encode(others, how) if others else ())
+                rest = iter(self._encode(others, how) if others else ())
                 return [[next(pairs)] if many else next(rest) for many in apart]
             if limit == self._max_length:
                 return [self._windows(one, limit, how) for one in self._run(self._backend, texts, how)]
@@ -192,7 +214,7 @@ class RustEngine:
         return encoded
 
     def _one(self, text: str) -> list[Encoding]:
-        """What ``encode`` does for one text in the usual way, with little around the library's own work."""
+        """What ``_encode`` does for one text in the usual way, with little around the library's own work."""
         try:
             encoded = self._backend.encode_batch_fast([text], add_special_tokens=self._special_tokens)[0]
         except Exception as exc:

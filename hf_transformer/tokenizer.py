@@ -41,7 +41,7 @@ MASK_TOKENS = ("[MASK]", "<mask>")
 
 
 class Tokenizer:
-    """One model's tokenizer. It has no state that changes, so threads and requests share it.
+    """One model's tokenizer. Nothing that changes in it can be seen from outside, so threads and requests share it.
 
     Attributes: ``max_length``, the limit in tokens, special ones included; ``padding_side``, ``left`` or ``right``;
     ``pad_token_id``, None if there is no padding token; ``pad_id``, an id that always exists, for positions that are
@@ -85,11 +85,12 @@ class Tokenizer:
 
         With ``offsets``, an encoding has all its details. Raises InvalidInput.
         """
-        return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=offsets))]
+        how = Tokenization(detail=True) if offsets else PLAIN
+        return [windows[0] for windows in self.encode_windows(texts, how)]
 
     def encode_short(self, text: str) -> Encoding:
-        """What ``encode`` gives for one text, with little around the library's own work. Raises InvalidInput."""
-        return self._engine.encode((text,), PLAIN)[0][0]
+        """What ``encode`` gives for one text, with little around it. Raises InvalidInput."""
+        return self._engine.encode_one(text)
 
     def encode_windows(
         self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None

@@ -83,6 +83,9 @@ class Waiting:
         assert self.go_on.wait(30)
         return [[Encoding([1], [0])] for _ in texts]
 
+    def encode_one(self, text: str) -> Encoding:
+        return self.encode((text,), Tokenization())[0][0]
+
     def with_max_length(self, length: int) -> Engine:
         return self
 

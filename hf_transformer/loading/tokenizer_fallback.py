@@ -93,7 +93,7 @@ def named_tokens(tokenizer: Any) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonEngine:
-    """A tokenizer written in Python behind the same two methods as the Rust one."""
+    """A tokenizer written in Python behind the same methods as the Rust one."""
 
     tokenizer: Any
     max_length: int
@@ -112,6 +112,10 @@ class PythonEngine:
         pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
         strategy = "only_first" if how.only_first else "longest_first"
         return [[self._encode(str(text), pair, strategy)] for text, pair in pairs]
+
+    def encode_one(self, text: str) -> Encoding:
+        """What ``encode`` gives for one text in the usual way."""
+        return self.encode((text,), PLAIN)[0][0]
 
     def _whole(self, text: TextInput, how: Tokenization) -> Encoding:
         """A text as it is; where its tokens lie in it is not known."""

@@ -1,0 +1,110 @@
+"""Tiny tokenizers that treat what stands between spaces independently, and the library's own encodings with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+
+from hf_transformer.engines import RustEngine
+from hf_transformer.loading.word_memo import WordMemo
+from hf_transformer.types import Encoding
+from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
+
+LIMIT = 24
+"""Tokens; some of the texts are longer."""
+
+
+def with_added(backend: Tokenizer) -> Tokenizer:
+    """Tokens of all kinds, as far as the memo allows."""
+    spaced = isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)
+    backend.add_tokens([AddedToken("new_token"), AddedToken("A-b", normalized=True)])
+    backend.add_tokens([AddedToken(text, single_word=True, normalized=False) for text in ("<ent>", "zoë")])
+    backend.add_special_tokens([AddedToken("[ENT]", lstrip=True, rstrip=not spaced)])
+    return backend
+
+
+def with_normalizer(backend: Tokenizer, *steps: normalizers.Normalizer) -> Tokenizer:
+    backend.normalizer = normalizers.Sequence([*steps])
+    return backend
+
+
+def split_at(splitter: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    backend = wordpiece(lowercase=False)
+    backend.normalizer, backend.pre_tokenizer = None, splitter
+    return backend
+
+
+def letters_added() -> Tokenizer:
+    """Some added tokens can't be told by their characters, so that ASCII words are nothing special."""
+    backend = wordpiece(lowercase=True)
+    backend.add_tokens([AddedToken("ing"), AddedToken("newtoken", single_word=True, normalized=False)])
+    backend.add_tokens([AddedToken("zoë")])
+    return backend
+
+
+def ignoring_special(backend: Tokenizer) -> Tokenizer:
+    backend.encode_special_tokens = True
+    return backend
+
+
+BACKENDS: dict[str, Callable[[], Tokenizer]] = {
+    "bert": lambda: wordpiece(lowercase=True),
+    "bert-cased": lambda: wordpiece(lowercase=False),
+    "bert-accents": lambda: wordpiece(lowercase=True, strip_accents=False),
+    "bert-added": lambda: with_added(wordpiece(lowercase=True)),
+    "bert-letters-added": letters_added,
+    "bert-splitting-special": lambda: ignoring_special(wordpiece(lowercase=True)),
+    "nfkd": lambda: with_normalizer(
+        wordpiece(lowercase=True), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()
+    ),
+    "whitespace": lambda: split_at(pre_tokenizers.Whitespace()),
+    "whitespace-split": lambda: split_at(pre_tokenizers.WhitespaceSplit()),
+    "gpt2": lambda: byte_level(["<|endoftext|>"]),
+    "gpt2-prefixed": lambda: byte_level(["<|endoftext|>"], prefix=True),
+    "gpt2-lower": lambda: with_normalizer(byte_level([]), normalizers.NFD(), normalizers.Lowercase()),
+    "neox": lambda: with_normalizer(byte_level(["<|endoftext|>"]), normalizers.NFC()),
+    "roberta": lambda: roberta(),
+    "roberta-prefixed": lambda: roberta(prefix=True),
+    "roberta-added": lambda: with_added(roberta()),
+}
+
+
+@cache
+def backend_of(name: str) -> str:
+    return BACKENDS[name]().to_str()
+
+
+def copy_of(name: str) -> Tokenizer:
+    backend = Tokenizer.from_str(backend_of(name))
+    backend.encode_special_tokens = name == "bert-splitting-special"
+    return backend
+
+
+def engine_of(name: str, limit: int = LIMIT, *, special: bool = True, side: str = "right") -> RustEngine:
+    return RustEngine(copy_of(name), limit, special_tokens=special, truncation_side=side)
+
+
+class Library:
+    """What the library itself gives."""
+
+    def __init__(self, name: str, limit: int = LIMIT, *, special: bool = True, side: str = "right") -> None:
+        self._backend = copy_of(name)
+        self._backend.enable_truncation(limit, direction=side)
+        self._special = special
+
+    def encode(self, text: str) -> Encoding:
+        found = self._backend.encode(text, add_special_tokens=self._special)
+        return Encoding(found.ids, found.type_ids, bool(found.overflowing))
+
+
+@cache
+def vocabulary(name: str) -> Sequence[str]:
+    return [token.removeprefix("##").replace("Ġ", "") for token in copy_of(name).get_vocab()]
+
+
+def memo_of(name: str) -> WordMemo:
+    memo = WordMemo.of(copy_of(name), True)
+    assert memo is not None
+    return memo
