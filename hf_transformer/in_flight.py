@@ -105,7 +105,7 @@ class Batch(Generic[Item]):
         self.entries = entries
         self.requests = {entry.request for entry in entries}
         self.shared = len(self.requests) > 1
-        self.may_be_cancelled = True  # until the predictor has been asked
+        self.may_be_cancelled = False  # until it is known whether that ends the predictor's work
         self.task: asyncio.Task[None] | None = None
         for request in self.requests:
             request.batches.add(self)
@@ -113,7 +113,8 @@ class Batch(Generic[Item]):
     def leave(self, request: Request) -> None:
         """A request that nobody waits for any more; the last one ends the call, if that ends the predictor's work.
 
-        If it does not, the call keeps its place until its end: another one in its stead would be one too many there.
+        If it does not, the call keeps its place until its end: another one in its stead would be one too many there. A
+        batch that is not packed yet is then not sent.
         """
         self.requests.discard(request)
         request.batches.discard(self)

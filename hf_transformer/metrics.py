@@ -114,7 +114,8 @@ class Metrics:
         """Adds one batch on its way to the predictor."""
         self._batch_instances.observe(instances)
         self._real_tokens.inc(tokens)
-        self._padding_tokens.inc(padding)
+        if padding:
+            self._padding_tokens.inc(padding)
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Shows what ``use`` says at the time of each scrape; counting costs a request nothing."""

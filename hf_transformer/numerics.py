@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 
 from hf_transformer.errors import PredictorError
@@ -77,6 +79,19 @@ def require_numbers(logits: Array) -> None:
     legitimate logit: that of a banned token.
     """
     require_finite(logits.max(axis=-1))
+
+
+def argmax(logits: Array) -> int:
+    """The index of the highest of ``logits`` [N], the first of equal ones.
+
+    Raises:
+        PredictorError: as ``require_numbers``, which would look at all of them once more. numpy's argmax takes a NaN
+            for the highest, and the highest is infinite where one is +inf, or all are -inf.
+    """
+    index = int(logits.argmax())
+    if not isfinite(logits[index]):
+        require_finite(logits[index])
+    return index
 
 
 def require_finite(maxima: Array) -> None:

@@ -92,8 +92,9 @@ class Scheduler(Generic[Item]):
         self._deadlines = Deadlines(settings.timeout)
         self._places = Places(settings.max_batches_in_flight) if places is None else places
         self._waiting: Waiting[Entry[Item]] = Waiting(lambda entry: form.limits(entry.item))
-        self._in_flight: set[asyncio.Task[None]] = set()
-        self._woken = False
+        self._in_flight: set[Batch[Item]] = set()
+        """With their tasks: the event loop alone would let these be collected."""
+        self._woken: asyncio.Task[None] | None = None
         self._refused_in_a_row = 0
         self._alone_again = 0.0
 
@@ -161,10 +162,9 @@ class Scheduler(Generic[Item]):
         self._deadlines.add(request, loop)
         if not self._places.free:
             self._places.await_free(self._send_waiting)
-        elif not self._woken:
+        elif self._woken is None:
             # At the end of this turn of the event loop: what arrives in one turn leaves together.
-            self._woken = True
-            loop.call_soon(self._send_waiting)
+            self._woken = loop.create_task(self._send_first())
         return request
 
     def _withdraw(self, request: Request) -> None:
@@ -173,28 +173,37 @@ class Scheduler(Generic[Item]):
         request.leave()
         self._waiting.left(sum(not entry.taken for entry in request.entries))
 
+    async def _send_first(self) -> None:
+        """Sends what has arrived in the last turn; the oldest batch of it in this very task, which saves a turn."""
+        task, self._woken = self._woken, None
+        batch = self._next() if self._places.free else None
+        self._send_waiting()
+        if batch is not None:
+            batch.task = task
+            await self._send(batch)
+
     def _send_waiting(self) -> None:
-        self._woken = False
-        loop = self._loop
+        """Sends what there is, as long as there are places."""
         while self._places.free:
-            entries = self._waiting.take()
-            if not entries:
+            batch = self._next()
+            if batch is None:
                 return
-            batch = Batch(entries)
-            batch.task = loop.create_task(self._send(batch))
-            self._places.take()
-            self._in_flight.add(batch.task)
-            batch.task.add_done_callback(self._sent)
+            batch.task = self._loop.create_task(self._send(batch))
         self._places.await_free(self._send_waiting)
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
-        self._places.give_back()
+    def _next(self) -> Batch[Item] | None:
+        """A batch that takes a place; None if nobody waits."""
+        entries = self._waiting.take()
+        if not entries:
+            return None
+        batch = Batch(entries)
+        self._places.take()
+        self._in_flight.add(batch)
+        return batch
 
     async def _send(self, batch: Batch[Item]) -> None:
         try:
             await self._infer(batch)
-            self._refused_in_a_row = 0
         except (PredictorUnavailable, PredictorTimeout) as error:
             self._fail(batch.entries, error)
         except asyncio.CancelledError:
@@ -208,6 +217,9 @@ class Scheduler(Generic[Item]):
                 self._fail(batch.entries, error)
         finally:
             batch.close()
+            self._in_flight.discard(batch)
+            # Once those who were answered have run: what they ask for next can be in the very next batch.
+            self._loop.call_soon(self._places.give_back)
 
     def _may_ask_again(self) -> bool:
         """Whether the requests of a batch that the model has refused are asked for one by one; see MOST_REFUSED."""
@@ -243,6 +255,8 @@ class Scheduler(Generic[Item]):
             packed = self._form.pack(items)
         else:
             packed = await self._loop.run_in_executor(self._executor, self._form.pack, items)
+        if not batch.requests:  # nobody waits any more
+            return
         self._observe(entries, packed, started)
         headers = entries[0].request.context.headers
         if batch.shared and (traceparent := headers.get("traceparent")):
@@ -252,11 +266,12 @@ class Scheduler(Generic[Item]):
         sizes = packed.sizes
         batch.may_be_cancelled = self._predictor.stops_when_cancelled(sizes)
         async with self._predictor.infer(packed.inputs, packed.outputs, headers, sizes=sizes) as outputs:
-            decode = partial(self._decode, entries, items, packed, outputs)
-            if sum(entry.cost for entry in entries) <= INLINE_COST:
-                decode()
+            if sum([entry.cost for entry in entries]) <= INLINE_COST:
+                self._decode(entries, items, packed, outputs)
             else:
-                await _to_the_end(asyncio.get_running_loop().run_in_executor(self._executor, decode))
+                decode = partial(self._decode, entries, items, packed, outputs)
+                await _to_the_end(self._loop.run_in_executor(self._executor, decode))
+        self._refused_in_a_row = 0
         wrong = 0
         for entry in entries:
             wrong += entry.request.settle(entry.index)

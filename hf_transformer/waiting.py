@@ -69,25 +69,22 @@ class Waiting(Generic[One]):
     def __init__(self, limits: Callable[[One], BatchLimits]) -> None:
         self._limits = limits
         self._arrived: deque[One] = deque()
+        self._ungrouped: list[One] = []
+        """Those that have arrived since the last batch: one that leaves alone, as most do, needs no group."""
         self._gone = 0
         self._groups: dict[str, _Group[One]] = {}
 
     def add(self, entry: One) -> None:
         """Puts an instance at the end of the queue."""
         self._arrived.append(entry)
-        group = self._groups.get(entry.key)
-        if group is None:
-            group = self._groups[entry.key] = _Group()
-        group.add(entry)
+        self._ungrouped.append(entry)
 
     def left(self, count: int) -> None:
         """Says that nobody waits any more for so many of the instances here; once they are many they are taken out."""
         self._gone += count
         if self._gone > MOST_GONE and self._gone * 2 > len(self._arrived):
             staying = [entry for entry in self._arrived if not (entry.taken or entry.gone)]
-            self._arrived.clear()
-            self._groups.clear()
-            self._gone = 0
+            self._clear()
             for entry in staying:
                 self.add(entry)
 
@@ -101,11 +98,31 @@ class Waiting(Generic[One]):
             if not first.gone:
                 first.taken = True
                 batch = [first]
+            if not self._arrived:  # nobody else waits
+                self._clear()
+                return batch
+            self._group()
+            if batch:
                 self._fill(batch, self._groups[first.key])
             self._forget(first)
             if batch:
                 return batch
         return []
+
+    def _clear(self) -> None:
+        self._arrived.clear()
+        self._ungrouped.clear()
+        self._groups.clear()
+        self._gone = 0
+
+    def _group(self) -> None:
+        """Puts those that have arrived into their groups."""
+        for entry in self._ungrouped:
+            group = self._groups.get(entry.key)
+            if group is None:
+                group = self._groups[entry.key] = _Group()
+            group.add(entry)
+        self._ungrouped.clear()
 
     def _forget(self, entry: One) -> None:
         """Takes an instance that has left the queue, and those of its length that left before, out of its group."""
@@ -153,13 +170,18 @@ class _Group(Generic[One]):
 
     def pop(self, length: int) -> One | None:
         """The instance of this length that has waited longest, None if there is none."""
-        self.prune(length)
         waiting = self._by_length.get(length)
         if waiting is None:
             return None
-        entry = waiting.popleft()
-        self.prune(length)
-        return entry
+        found = None
+        while waiting:
+            entry = waiting.popleft()
+            if not (entry.taken or entry.gone):
+                found = entry
+                break
+        if not waiting:
+            self._drop(length)
+        return found
 
     def prune(self, length: int) -> None:
         """Drops the instances of this length that have left the queue, up to the first that has not."""
@@ -169,8 +191,11 @@ class _Group(Generic[One]):
         while waiting and (waiting[0].taken or waiting[0].gone):
             waiting.popleft()
         if not waiting:
-            del self._by_length[length]
-            del self._lengths[bisect_left(self._lengths, length)]
+            self._drop(length)
+
+    def _drop(self, length: int) -> None:
+        del self._by_length[length]
+        del self._lengths[bisect_left(self._lengths, length)]
 
     def nearest(self, length: int) -> list[int]:
         """The lengths that wait, from the nearest to the farthest."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hf_transformer.batches import Filling, pack, verify
+from hf_transformer.batches import MOST_SHAPES, EncodingForm, Filling, pack, verify
 from hf_transformer.binding import Binding, InputBinding, OutputBinding
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import TOKENS, Axis
@@ -69,3 +69,64 @@ def test_a_wrong_response_is_refused(datatype: str, shape: tuple[int, ...], says
     with pytest.raises(PredictorError) as caught:
         verify(tensor, LOGITS, 2, 3, batch_axis=True)
     assert says in str(caught.value)
+
+
+def form_of(binding: Binding) -> EncodingForm:
+    return EncodingForm(binding, RIGHT, max_tokens=10**6, max_output_bytes=10**9)
+
+
+def zeros(*shape: int) -> dict[str, Tensor]:
+    return {"logits": Tensor("logits", "FP32", np.zeros(shape, np.float32))}
+
+
+@pytest.mark.parametrize("batch_axis", [True, False], ids=["batch axis", "none"])
+def test_every_response_is_verified_though_shapes_come_again(batch_axis: bool) -> None:
+    form = form_of(replace(MASKED, batch_axis=batch_axis, max_rows=4 if batch_axis else 1))
+    items = [encoding(3)]
+    packed = form.pack(items)
+
+    def unpacked(datatype: str, *shape: int) -> list[float]:
+        data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape if batch_axis else shape[1:])
+        [rows] = form.unpack(items, packed, {"logits": Tensor("logits", datatype, data)})
+        values: list[float] = rows["logits"].ravel().tolist()
+        return values
+
+    for _ in range(2):
+        assert unpacked("FP32", 1, 3, 5) == list(range(15))
+        assert unpacked("FP32", 1, 3, 6) == list(range(18))
+        with pytest.raises(PredictorError, match="as FP16, its configuration says FP32"):
+            unpacked("FP16", 1, 3, 5)
+        with pytest.raises(PredictorError, match="with the shape"):
+            unpacked("FP32", 1, 2, 5)
+        with pytest.raises(PredictorError, match="4 along vocabulary"):
+            unpacked("FP32", 1, 3, 4)
+
+
+def test_a_shape_that_is_right_for_one_batch_is_not_for_another() -> None:
+    form = form_of(MASKED)
+    for lengths, wrong in (([3], (1, 2, 5)), ([2], (1, 3, 5)), ([3, 3], (1, 3, 5))):
+        items = [encoding(length) for length in lengths]
+        packed = form.pack(items)
+        for _ in range(2):
+            assert len(list(form.unpack(items, packed, zeros(len(lengths), lengths[0], 5)))) == len(items)
+            with pytest.raises(PredictorError, match="with the shape"):
+                list(form.unpack(items, packed, zeros(*wrong)))
+
+
+def test_what_is_kept_of_shapes_is_bounded() -> None:
+    form = form_of(MASKED)
+    items = [encoding(1)]
+    packed = form.pack(items)
+    for size in range(5, 5 + MOST_SHAPES + 10):
+        list(form.unpack(items, packed, zeros(1, 1, size)))
+    assert 0 < len(form._promised) <= MOST_SHAPES
+
+
+def test_sizes_of_a_batch() -> None:
+    known = replace(LOGITS, sizes=(-1, 5))
+    form = form_of(replace(MASKED, outputs=(known, replace(LOGITS, name="free", sizes=(-1, -1)))))
+    for _ in range(2):
+        assert form.pack([encoding(2), encoding(3)]).sizes == {"logits": 2 * 3 * 5 * 4}
+        assert form.pack([encoding(4)]).sizes == {"logits": 4 * 5 * 4}
+    packed = form.pack([encoding(2), encoding(3)])
+    assert (packed.real, packed.padding) == (5, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.numerics import require_numbers, softmax, softmax_at, top_k
+from hf_transformer.numerics import argmax, require_numbers, softmax, softmax_at, top_k
 from hf_transformer.types import Array
 
 
@@ -62,3 +62,22 @@ def test_what_is_no_number_is_refused_in_any_row() -> None:
     for row in ([np.nan, 2.0], [np.inf, 2.0], [-np.inf, -np.inf]):
         with pytest.raises(PredictorError, match="not finite"):
             require_numbers(np.array([[0.0, 1.0], row]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 30_522])
+def test_argmax_refuses_what_is_no_number(dtype: type, size: int) -> None:
+    logits: Array = np.linspace(-1, 1, size).astype(dtype)
+    assert argmax(logits) == int(logits.argmax())
+    assert argmax(np.zeros(size, dtype)) == 0
+    for place in {0, size // 2, size - 1}:
+        for value in (np.nan, np.inf):
+            wrong = logits.copy()
+            wrong[place] = value
+            with pytest.raises(PredictorError, match="not finite"):
+                argmax(wrong)
+    with pytest.raises(PredictorError, match="not finite"):
+        argmax(np.full(size, -np.inf, dtype))
+    if size > 1:
+        logits[0] = -np.inf  # a banned token
+        assert argmax(logits) == int(logits.argmax()) > 0

@@ -122,3 +122,29 @@ def test_padding_does_not_count_where_the_length_is_fixed() -> None:
     found = batches([Entry(1), Entry(100)], limits(fixed_length=100))
     assert lengths_of(found) == [[1, 100]]
     assert lengths_of(batches([Entry(1), Entry(100)], limits())) == [[1], [100]]
+
+
+def test_one_that_waits_alone_leaves_nothing_behind() -> None:
+    waiting: Waiting[Entry] = Waiting(lambda entry: limits())
+    for gone in (False, True, False):
+        alone = Entry(3, gone=gone)
+        waiting.add(alone)
+        assert waiting.take() == ([] if gone else [alone])
+        assert alone.taken is not gone
+        assert waiting.take() == []
+        assert not (waiting._groups or waiting._arrived or waiting._ungrouped)
+
+
+def test_those_that_came_before_and_after_a_batch_leave_together() -> None:
+    waiting: Waiting[Entry] = Waiting(lambda entry: limits(rows=3))
+    early = [Entry(5, number=number) for number in range(5)]
+    for entry in early:
+        waiting.add(entry)
+    assert waiting.take() == early[:3]
+    late = [Entry(length, number=9) for length in (5, 60)]
+    for entry in late:
+        waiting.add(entry)
+    early[3].gone = True
+    assert waiting.take() == [early[4], late[0]]
+    assert waiting.take() == [late[1]]
+    assert waiting.take() == []

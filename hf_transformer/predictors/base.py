@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from hf_transformer.errors import PredictorUnavailable
 from hf_transformer.types import ModelSpec, Tensor
@@ -93,6 +93,45 @@ class Predictor(ABC):
         """
 
 
+class HeldCall(AbstractAsyncContextManager[Mapping[str, Tensor]]):
+    """A call of ``infer`` that can be told, before it is entered, to go on to its end though its caller is cancelled.
+
+    What was not sent yet is given up all the same. Other calls are made to by a task of their own, which costs as much
+    as a small call.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def hold(self, deadline: float) -> None:
+        """A cancellation takes effect only when the predictor has ended the call, and CancelledError is raised then,
+        whatever the end was.
+
+        Args:
+            deadline: on the event loop's clock; then the call is given up, with PredictorTimeout, if the transport has
+                not done that before.
+        """
+
+
+class DetachableCall(HeldCall):
+    """One that can be left behind, too."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def let_go(self, ended: Callable[[], None]) -> None:
+        """A cancellation takes effect at once. Where the call goes on, ``ended`` is called at its end."""
+
+    @property
+    @abstractmethod
+    def goes_on(self) -> bool:
+        """Whether it is under way although its caller has gone."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Takes back what it was told: the next cancellation ends it."""
+
+
 class UnknownRegion(PredictorUnavailable):
     """The predictor knows no such shared-memory region, so it has restarted since. The model was not run."""
 
@@ -114,7 +153,12 @@ class Destination:
 
 
 class PlacingPredictor(Predictor):
-    """A transport whose predictor can write outputs into a file in /dev/shm that both see."""
+    """A transport whose predictor can write outputs into a file in /dev/shm that both see.
+
+    With ``holds`` the calls that ``infer`` gives are DetachableCalls.
+    """
+
+    holds: ClassVar[bool] = False
 
     @abstractmethod
     def infer(

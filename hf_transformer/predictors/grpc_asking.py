@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictors.asking import AskablePredictor
 from hf_transformer.predictors.grpc import GrpcPredictor
 from hf_transformer.types import RepositoryEntry, ServerDescription
-from hf_transformer.wire import v2_grpc, v2_grpc_server
+from hf_transformer.wire import v2_grpc_server
 
-_METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex")
 _EVERYTHING = b""
 """The serialized request of all of them, which leaves every field at its default."""
 
@@ -19,25 +17,18 @@ _EVERYTHING = b""
 class AskableGrpcPredictor(GrpcPredictor, AskablePredictor):
     """GrpcPredictor, with the questions of AskablePredictor."""
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        self._methods |= {
-            name: self._channel.unary_unary(f"/{v2_grpc.SERVICE}/{name}", None, None) for name in _METHODS
-        }
-        return self
-
     async def server_live(self) -> bool:
-        return v2_grpc_server.decode_live(await self._call("ServerLive", _EVERYTHING, ()))
+        return v2_grpc_server.decode_live(await self._call("ServerLive", _EVERYTHING))
 
     async def server_ready(self) -> bool:
-        return v2_grpc_server.decode_ready(await self._call("ServerReady", _EVERYTHING, ()))
+        return v2_grpc_server.decode_ready(await self._call("ServerReady", _EVERYTHING))
 
     async def describe_server(self) -> ServerDescription:
-        return v2_grpc_server.parse_server(await self._call("ServerMetadata", _EVERYTHING, ()))
+        return v2_grpc_server.parse_server(await self._call("ServerMetadata", _EVERYTHING))
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         try:
-            answer = await self._call("RepositoryIndex", _EVERYTHING, ())
+            answer = await self._call("RepositoryIndex", _EVERYTHING)
         except PredictorError:
             return None  # it has no such method, or has it switched off
         return v2_grpc_server.parse_index(answer)

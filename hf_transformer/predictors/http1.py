@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from math import inf
 from typing import Final
 
 from hf_transformer.predictors.address import Address
-from hf_transformer.predictors.http1_connection import Connection
+from hf_transformer.predictors.http1_connection import Connection, Hold
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Disconnected, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer, AnswerReader, Room
 
@@ -66,39 +67,45 @@ class Http1Client:
         """How many connections are open and wait for a request."""
         return len(self._idle)
 
-    async def request(self, head: bytes, body: bytes = b"", *, resend: bool = True, fresh: bool = False) -> Answer:
+    async def request(
+        self,
+        head: bytes,
+        body: bytes = b"",
+        *,
+        resend: bool = True,
+        fresh: bool = False,
+        deadline: float = inf,
+        hold: Hold | None = None,
+    ) -> Answer:
         """The answer to a request, whatever its status.
 
         head: request line and header fields, the empty line at the end included. It says Content-Length if there is a
         body, is of HTTP/1.1, has a Host and does not ask for the connection to be closed.
         resend: whether the request may be sent twice, because doing it twice does no harm.
         fresh: whether only a new connection will do.
+        deadline: on the loop's clock, where it is earlier than the client's own.
+        hold: keeps a request that was sent from being cancelled; see there.
 
         Raises:
             Http1Error: see http1_errors.
             OSError: there is no connection, and nothing was sent; ssl.SSLError is one.
         """
-        deadline = self._loop.time() + self._seconds
+        deadline = min(self._loop.time() + self._seconds, deadline)
         if self.closed:
             raise Disconnected("the client is closed")
         if self._idle and not fresh:
+            connection = self._idle.pop()
             try:
-                return await self._exchange_again(self._idle.pop(), head, body, deadline, resend)
+                answer = await connection.exchange(head, body, deadline, hold)
+                if connection.open or (answer.status != 408 and (answer.status != 400 or not resend)):
+                    return answer
+                raise NoAnswer(f"it was closing the idle connection ({answer.status})")
             except NoAnswer as exc:
                 exc.kept = True
-                if self.closed or not resend:
+                if self.closed or not resend or (hold is not None and hold.cancelled is not None):
                     raise
         connection = await self._connect(deadline)
-        return await connection.exchange(head, body, deadline)
-
-    async def _exchange_again(
-        self, connection: Connection, head: bytes, body: bytes, deadline: float, resend: bool
-    ) -> Answer:
-        """The answer on a connection that was idle. Raises NoAnswer too for one that is not for this request."""
-        answer = await connection.exchange(head, body, deadline)
-        if not connection.open and (answer.status == 408 or (answer.status == 400 and resend)):
-            raise NoAnswer(f"it was closing the idle connection ({answer.status})")
-        return answer
+        return await connection.exchange(head, body, deadline, hold)
 
     async def close(self) -> None:
         """Closes every connection; calls under way fail."""

@@ -28,6 +28,26 @@ class Owner(Protocol):
         """Its socket is closed. Comes after ``lost``."""
 
 
+class Hold:
+    """Has a request go on to its end though whoever waits for it is cancelled.
+
+    Either that takes effect afterwards: the one who made the request raises ``cancelled``, if it is not None, once the
+    request has ended. Or, with ``leave``, at once: then ``rest`` ends with the request. It costs nothing while nobody
+    is cancelled; a task of its own for the request would cost as much as the request.
+    """
+
+    __slots__ = ("cancelled", "late", "leave", "released", "rest")
+
+    def __init__(self, *, leave: bool = False) -> None:
+        self.leave = leave
+        self.cancelled: asyncio.CancelledError | None = None
+        self.released = False
+        """Whether a cancellation ends the request after all."""
+        self.late: Answer | Exception | None = None
+        """How the request has ended, if that was before the cancelled task could run."""
+        self.rest: asyncio.Future[Answer] | None = None
+
+
 class Connection(asyncio.BufferedProtocol):
     """Sends a request and awaits its answer, as often as the server lets it."""
 
@@ -37,6 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         self._owner = owner
         self._transport: asyncio.Transport
         self._waiter: asyncio.Future[Answer] | None = None
+        self._hold: Hold | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.open = False
@@ -44,8 +65,9 @@ class Connection(asyncio.BufferedProtocol):
         self.idle_since = 0.0
         """Seconds on the loop's clock; kept by the owner."""
 
-    async def exchange(self, head: bytes, body: bytes, deadline: float) -> Answer:
-        """Sends one request. ``deadline`` is on the loop's clock. Cancelling it closes the connection.
+    async def exchange(self, head: bytes, body: bytes, deadline: float, hold: Hold | None = None) -> Answer:
+        """Sends one request. ``deadline`` is on the loop's clock. Cancelling it closes the connection, unless there is
+        a ``hold``.
 
         Raises:
             Http1Error: any but ConnectTimeout. Whatever the reader's ``room`` raises.
@@ -53,15 +75,31 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.begin()
         waiter: asyncio.Future[Answer] = self._loop.create_future()
         self._waiter = waiter
+        self._hold = hold
         self._watch(deadline)
         if len(body) <= _JOINED:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
         try:
-            return await waiter
+            while True:
+                try:
+                    return await waiter
+                except asyncio.CancelledError as error:
+                    if hold is None or hold.released:
+                        raise
+                    hold.cancelled = error
+                    if not waiter.cancelled():
+                        return waiter.result()
+                    if hold.late is not None:
+                        return _outcome(hold.late)
+                    self._waiter = waiter = self._loop.create_future()
+                    if hold.leave:
+                        hold.rest = waiter
+                        raise
         finally:
-            if self._waiter is waiter:  # cancelled; once answered, the connection may serve another request
+            # Left by a cancellation; once answered, the connection may serve another request.
+            if self._waiter is waiter and (hold is None or hold.rest is None):
                 self._waiter = None
                 self.abort()
 
@@ -117,10 +155,12 @@ class Connection(asyncio.BufferedProtocol):
         """Hands the answer over. One that came before the request was all sent ends the connection."""
         waiter, self._waiter = self._waiter, None
         keep = self.open and self._reader.keep_alive and self._transport.get_write_buffer_size() == 0
-        if waiter is None or waiter.done():  # cancelled, and its task does not know yet
-            keep = False
-        else:
+        if waiter is not None and not waiter.done():
             waiter.set_result(answer)
+        elif self._hold is not None:  # cancelled, and its task does not know yet
+            self._hold.late = answer
+        else:
+            keep = False
         if keep:
             self._owner.free(self)
         else:
@@ -130,6 +170,8 @@ class Connection(asyncio.BufferedProtocol):
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
+        elif waiter is not None and self._hold is not None:
+            self._hold.late = error
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -156,3 +198,9 @@ class Connection(asyncio.BufferedProtocol):
             self._watch(self._deadline)
         else:
             self._close(DeadlineExceeded("the time for the whole call is over"))
+
+
+def _outcome(late: Answer | Exception) -> Answer:
+    if isinstance(late, Exception):
+        raise late
+    return late

@@ -1,22 +1,17 @@
 """An answer of an HTTP/1.1 server that is read while it comes, on a connection of its own.
 
-Leaving it early is closing the connection, so one that is kept for other requests would gain little. Who reads slowly
+Leaving it early is closing the connection; one whose answer was read to its end is there for the next. Who reads slowly
 slows down the server: no more is received than the reader's buffer holds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Mapping
-from typing import Final, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
 
-from hf_transformer.predictors.address import Address
-from hf_transformer.predictors.http1 import CONNECT_SECONDS
 from hf_transformer.predictors.http1_bodies import ChunkedBody, UntilClose
 from hf_transformer.predictors.http1_errors import (
-    ConnectDeadline,
-    ConnectTimeout,
     DeadlineExceeded,
     Disconnected,
     MalformedAnswer,
@@ -29,20 +24,68 @@ _AT_ONCE: Final = 2**16
 """Bytes received at once, and half of what is received ahead of the reader."""
 
 
-class StreamedAnswer:
-    """An answer whose head has come. Its methods raise Http1Error, apart from ``close``."""
+class Reader(asyncio.StreamReader):
+    """What a connection receives. Whatever comes while ``idle`` is set, the end included, makes it useless; that is
+    called then."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int) -> None:
-        """limit: the most bytes that may come at once."""
-        self._reader = reader
-        self._writer = writer
+    idle: Callable[[], object] | None = None
+    is_spoiled = False
+
+    def feed_data(self, data: Any) -> None:
+        if self.idle is not None:
+            self._spoil(self.idle)
+        super().feed_data(data)
+
+    def feed_eof(self) -> None:
+        if self.idle is not None:
+            self._spoil(self.idle)
+        super().feed_eof()
+
+    def _spoil(self, tell: Callable[[], object]) -> None:
+        self.is_spoiled = True
+        tell()
+
+
+class StreamConnection:
+    """An open connection. ``idle_since`` is on the loop's clock."""
+
+    __slots__ = ("idle_since", "reader", "writer")
+
+    def __init__(self, reader: Reader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.idle_since = 0.0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another request may be sent, as far as is known."""
+        return not (self.writer.transport.is_closing() or self.reader.is_spoiled or self.reader.at_eof())
+
+    def abort(self) -> None:
+        """Closes it, without a further word."""
+        self.writer.transport.abort()
+
+
+class StreamedAnswer:
+    """The answer to one request. Its methods raise Http1Error, apart from ``close``."""
+
+    def __init__(self, connection: StreamConnection, limit: int, free: Callable[[StreamConnection], object]) -> None:
+        """
+        Args:
+            limit: the most bytes that may come at once.
+            free: called with the connection, once it may be used again.
+        """
+        self._connection = connection
+        self._reader = connection.reader
         self._limit = limit
+        self._free = free
         self._head: Head
         self._body: ChunkedBody | UntilClose | None = None
         self._left = 0
         self._timer: asyncio.TimerHandle | None = None
         self._late = False
         self._closed = False
+        self._is_over = False
 
     @property
     def status(self) -> int:
@@ -53,10 +96,15 @@ class StreamedAnswer:
         """Names are lower-case."""
         return self._head.headers
 
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether the server leaves the connection open."""
+        return self._head.keep_alive
+
     async def begin(self, request: bytes, deadline: float) -> Self:
         """Sends the request and awaits the head. ``deadline``, of the loop's clock, bounds the whole answer."""
         self._timer = asyncio.get_running_loop().call_at(deadline, self._time_is_up)
-        self._writer.write(request)
+        self._connection.writer.write(request)
         self._head = await self._next_head()
         while self._head.status < 200:
             if self._head.status == 101:
@@ -66,6 +114,7 @@ class StreamedAnswer:
             self._body = ChunkedBody(self._limit) if self._head.chunked else UntilClose(self._limit)
         else:
             self._left = self._head.length
+            self._is_over = not self._left
         return self
 
     async def read(self) -> bytes:
@@ -79,17 +128,30 @@ class StreamedAnswer:
                 return b""
             if not data:
                 raise self._ended("in the middle of its answer")
-            body.feed(data)
+            taken = body.feed(data)
+            if body.complete:
+                self._is_over = taken == len(data)  # what follows was not asked for
             if body.data:
                 return body.take()
         return b""
 
     def close(self) -> None:
-        """Closes the connection, without a further word."""
+        """No more is read of it."""
+        if self._closed:
+            return
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._writer.transport.abort()
+        # After a refusal it is not: what a server does then with a connection is less certain.
+        if self._is_over and self._head.status == 200 and self.keeps_alive and self._connection.is_usable:
+            self._free(self._connection)
+        else:
+            self._connection.abort()
+
+    def abort(self) -> None:
+        """Ends it in the middle: a read that is under way fails."""
+        self._is_over = False
+        self.close()
 
     async def _rest(self) -> bytes:
         """The next bytes of a body of known length."""
@@ -99,6 +161,7 @@ class StreamedAnswer:
         if not data:
             raise self._ended("in the middle of its answer")
         self._left -= len(data)
+        self._is_over = not self._left
         return data
 
     async def _next_head(self) -> Head:
@@ -131,29 +194,4 @@ class StreamedAnswer:
 
     def _time_is_up(self) -> None:
         self._late = True
-        self._writer.transport.abort()
-
-
-async def open_streamed(address: Address, tls: ssl.SSLContext | None, deadline: float, limit: int) -> StreamedAnswer:
-    """A new connection, on which nothing was sent yet.
-
-    Raises:
-        Http1Error: ConnectTimeout or ConnectDeadline.
-        OSError: there is no connection.
-    """
-    seconds = min(CONNECT_SECONDS, deadline - asyncio.get_running_loop().time())
-    host = address.host
-    try:
-        async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(
-                host,
-                address.port,
-                ssl=tls,
-                server_hostname=host.rstrip(".") if tls is not None else None,
-                limit=HEAD_LIMIT,
-            )
-    except TimeoutError as exc:
-        if seconds < CONNECT_SECONDS:
-            raise ConnectDeadline("the time for the whole call is over, and there is no connection") from exc
-        raise ConnectTimeout(f"no connection within {seconds:g} s") from exc
-    return StreamedAnswer(reader, writer, limit)
+        self._connection.abort()

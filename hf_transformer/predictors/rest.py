@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from functools import lru_cache
+from math import inf
 from types import TracebackType
-from typing import Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 import numpy as np
@@ -16,13 +18,20 @@ from hf_transformer.errors import ConfigError, PredictorError, PredictorUnavaila
 from hf_transformer.predictors import kinds
 from hf_transformer.predictors.address import Address, parse_address
 from hf_transformer.predictors.answers import verified
-from hf_transformer.predictors.base import Destination, PlacingPredictor, PredictorSettings, UnknownRegion
+from hf_transformer.predictors.base import (
+    Destination,
+    PlacingPredictor,
+    PredictorSettings,
+    UnknownRegion,
+)
 from hf_transformer.predictors.certificates import ssl_context
 from hf_transformer.predictors.headers import forwarded
 from hf_transformer.predictors.http1 import Http1Client
+from hf_transformer.predictors.http1_connection import Hold
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Http1Error, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer
-from hf_transformer.predictors.http1_stream import StreamedAnswer, open_streamed
+from hf_transformer.predictors.http1_streams import StreamedCalls
+from hf_transformer.predictors.rest_call import RestCall
 from hf_transformer.predictors.rest_errors import has_ended, mapped, message_of, refused
 from hf_transformer.predictors.rest_stream import responses
 from hf_transformer.types import ModelSpec, Tensor
@@ -30,6 +39,7 @@ from hf_transformer.wire import v2_rest, v2_rest_regions
 from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.generate import encode_generate_request
 from hf_transformer.wire.placements import NOWHERE, Placement
+from hf_transformer.wire.v2_rest_calls import InferCalls
 
 _ALIGNMENT = 64
 _WORTH_ALIGNING = 16 * 1024
@@ -49,6 +59,8 @@ class RestPredictor(PlacingPredictor):
     inference changes nothing.
     """
 
+    holds: ClassVar[bool] = True
+
     def __init__(self, settings: PredictorSettings) -> None:
         self._address = parse_address(settings)
         self._where = str(self._address)
@@ -65,8 +77,10 @@ class RestPredictor(PlacingPredictor):
         self._generate = f"POST {path}/generate_stream {fields}Content-Type: application/json\r\n"
         self._region = f"/v2/systemsharedmemory/region/{{}}/{{}} {fields}"
         self._regions = f"GET /v2/systemsharedmemory/status {fields}\r\n".encode()
+        self._calls = InferCalls()
+        self._usual_head = lru_cache(maxsize=256)(self._head)
         self._client: Http1Client
-        self._streams: set[StreamedAnswer] = set()
+        self._streams = StreamedCalls(self._address, self._ssl, self._largest)
 
     async def __aenter__(self) -> Self:
         self._client = Http1Client(self._address, self._ssl, self._seconds, _room, self._largest)
@@ -75,8 +89,7 @@ class RestPredictor(PlacingPredictor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for stream in self._streams:
-            stream.close()
+        self._streams.close()
         await self._client.close()
 
     async def model_spec(self) -> ModelSpec:
@@ -100,8 +113,7 @@ class RestPredictor(PlacingPredictor):
             said = None
         return not (isinstance(said, dict) and said.get("ready") is False)
 
-    @asynccontextmanager
-    async def infer(
+    def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
@@ -109,45 +121,60 @@ class RestPredictor(PlacingPredictor):
         *,
         sizes: Mapping[str, int] | None = None,
         destination: Destination | None = None,
-    ) -> AsyncIterator[Mapping[str, Tensor]]:
-        placements = NOWHERE
-        if destination is None:
-            answer = await self._run(inputs, outputs, headers)
-        else:
-            answer, placements = await self._run_placed(inputs, outputs, headers, destination)
-        self._raise_for_status(answer)
-        length = _header_length(answer.headers)
-        yield verified(outputs, v2_rest.decode_infer_response(answer.body, length, placements))
+    ) -> RestCall:
+        return RestCall(self.run, inputs, outputs, headers, destination)
 
-    async def _run(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        placements: Mapping[str, Placement] = NOWHERE,
-        *,
-        fresh: bool = False,
-    ) -> Answer:
-        body, header_length = v2_rest.encode_infer_request(inputs, outputs, placements)
-        passed_on = _passed_on(headers)
-        head = (
-            f"{self._infer}{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {len(body)}\r\n{passed_on}\r\n"
-        )
-        return await self._call(head.encode("latin-1"), body, resend=not placements, fresh=fresh)
-
-    async def _run_placed(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str], destination: Destination
-    ) -> tuple[Answer, Mapping[str, Placement]]:
-        """The answer, and where the outputs are that are not in it."""
+    async def run(self, call: RestCall) -> Mapping[str, Tensor]:
+        """The outputs of one call."""
+        hold = call.held
         try:
-            answer = await self._run(inputs, outputs, headers, destination.placements)
+            if call.destination is None:
+                answer, placements = await self._send(call), NOWHERE
+            else:
+                answer, placements = await self._send_placed(call, call.destination)
+        except asyncio.CancelledError:
+            call.left()
+            raise
+        except Exception:
+            if hold is not None and hold.cancelled is not None:
+                raise hold.cancelled from None
+            raise
+        if hold is not None and hold.cancelled is not None:
+            raise hold.cancelled
+        if answer.status != 200 or "content-encoding" in answer.headers:
+            self._raise_for_status(answer)
+        length = _header_length(answer.headers)
+        return verified(call.outputs, self._calls.decode(answer.body, length, placements))
+
+    def _send(
+        self, call: RestCall, placements: Mapping[str, Placement] = NOWHERE, *, fresh: bool = False
+    ) -> Coroutine[Any, Any, Answer]:
+        body, header_length = self._calls.encode(call.inputs, call.outputs, placements)
+        if call.headers:
+            head = self._head(header_length, len(body), _passed_on(call.headers))
+        else:
+            head = self._usual_head(header_length, len(body))
+        return self._call(head, body, resend=not placements, fresh=fresh, deadline=call.deadline, hold=call.held)
+
+    def _head(self, header_length: int, length: int, passed_on: str = "") -> bytes:
+        """The head of a request that infers."""
+        lengths = f"{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {length}\r\n"
+        return f"{self._infer}{lengths}{passed_on}\r\n".encode("latin-1")
+
+    async def _send_placed(self, call: RestCall, destination: Destination) -> tuple[Answer, Mapping[str, Placement]]:
+        try:
+            answer = await self._send(call, destination.placements)
+        except asyncio.CancelledError:
+            if call.held is not None and not call.held.released and not call.goes_on:
+                destination.settled = True  # there was no connection yet: else it would have gone on
+            raise
         except RequestError as error:
             match error.__cause__:
-                case NoAnswer(kept=True):
+                case NoAnswer(kept=True) if call.held is None or call.held.cancelled is None:
                     # What becomes of the request is not known. Sent again with the same places, two may write there.
                     # Only for a kept connection, as anywhere: else it is a retry, which RetryingPredictor decides on.
                     destination.inline = True
-                    return await self._run(inputs, outputs, headers, fresh=True), NOWHERE
+                    return await self._send(call, fresh=True), NOWHERE
                 case None | OSError() | ConnectTimeout() | ConnectDeadline():
                     destination.settled = True  # it was not sent
             raise
@@ -170,23 +197,12 @@ class RestPredictor(PlacingPredictor):
         head = f"{self._generate}Content-Length: {len(body)}\r\n{_passed_on(headers)}\r\n".encode("latin-1")
         deadline = asyncio.get_running_loop().time() + self._seconds
         try:
-            async with self._opened(deadline) as answer:
-                await answer.begin(head + body, deadline)
+            async with self._streams.call(head + body, deadline) as answer:
                 async with aclosing(responses(answer, frozenset(outputs), self._where, self._largest)) as events:
                     async for tensors in events:
                         yield tensors
         except (OSError, Http1Error) as exc:
             raise mapped(exc, self._where, self._seconds) from exc
-
-    @asynccontextmanager
-    async def _opened(self, deadline: float) -> AsyncIterator[StreamedAnswer]:
-        answer = await open_streamed(self._address, self._ssl, deadline, self._largest)
-        self._streams.add(answer)
-        try:
-            yield answer
-        finally:
-            self._streams.discard(answer)
-            answer.close()
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._change_region(name, "register", v2_rest_regions.encode_registration(key, byte_size))
@@ -203,11 +219,20 @@ class RestPredictor(PlacingPredictor):
         head = f"POST {self._region.format(_escaped(name), action)}Content-Length: {len(body)}\r\n\r\n"
         self._raise_for_status(await self._call(head.encode(), body))
 
-    async def _call(self, head: bytes, body: bytes = b"", *, resend: bool = True, fresh: bool = False) -> Answer:
+    async def _call(
+        self,
+        head: bytes,
+        body: bytes = b"",
+        *,
+        resend: bool = True,
+        fresh: bool = False,
+        deadline: float = inf,
+        hold: Hold | None = None,
+    ) -> Answer:
         if self._client.closed:
             raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
         try:
-            return await self._client.request(head, body, resend=resend, fresh=fresh)
+            return await self._client.request(head, body, resend=resend, fresh=fresh, deadline=deadline, hold=hold)
         except (OSError, Http1Error) as exc:
             raise mapped(exc, self._where, self._seconds) from exc
 
@@ -225,7 +250,7 @@ class RestPredictor(PlacingPredictor):
 
 def _passed_on(headers: Mapping[str, str]) -> str:
     """The client's headers as lines of a head."""
-    return "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)]) if headers else ""
+    return "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)])
 
 
 def _escaped(name: str) -> str:

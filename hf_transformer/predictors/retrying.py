@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from types import TracebackType
+from typing import Any
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
 from hf_transformer.metrics import Metrics
-from hf_transformer.predictors.base import Predictor
+from hf_transformer.predictors.base import HeldCall, Predictor
 from hf_transformer.predictors.kinds import RETRIED
 from hf_transformer.predictors.retry_budget import RetryBudget
 from hf_transformer.predictors.wrapping import WrappingPredictor
@@ -20,6 +22,7 @@ _LONGEST_DELAY = 2.0
 
 Outputs = Mapping[str, Tensor]
 Context = AbstractAsyncContextManager[Outputs]
+Entered = Callable[[Context, float], Awaitable[Outputs]]
 
 
 class RetryingPredictor(WrappingPredictor):
@@ -59,26 +62,20 @@ class RetryingPredictor(WrappingPredictor):
         """Cancelled, it makes no more tries. The one under way it awaits, where the predictor would go on with it."""
         return True
 
-    @asynccontextmanager
-    async def infer(
+    def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AsyncIterator[Outputs]:
+    ) -> Context:
         stops = self._inner.stops_when_cancelled(sizes or {})
-        context, tensors = await self._enter(
-            lambda: self._inner.infer(inputs, outputs, headers, sizes=sizes), _entered if stops else _entered_or_ended
+        return _Tries(
+            self.enter,
+            lambda: self._inner.infer(inputs, outputs, headers, sizes=sizes),
+            _entered if stops else _entered_or_ended,
         )
-        try:
-            yield tensors
-        except BaseException as error:
-            if not await context.__aexit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            await context.__aexit__(None, None, None)
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
@@ -106,9 +103,7 @@ class RetryingPredictor(WrappingPredictor):
             await self._again(delay)
             retry += 1
 
-    async def _enter(
-        self, infer: Callable[[], Context], entered: Callable[[Context, float], Awaitable[Outputs]]
-    ) -> tuple[Context, Outputs]:
+    async def enter(self, infer: Callable[[], Context], entered: Entered) -> tuple[Context, Outputs]:
         """The context that could be entered, and its outputs."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         self._budget.deposit()
@@ -123,6 +118,10 @@ class RetryingPredictor(WrappingPredictor):
                     raise
             except _TimeIsUpError as exc:
                 raise self._too_late() from exc
+            except PredictorTimeout as exc:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise self._too_late() from exc
+                raise
             await self._again(delay)
             retry += 1
 
@@ -147,6 +146,32 @@ class RetryingPredictor(WrappingPredictor):
         if self._metrics is not None:
             self._metrics.count_retry(denied=True)
         return None
+
+
+class _Tries:
+    """One call, with its retries; like what contextlib would make of a generator, in a third of the time."""
+
+    __slots__ = ("_context", "_enter", "_entered", "_infer")
+
+    def __init__(
+        self,
+        enter: Callable[[Callable[[], Context], Entered], Awaitable[tuple[Context, Outputs]]],
+        infer: Callable[[], Context],
+        entered: Entered,
+    ) -> None:
+        self._enter = enter
+        self._infer = infer
+        self._entered = entered
+        self._context: Context
+
+    async def __aenter__(self) -> Outputs:
+        self._context, outputs = await self._enter(self._infer, self._entered)
+        return outputs
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Coroutine[Any, Any, bool | None]:
+        return self._context.__aexit__(kind, error, trace)
 
 
 class _TimeIsUpError(Exception):
@@ -181,6 +206,9 @@ async def _entered_or_ended(context: Context, deadline: float) -> Outputs:
     So it keeps its place among the calls in flight for as long as the predictor is busy with it. At the deadline it is
     given up all the same.
     """
+    if isinstance(context, HeldCall):
+        context.hold(deadline)
+        return await context.__aenter__()
     call = asyncio.ensure_future(context.__aenter__())
     cancelled: asyncio.CancelledError | None = None
     late = False

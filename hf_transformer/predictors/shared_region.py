@@ -79,6 +79,7 @@ class Region:
             raise OSError(errno.ENOSPC, f"{size} bytes do not fit", str(folder))
         self.size = size
         self.path, self._file = _new_file(folder)
+        self.name = self.path.name
         # Also when the interpreter ends without ``close``; not after SIGKILL, for which there is remove_leftovers.
         self._end = weakref.finalize(self, _remove, self.path, self._file)
         self._slots = Slots(size)
@@ -87,10 +88,6 @@ class Region:
         self.lost_slots = self.lost_bytes = 0
         os.fchmod(self._file, 0o666)  # Triton opens it for writing, and runs as another user
         os.ftruncate(self._file, size)
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
     @property
     def key(self) -> str:

@@ -169,6 +169,9 @@ def raw_view(tensor: Tensor) -> bytes | memoryview:
     Raises:
         Malformed: the data can't be written as the datatype.
     """
+    dtype = NUMPY_DTYPES.get(tensor.datatype)
+    if dtype is not None and tensor.data.dtype == dtype and tensor.data.nbytes < _WORTH_A_VIEW:
+        return tensor.data.tobytes()
     checked_datatype(tensor.name, tensor.datatype)
     if tensor.datatype == "BYTES":
         elements = [value.encode() if isinstance(value, str) else bytes(value) for value in tensor.data.flat]

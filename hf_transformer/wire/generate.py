@@ -70,7 +70,7 @@ def decode_generate_response(data: bytes, outputs: Collection[str]) -> tuple[str
 
 def _tensor(name: str, value: Json) -> Tensor:
     values = value if isinstance(value, list) else [value]
-    kinds = set(map(type, values))
+    kinds = {type(values[0])} if len(values) == 1 else set(map(type, values))
     if kinds <= {str}:
         return Tensor(name, "BYTES", _objects([text.encode() for text in values]))
     try:

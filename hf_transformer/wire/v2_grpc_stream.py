@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.types import NUMPY_DTYPES, Tensor
+from hf_transformer.types import Tensor
 from hf_transformer.wire.datatypes import Malformed
+from hf_transformer.wire.message_fields import DELIMITED, parts
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.v2_grpc import decode_tensors, serialized
+from hf_transformer.wire.v2_grpc import PLAIN, decode_tensors, plain_tensors, serialized
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """The request's parameter that asks for a last response where the model has nothing more to send either."""
@@ -46,7 +46,7 @@ def encode_stream_request(model_name: str, inputs: Sequence[Tensor], outputs: Se
 def decode_stream_response(body: bytes) -> StreamResponse:
     """What a serialized ModelStreamInferResponse says; its tensors are views into bytes that nobody else has.
 
-    Such a message is small, so protobuf's class parses it whole, unlike the one response of ModelInfer.
+    Such a message is small, so protobuf's class parses it whole, as it does small ones of ModelInfer.
 
     Raises:
         PredictorError: the message breaks the protocol.
@@ -62,7 +62,7 @@ def decode_stream_response(body: bytes) -> StreamResponse:
         if not outputs:
             return StreamResponse("", {}, final)
         raw = response.raw_output_contents
-        tensors = _plain(outputs, raw) or decode_tensors(outputs, [memoryview(contents) for contents in raw])
+        tensors = plain_tensors(outputs, raw) or decode_tensors(outputs, [memoryview(contents) for contents in raw])
         return StreamResponse("", tensors, final)
     except DecodeError as exc:
         raise PredictorError(f"the predictor's response is malformed: not a ModelStreamInferResponse: {exc}") from exc
@@ -70,24 +70,99 @@ def decode_stream_response(body: bytes) -> StreamResponse:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 
 
-_PLAIN = {name: dtype for name, dtype in NUMPY_DTYPES.items() if name != "BOOL"}
-"""Datatypes whose raw contents are numpy's."""
+KEPT_LAYOUTS = 16
+"""Layouts that are kept of a stream: its messages have a few lengths, as tokens have."""
 
 
-def _plain(
-    entries: Sequence[pb.ModelInferResponse.InferOutputTensor], raw: Sequence[bytes]
-) -> dict[str, Tensor] | None:
-    """What decode_tensors gives for numbers where nothing is wrong, in a third of the time; None leaves it to that."""
-    if len(raw) != len(entries):
+class StreamDecoder:
+    """``decode_stream_response`` for the messages of one stream.
+
+    These differ in little but their raw contents. What stands around them is parsed once for each length of a message,
+    and compared from then on, which takes a third of the time or less.
+    """
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, _Layout] = {}
+
+    def decode(self, body: bytes) -> StreamResponse:
+        """What a message says. Raises PredictorError as decode_stream_response does."""
+        layout = self._layouts.get(len(body))
+        found = None if layout is None else layout.read(body)
+        if found is not None:
+            return found
+        response = decode_stream_response(body)
+        if response.outputs and len(self._layouts) < KEPT_LAYOUTS:
+            made = _layout_of(body, response)
+            if made is not None:
+                self._layouts[len(body)] = made
+        return response
+
+
+class _Room(NamedTuple):
+    """Where a tensor's contents stand; ``dtype`` is None for one element of BYTES."""
+
+    name: str
+    datatype: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class _Layout(NamedTuple):
+    """A message without its raw contents: the pieces between them and where they begin, and the rooms for contents."""
+
+    pieces: list[tuple[int, int, bytes]]
+    rooms: list[_Room]
+    final: bool
+
+    def read(self, body: bytes) -> StreamResponse | None:
+        """What a message of the same length says, None if it is another one."""
+        for start, end, piece in self.pieces:
+            if body[start:end] != piece:
+                return None
+        tensors: dict[str, Tensor] = {}
+        for name, datatype, dtype, shape, start, end in self.rooms:
+            if dtype is not None:
+                tensors[name] = Tensor(name, datatype, np.ndarray(shape, dtype, body, start))
+            elif int.from_bytes(body[start : start + 4], "little") == end - start - 4:
+                data = np.empty(shape, np.object_)
+                data.fill(body[start + 4 : end])
+                tensors[name] = Tensor(name, datatype, data)
+            else:
+                return None
+        return StreamResponse("", tensors, self.final)
+
+
+def _layout_of(body: bytes, response: StreamResponse) -> _Layout | None:
+    """The layout of a message that was read; None for an unusual one."""
+    outer = [*parts(memoryview(body))]
+    if len(outer) != 1 or outer[0].key != _INFER_RESPONSE:
         return None
-    tensors: dict[str, Tensor] = {}
-    for entry, contents in zip(entries, raw, strict=True):
-        datatype, shape = entry.datatype, tuple(entry.shape)
-        dtype = _PLAIN.get(datatype)
-        if dtype is None or not contents or prod(shape) * dtype.itemsize != len(contents):
+    piece_start, position = 0, len(body) - len(outer[0].value)
+    spans, pieces = [], []
+    for part in parts(outer[0].value):
+        position += len(part.whole)
+        if part.key == _RAW_CONTENTS:
+            start = position - len(part.value)
+            spans.append((start, position))
+            pieces.append((piece_start, start, body[piece_start:start]))
+            piece_start = position
+    pieces.append((piece_start, len(body), body[piece_start:]))
+    rooms = []
+    if len(spans) != len(response.outputs):
+        return None
+    for tensor, (start, end) in zip(response.outputs.values(), spans, strict=True):
+        dtype = PLAIN.get(tensor.datatype)
+        size = tensor.data.size
+        if size * dtype.itemsize != end - start if dtype is not None else (tensor.datatype, size) != ("BYTES", 1):
             return None
-        try:
-            tensors[entry.name] = Tensor(entry.name, datatype, np.frombuffer(contents, dtype).reshape(shape))
-        except ValueError:  # negative sizes
-            return None
-    return tensors if len(tensors) == len(entries) else None
+        rooms.append(_Room(tensor.name, tensor.datatype, dtype, tensor.data.shape, start, end))
+    return _Layout(pieces, rooms, response.final)
+
+
+_INFER_RESPONSE = 2 << 3 | DELIMITED
+"""The key of ModelStreamInferResponse.infer_response."""
+
+_RAW_CONTENTS = 6 << 3 | DELIMITED
+"""The key of ModelInferResponse.raw_output_contents."""

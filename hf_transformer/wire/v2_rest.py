@@ -21,7 +21,6 @@ from hf_transformer.wire.datatypes import (
     decode_json,
     decode_raw,
     json_kind,
-    raw_view,
     shorten,
 )
 from hf_transformer.wire.placements import NOWHERE, Placement, placed_tensor
@@ -30,31 +29,24 @@ from hf_transformer.wire.specs import config_datatype
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-def encode_infer_request(
-    inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
-) -> tuple[bytes, int]:
-    """The body, and the length of its JSON header in bytes.
+def encode_infer_header(
+    inputs: Sequence[Tensor], sizes: Sequence[int], outputs: Sequence[str], placements: Mapping[str, Placement]
+) -> bytes:
+    """The JSON header of a request whose inputs have so many bytes behind it.
 
     Each output is asked for as binary by its own parameter: the request's ``binary_data_output`` is ignored
     where outputs are listed. Those with a place in ``placements`` are to be written there. Without outputs the
     predictor sends all that it has, as binary too.
-
-    Raises:
-        PredictorError: an input's data doesn't fit its datatype.
     """
-    try:
-        chunks = [raw_view(tensor) for tensor in inputs]
-    except Malformed as exc:
-        raise PredictorError(f"the request can't be written: {exc}") from exc
     header: dict[str, Json] = {
         "inputs": [
             {
                 "name": tensor.name,
                 "datatype": tensor.datatype,
                 "shape": tensor.shape,
-                "parameters": {"binary_data_size": len(chunk)},
+                "parameters": {"binary_data_size": size},
             }
-            for tensor, chunk in zip(inputs, chunks, strict=True)
+            for tensor, size in zip(inputs, sizes, strict=True)
         ]
     }
     if outputs:
@@ -64,8 +56,7 @@ def encode_infer_request(
         ]
     else:
         header["parameters"] = {"binary_data_output": True}
-    text = orjson.dumps(header)
-    return b"".join([text, *chunks]), len(text)
+    return orjson.dumps(header)
 
 
 def decode_infer_response(

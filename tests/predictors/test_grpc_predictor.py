@@ -12,9 +12,11 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.errors import ConfigError, PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.predictors.base import PredictorSettings
-from hf_transformer.predictors.grpc import ERRORS, GrpcPredictor, map_errors, metadata_of
+from hf_transformer.predictors.grpc import GrpcPredictor, metadata_of
+from hf_transformer.predictors.grpc_errors import ERRORS
+from hf_transformer.predictors.grpc_status import RpcError, Status
 from hf_transformer.types import Tensor
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from tests.predictors.fault_server import HOST, nobody
@@ -142,32 +144,12 @@ async def test_every_status(code: grpc.StatusCode) -> None:
         with pytest.raises(expected, match="the model's own words") as caught:
             await infer(client)
     assert type(caught.value) is expected
-    assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+    assert isinstance(caught.value.__cause__, RpcError)
 
 
 async def test_every_status_is_mapped_on_purpose() -> None:
-    assert set(ERRORS) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
-
-
-async def test_every_error_of_grpc_has_a_place() -> None:
-    kinds = {name for name in dir(grpc.aio) if name.endswith("Error")}
-    assert kinds == {"AbortError", "AioRpcError", "BaseError", "InternalError", "UsageError"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (grpc.aio.UsageError, PredictorUnavailable),
-        (grpc.aio.InternalError, PredictorError),
-        (grpc.aio.AbortError, PredictorError),
-        (grpc.aio.BaseError, PredictorError),
-        (grpc.RpcError, PredictorError),
-    ],
-)
-async def test_errors_without_a_status(kind: type[Exception], expected: type[Exception]) -> None:
-    with pytest.raises(expected) as caught, map_errors("here", 1.0):
-        raise kind("why")
-    assert type(caught.value) is expected
+    assert set(ERRORS) == set(Status) - {Status.OK}
+    assert {(one.name, one.value) for one in Status} == {(one.name, one.value[0]) for one in grpc.StatusCode}
 
 
 async def test_a_long_message_is_cut() -> None:
@@ -314,6 +296,11 @@ async def test_readiness_that_can_not_be_told() -> None:
     async with predictor(nobody()) as client:
         with pytest.raises(PredictorUnavailable):
             await client.model_ready()
+
+
+async def test_a_host_that_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"^predictor_host is 'a\.\.b': that is no host name"):
+        predictor("a..b")
 
 
 async def test_metadata() -> None:

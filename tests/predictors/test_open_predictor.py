@@ -45,16 +45,19 @@ def test_an_unknown_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "library", "other"),
-    [("v2", "hf_transformer.predictors.http1", "grpc"), ("grpc-v2", "grpc", "hf_transformer.predictors.http1")],
+    ("protocol", "library", "others"),
+    [
+        ("v2", "hf_transformer.predictors.http1", {"hf_transformer.predictors.grpc_client", "google.protobuf", "grpc"}),
+        ("grpc-v2", "hf_transformer.predictors.grpc_client", {"hf_transformer.predictors.http1", "grpc"}),
+    ],
     ids=list(PROTOCOLS),
 )
-def test_only_what_is_needed_is_imported(protocol: str, library: str, other: str) -> None:
+def test_only_what_is_needed_is_imported(protocol: str, library: str, others: set[str]) -> None:
     program = (
         "import sys; from hf_transformer.predictors import open_predictor as f;"
         "from hf_transformer.predictors.base import PredictorSettings as S;"
-        f"assert not {{{library!r}, {other!r}}} & set(sys.modules); f({protocol!r}, S('m', 'h'), 0);"
-        f"assert {library!r} in sys.modules and {other!r} not in sys.modules"
+        f"others = {others!r}; assert not {{{library!r}, *others}} & set(sys.modules); f({protocol!r}, S('m', 'h'), 0);"
+        f"assert {library!r} in sys.modules and not others & set(sys.modules), others & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 

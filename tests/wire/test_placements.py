@@ -14,6 +14,7 @@ from hf_transformer.types import Tensor
 from hf_transformer.wire import v2_grpc, v2_rest, v2_rest_regions
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.placements import Placement
+from hf_transformer.wire.v2_rest_calls import InferCalls
 
 IDS = Tensor("input_ids", "INT64", np.array([[1, 2]]))
 VALUES = np.arange(6, dtype="<f4")
@@ -28,6 +29,14 @@ def rest(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLAC
     return v2_rest.decode_infer_response(header + raw, len(header), places)
 
 
+def rest_again(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+    """The second response of the same form."""
+    calls, header = InferCalls(), orjson.dumps({"outputs": entries})
+    for body in (header + bytes(len(raw)), header + raw):
+        tensors = calls.decode(memoryview(body), len(header), places)
+    return tensors
+
+
 def grpc(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
     """As Triton writes it: an output in shared memory has empty raw contents."""
     response = pb.ModelInferResponse()
@@ -39,11 +48,11 @@ def grpc(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLAC
 
 LOGITS = {"name": "logits", "datatype": "FP32", "shape": [2, 3]}
 POOLED = {"name": "pooled", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}
-both = pytest.mark.parametrize("decode", [rest, grpc], ids=["rest", "grpc"])
+both = pytest.mark.parametrize("decode", [rest, rest_again, grpc], ids=["rest", "rest, again", "grpc"])
 
 
 def test_a_rest_request() -> None:
-    body, length = v2_rest.encode_infer_request([IDS], ["logits", "pooled"], PLACES)
+    body, length = InferCalls().encode([IDS], ["logits", "pooled"], PLACES)
     assert orjson.loads(body[:length])["outputs"] == [
         {
             "name": "logits",

@@ -50,3 +50,21 @@ def test_an_event_that_is_too_large(stream: bytes) -> None:
 
 def test_many_small_events_are_not_too_large() -> None:
     assert len(EventReader(100).feed(b"data: 12345\n\n" * 1000)) == 1000
+
+
+def test_events_that_come_one_at_a_time() -> None:
+    events = [
+        b"data: 1\n\n",
+        b"data: \n\n",
+        b"data:  two\n\n",
+        b"data: 3\r\n\n",
+        b"data: \r\n\n",
+        b"data: x\ny\n\n",
+        b": no\n\n",
+    ]
+    for first in ([], [b"data: a\n"], [b"data: b"], [b"data: c\r"]):
+        whole, alone = EventReader(1000), EventReader(1000)
+        assert whole.feed(b"data: 0\n\n") == alone.feed(b"data: 0\n\n") == [b"0"]
+        sent = [*first, *events]
+        expected = [event for byte in b"".join(sent) for event in whole.feed(bytes([byte]))]
+        assert [event for one in sent for event in alone.feed(one)] == expected

@@ -19,6 +19,15 @@ from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)
 
 
+@pytest.fixture(params=["whole", "in parts"], autouse=True)
+def parsed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Responses are read in two ways, by their size, which give the same."""
+    way: str = request.param
+    if way == "in parts":
+        monkeypatch.setattr(v2_grpc, "_LARGE", 0)
+    return way
+
+
 def response() -> pb.ModelInferResponse:
     message = pb.ModelInferResponse(model_name="bert", model_version="1", id="7")
     message.parameters["sequence_end"].bool_param = True
@@ -56,13 +65,21 @@ def test_request_that_can_not_be_written() -> None:
         v2_grpc.encode_infer_request("bert", [Tensor("x", "INT64", np.array([0.5]))], [])
 
 
-def test_response() -> None:
+def test_response(parsed: str) -> None:
     body = response().SerializeToString()
     outputs = v2_grpc.decode_infer_response(body)
     assert list(outputs) == ["logits", "text"]
     np.testing.assert_array_equal(outputs["logits"].data, LOGITS)
-    assert np.shares_memory(outputs["logits"].data, np.frombuffer(body, np.uint8))
+    assert np.shares_memory(outputs["logits"].data, np.frombuffer(body, np.uint8)) is (parsed == "in parts")
     assert outputs["text"].data.tolist() == [b"paris"]
+
+
+def test_a_large_response_is_not_copied() -> None:
+    message = pb.ModelInferResponse(raw_output_contents=[bytes(2**16)])
+    message.outputs.add(name="logits", datatype="FP32", shape=[2**14])
+    body = memoryview(message.SerializeToString())
+    logits = v2_grpc.decode_infer_response(body)["logits"].data
+    assert np.shares_memory(logits, np.frombuffer(body, np.uint8))
 
 
 def test_fields_may_come_in_any_order() -> None:

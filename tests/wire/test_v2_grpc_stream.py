@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Tensor
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.v2_grpc_stream import decode_stream_response, encode_stream_request
+from hf_transformer.wire.v2_grpc_stream import (
+    KEPT_LAYOUTS,
+    StreamDecoder,
+    StreamResponse,
+    decode_stream_response,
+    encode_stream_request,
+)
 
 
 def response(*tensors: tuple[str, str, list[int], bytes], final: bool | None = None) -> bytes:
@@ -94,3 +103,47 @@ def test_typed_contents() -> None:
 def test_what_breaks_the_protocol(body: bytes) -> None:
     with pytest.raises(PredictorError, match="response is malformed"):
         decode_stream_response(body)
+
+
+def told(response: StreamResponse) -> Any:
+    """All of a response, to compare."""
+    outputs = [(name, one.name, one.datatype, one.data.tolist(), one.data.dtype) for name, one in response[1].items()]
+    return response[0], outputs, response[2]
+
+
+def token(number: int, final: bool = False, text: bytes = b" a") -> bytes:
+    ids = ("output_ids", "INT32", [1, 1, 1], np.array([number], "<i4").tobytes())
+    return response(ids, ("text", "BYTES", [1], len(text).to_bytes(4, "little") + text), final=final)
+
+
+def test_the_messages_of_a_stream_are_read_as_each_alone() -> None:
+    decoder = StreamDecoder()
+    messages = [token(number, number == 99, b" " + b"x" * (number % 20)) for number in range(100)]
+    messages += [response(final=True), pb.ModelStreamInferResponse(error_message="why").SerializeToString()]
+    messages += [response(("a", "BOOL", [1], b"\x01")), response(("a", "INT32", [1, 0], b""), IDS), token(5)]
+    for message in messages * 2:
+        assert told(decoder.decode(message)) == told(decode_stream_response(message))
+
+
+def test_a_message_that_differs_in_any_byte_is_read_as_it_is() -> None:
+    chance = random.Random(3)
+    decoder, plain = StreamDecoder(), token(7)
+    decoder.decode(plain)
+    for place in range(len(plain)):
+        for _ in range(8):
+            changed = bytearray(plain)
+            changed[place] = chance.randrange(256)
+            outcomes = []
+            for decode in (decode_stream_response, decoder.decode):
+                try:
+                    outcomes.append(repr(told(decode(bytes(changed)))))
+                except PredictorError as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
+
+
+def test_a_stream_of_ever_longer_messages_keeps_few_of_them() -> None:
+    decoder = StreamDecoder()
+    for length in range(3 * KEPT_LAYOUTS):
+        decoder.decode(token(1, text=b"x" * length))
+    assert len(decoder._layouts) == KEPT_LAYOUTS

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import ModelSpec, TensorSpec
 from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.v2_rest import (
     decode_infer_response,
-    encode_infer_request,
     parse_header_length,
     parse_model_spec,
     split_body,
@@ -38,35 +37,6 @@ def response() -> tuple[bytes, int]:
         {"name": "score", "datatype": "FP64", "shape": [1, 2], "data": [[0.5, 1]]},
     ]
     return framed({"model_name": "bert", "model_version": "1", "outputs": outputs}, b"".join(raw))
-
-
-def test_request() -> None:
-    inputs = [
-        Tensor("input_ids", "INT64", np.array([[101, 103]])),
-        Tensor("mask", "INT32", np.array([[1, 1]], np.int32)),
-    ]
-    body, length = encode_infer_request(inputs, ["logits", "pooled"])
-    assert orjson.loads(body[:length]) == {
-        "inputs": [
-            {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "parameters": {"binary_data_size": 16}},
-            {"name": "mask", "datatype": "INT32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
-        ],
-        "outputs": [
-            {"name": "logits", "parameters": {"binary_data": True}},
-            {"name": "pooled", "parameters": {"binary_data": True}},
-        ],
-    }
-    assert body[length:] == np.array([101, 103], "<i8").tobytes() + np.array([1, 1], "<i4").tobytes()
-
-
-def test_request_for_all_outputs() -> None:
-    body, length = encode_infer_request([], [])
-    assert orjson.loads(body[:length])["parameters"] == {"binary_data_output": True}
-
-
-def test_request_that_can_not_be_written() -> None:
-    with pytest.raises(PredictorError, match="'x' is INT64, its data is float64"):
-        encode_infer_request([Tensor("x", "INT64", np.array([0.5]))], [])
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview])

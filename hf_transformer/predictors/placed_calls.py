@@ -1,0 +1,230 @@
+"""Calls whose outputs go into slots of shared memory, and what becomes of a slot when its call ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from hf_transformer.predictors.base import Destination, DetachableCall, HeldCall, PlacingPredictor, UnknownRegion
+from hf_transformer.predictors.region_keeper import RegionKeeper
+from hf_transformer.predictors.shared_region import Region, aligned
+from hf_transformer.types import Tensor
+from hf_transformer.wire.placements import Placement
+
+Outputs = Mapping[str, Tensor]
+Context = AbstractAsyncContextManager[Outputs]
+
+
+class Asked(NamedTuple):
+    """What a call asks of the transport."""
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[str]
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The slot of one call, with a place for each of its outputs."""
+
+    region: Region
+    offset: int
+    size: int
+    destination: Destination
+
+
+class Slots:
+    """Hands out the slots of the region that there is, and knows the calls that have one."""
+
+    def __init__(self, transport: PlacingPredictor, keeper: RegionKeeper) -> None:
+        self.transport = transport
+        self.keeper = keeper
+        self.batches = {"shared": 0, "inline_full": 0, "inline_unregistered": 0, "inline_resent": 0}
+        """How many large batches have travelled how."""
+        self.held: dict[DetachableCall, asyncio.Task[Any] | None] = {}
+        """Calls that are being entered, and the tasks that do it."""
+        self._left: set[Slot] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    def take(self, outputs: Sequence[str], sizes: Mapping[str, int]) -> Slot | None:
+        """A slot for the outputs with known sizes, None where they travel inline."""
+        region = self.keeper.region
+        if region is None:
+            self.keeper.want()
+            self.batches["inline_unregistered"] += 1
+            return None
+        lengths = [(name, sizes[name], aligned(sizes[name])) for name in outputs if name in sizes]
+        size = sum([room for _, _, room in lengths])
+        taken = region.take(size)
+        if taken is None:
+            self.batches["inline_full"] += 1
+            return None
+        offset, memory = taken
+        placements, position = {}, 0
+        for name, length, room in lengths:
+            placements[name] = Placement(region.name, offset + position, memory[position : position + length])
+            position += room
+        return Slot(region, offset, size, Destination(region.name, placements))
+
+    def give_back(self, slot: Slot) -> None:
+        """A slot's call has ended, as far as we know."""
+        slot.region.give_back(slot.offset, slot.size, settled=slot.destination.settled)
+        self.keeper.slot_ended(slot.region)
+
+    def unknown(self, slot: Slot) -> None:
+        """The predictor has no such region."""
+        self.give_back(slot)
+        self.keeper.unknown(slot.region)
+        self.batches["inline_resent"] += 1
+
+    def kept(self, call: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        """A task of ours, which the event loop alone would let be collected."""
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    def abandoned(self, slot: Slot, context: Context, call: asyncio.Future[Outputs]) -> None:
+        """A call has ended whose caller has gone."""
+        if call.cancelled() or call.exception() is not None:
+            self.give_back(slot)
+        else:
+            self.kept(asyncio.ensure_future(self.leave(slot, context)))
+
+    def stays(self, slot: Slot) -> None:
+        """A call goes on whose caller has gone; ``ended`` tells of its end."""
+        self._left.add(slot)
+
+    def ended(self, slot: Slot) -> None:
+        """Such a call has ended."""
+        if slot in self._left:
+            self._left.remove(slot)
+            self.give_back(slot)
+
+    async def leave(self, slot: Slot, context: Context) -> None:
+        """The outputs were read."""
+        try:
+            await context.__aexit__(None, None, None)
+        finally:
+            self.give_back(slot)
+
+    async def close(self) -> None:
+        """Breaks off the calls that are under way."""
+        while self.held:
+            for held, task in list(self.held.items()):
+                held.release()
+                if task is not None:
+                    task.cancel()
+            await asyncio.sleep(0)
+        for slot in tuple(self._left):
+            self.ended(slot)
+        while self._calls:
+            calls = list(self._calls)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            await asyncio.sleep(0)  # their callbacks
+
+
+class PlacedCall(AbstractAsyncContextManager[Outputs]):
+    """A call of ``infer`` with large outputs: with a slot where there is one, else inline.
+
+    One that has a slot runs on, in a task of its own, when its caller goes away.
+    """
+
+    __slots__ = ("_asked", "_context", "_sizes", "_slot", "_slots")
+
+    def __init__(self, slots: Slots, asked: Asked, sizes: Mapping[str, int]) -> None:
+        self._slots = slots
+        self._asked = asked
+        self._sizes = sizes
+        self._slot: Slot | None = None
+        self._context: Context
+
+    async def __aenter__(self) -> Outputs:
+        slots = self._slots
+        slot = slots.take(self._asked.outputs, self._sizes)
+        if slot is not None:
+            context = self._context = slots.transport.infer(*self._asked, destination=slot.destination)
+            try:
+                outputs = await self._entered(slot, context)
+            except UnknownRegion:
+                slots.unknown(slot)
+            else:
+                self._slot = slot
+                slots.batches["inline_resent" if slot.destination.inline else "shared"] += 1
+                return outputs
+        self._context = self._inline()
+        return await self._context.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if self._slot is None:
+            return await self._context.__aexit__(kind, error, trace)
+        await self._slots.leave(self._slot, self._context)
+        return None
+
+    async def _entered(self, slot: Slot, context: Context) -> Outputs:
+        """The outputs of a call with a slot, which is given back if there are none."""
+        slots = self._slots
+        call = slots.kept(asyncio.ensure_future(context.__aenter__()))
+        try:
+            outputs: Outputs = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(partial(slots.abandoned, slot, context))
+            raise
+        except UnknownRegion:
+            raise
+        except BaseException:
+            slots.give_back(slot)
+            raise
+        return outputs
+
+    def _inline(self) -> Context:
+        return self._slots.transport.infer(*self._asked)
+
+
+class HeldPlacedCall(PlacedCall, HeldCall):
+    """The same over a transport whose calls are DetachableCalls, without a task."""
+
+    __slots__ = ("_deadline",)
+
+    def __init__(self, slots: Slots, asked: Asked, sizes: Mapping[str, int]) -> None:
+        super().__init__(slots, asked, sizes)
+        self._deadline: float | None = None
+
+    def hold(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    async def _entered(self, slot: Slot, context: Context) -> Outputs:
+        if not isinstance(context, DetachableCall):
+            return await super()._entered(slot, context)
+        slots = self._slots
+        if self._deadline is None:
+            context.let_go(partial(slots.ended, slot))
+        else:
+            context.hold(self._deadline)
+        slots.held[context] = asyncio.current_task()
+        try:
+            return await context.__aenter__()
+        except UnknownRegion:
+            raise
+        except BaseException:
+            if context.goes_on:
+                slots.stays(slot)
+            else:
+                slots.give_back(slot)
+            raise
+        finally:
+            del slots.held[context]
+
+    def _inline(self) -> Context:
+        context = super()._inline()
+        if self._deadline is not None and isinstance(context, HeldCall):
+            context.hold(self._deadline)
+        return context

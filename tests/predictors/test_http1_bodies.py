@@ -1,0 +1,57 @@
+"""Chunked bodies: whole chunks are read in another way than those that come in parts, and to the same end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hf_transformer.predictors.http1_bodies import LINE_LIMIT, ChunkedBody
+from hf_transformer.predictors.http1_errors import AnswerTooLarge, Http1Error, MalformedAnswer
+
+LIMIT = 100
+
+
+def outcome(parts: list[bytes]) -> tuple[bytes, int, str]:
+    """The data, the bytes that were taken, and the kind of error if there is one."""
+    body, taken = ChunkedBody(LIMIT), 0
+    try:
+        for part in parts:
+            taken += body.feed(part)
+    except Http1Error as error:
+        return b"", 0, type(error).__name__
+    return bytes(body.data), taken, "" if body.complete else "not complete"
+
+
+def body_of(chance: random.Random) -> bytes:
+    """Some chunks, of which every third body is damaged."""
+    chunks = [bytes(chance.choices(b"a\r\n0;", k=chance.randint(1, 30))) for _ in range(chance.randint(0, 5))]
+    extension = chance.choice([b"", b" ", b";x=1"])
+    sent = b"".join(b"%x%s\r\n%s\r\n" % (len(chunk), extension, chunk) for chunk in chunks) + b"0\r\n\r\nmore"
+    if chance.random() < 1 / 3:
+        place = chance.randrange(len(sent))
+        sent = sent[:place] + bytes([chance.randrange(256)]) + sent[place + chance.randint(0, 1) :]
+    return sent
+
+
+def test_it_does_not_matter_how_a_body_is_cut() -> None:
+    chance = random.Random(11)
+    seen = set()
+    for _ in range(2000):
+        sent = body_of(chance)
+        expected = outcome([sent[place : place + 1] for place in range(len(sent))])
+        place = chance.randint(0, len(sent))
+        assert outcome([sent]) == expected
+        assert outcome([sent[:place], sent[place:]]) == expected
+        seen.add(expected[2])
+    assert seen == {"", "not complete", "MalformedAnswer", "AnswerTooLarge"}
+
+
+def test_limits_hold_for_whole_chunks() -> None:
+    chunk = b"32\r\n" + b"x" * 50 + b"\r\n"
+    body = ChunkedBody(LIMIT)
+    assert body.feed(chunk * 2) == 2 * len(chunk) and body.take() == b"x" * 100
+    with pytest.raises(AnswerTooLarge):
+        body.feed(chunk * 3)
+    with pytest.raises(MalformedAnswer, match="a line"):
+        ChunkedBody(LIMIT).feed(b"1;" + b"x" * LINE_LIMIT + b"\r\na\r\n")
