@@ -3,8 +3,8 @@
     python -m benchmarks.generation [--seconds 5] [--rounds 5] [--triton_environment .venv-triton]
 
 A real Triton runs models whose tokens come at a known pace, so any delay beyond it is that of passing them on. They
-are asked by the same number of streams, straight and through the service, in turn. Then a tiny GPT-2 whose
-tokens the service chooses itself is asked by one stream after the other and by 16 at a time. Writes
+are asked by the same number of streams, straight and through the service, over gRPC and over REST, in turn. Then a tiny
+GPT-2 whose tokens the service chooses itself is asked by one stream after the other and by 16 at a time. Writes
 results/generation.md and ends with 1 where a goal was missed.
 """
 
@@ -18,14 +18,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
-from benchmarks.streams.clients import Client, ServiceClient, Timed, TritonClient
+from benchmarks.streams.clients import Client, GenerateClient, ServiceClient, Timed, TritonClient
 from benchmarks.streams.ground import STEPPED, TENSORS, lay_out, model_of
 from benchmarks.stress.ground import ROOT, Service
 from benchmarks.stress.usage import cpu_seconds
@@ -35,6 +36,8 @@ RESULTS: Final = ROOT / "benchmarks" / "results" / "generation.md"
 MILLISECONDS: Final = 20.0
 """Between two tokens of a stream."""
 STREAMS: Final = (1, 32)
+PROTOCOLS: Final = {"grpc-v2": "gRPC", "v2": "REST"}
+"""Of the service's predictor: Triton's ModelStreamInfer, and its generate_stream."""
 TOKENS: Final = 100
 """Of each stream at a known pace."""
 STEPPED_TOKENS: Final = 100
@@ -109,41 +112,66 @@ async def through_service(service: Service, streams: int, tokens: int, seconds: 
         await client.close()
 
 
-async def straight(triton: LocalTriton, model: str, streams: int, seconds: float) -> Run:
+async def straight(triton: LocalTriton, protocol: str, model: str, streams: int, seconds: float) -> Run:
     """The same of Triton alone."""
-    client = TritonClient(triton.grpc_address, model)
+    client = (
+        GenerateClient(triton.http_address, model) if protocol == "v2" else TritonClient(triton.grpc_address, model)
+    )
     try:
         return await load(client, streams, TOKENS, seconds, lambda: 0.0)
     finally:
         await client.close()
 
 
-def measure_pace(triton: LocalTriton, service: Service, kind: str, options: argparse.Namespace) -> list[str]:
+def measure_pace(
+    triton: LocalTriton, services: Mapping[str, Service], kind: str, options: argparse.Namespace
+) -> list[str]:
     """Rows of one kind of model, and after them the goals that were missed, which begin with an exclamation mark."""
     rows, missed = [], []
     for streams in STREAMS:
-        alone, served = [], []
+        alone: dict[str, list[Run]] = {protocol: [] for protocol in services}
+        served: dict[str, list[Run]] = {protocol: [] for protocol in services}
         for _ in range(options.rounds):
-            alone.append(uvloop.run(straight(triton, kind, streams, options.seconds)))
-            served.append(uvloop.run(through_service(service, streams, TOKENS, options.seconds)))
-        for name, runs in (("Triton alone", alone), ("service", served)):
-            cpu = 1000 * middle(runs, lambda run: run.cpu)
-            rows.append(
-                f"| {kind} | {streams} | {name} | {middle(runs, lambda run: run.first_ms):.2f} | "
-                f"{middle(runs, lambda run: run.per_token_ms):.2f} | {middle(runs, lambda run: run.late_ms):.2f} | "
-                f"{f'{cpu:.3f}' if cpu else ''} | {100 * middle(runs, lambda run: run.busy):.0f} % |"
-            )
-        # Of each round, whose two runs follow one another; the median of these.
-        added = statistics.median(two.first_ms - one.first_ms for one, two in zip(alone, served, strict=True))
-        rows.append(f"| {kind} | {streams} | *added by the service* | {added:.2f} | | | | |")
-        if added > MOST_FIRST_MS:
-            missed.append(f"!{kind}, {streams} streams: {added:.2f} ms more to the first token, goal {MOST_FIRST_MS}")
-        cpu = 1000 * middle(served, lambda run: run.cpu)
-        if streams == STREAMS[-1] and cpu > MOST_CPU_MS:
-            missed.append(f"!{kind}, {streams} streams: {cpu:.3f} ms of CPU per token, goal {MOST_CPU_MS}")
-        if (busy := max(run.busy for run in (*alone, *served))) > MOST_BUSY:
-            missed.append(f"!{kind}, {streams} streams: the load generator used {100 * busy:.0f} % of a processor")
+            for protocol, service in services.items():
+                alone[protocol].append(uvloop.run(straight(triton, protocol, kind, streams, options.seconds)))
+                served[protocol].append(uvloop.run(through_service(service, streams, TOKENS, options.seconds)))
+        for protocol in services:
+            runs, name = (alone[protocol], served[protocol]), PROTOCOLS[protocol]
+            rows += pace_rows(f"{kind} | {name}", streams, *runs)
+            missed += missed_pace(f"{kind} over {name}", streams, *runs)
     return rows + missed
+
+
+def pace_rows(name: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> list[str]:
+    """What one model over one protocol, with so many streams, has in the table."""
+    rows = []
+    for subject, runs in (("Triton alone", alone), ("service", served)):
+        cpu = 1000 * middle(runs, lambda run: run.cpu)
+        rows.append(
+            f"| {name} | {streams} | {subject} | {middle(runs, lambda run: run.first_ms):.2f} | "
+            f"{middle(runs, lambda run: run.per_token_ms):.2f} | {middle(runs, lambda run: run.late_ms):.2f} | "
+            f"{f'{cpu:.3f}' if cpu else ''} | {100 * middle(runs, lambda run: run.busy):.0f} % |"
+        )
+    rows.append(f"| {name} | {streams} | *added by the service* | {added_ms(alone, served):.2f} | | | | |")
+    return rows
+
+
+def missed_pace(name: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> list[str]:
+    """The goals that these runs miss."""
+    missed, added = [], added_ms(alone, served)
+    if added > MOST_FIRST_MS:
+        missed.append(f"!{name}, {streams} streams: {added:.2f} ms more to the first token, goal {MOST_FIRST_MS}")
+    cpu = 1000 * middle(served, lambda run: run.cpu)
+    if streams == STREAMS[-1] and cpu > MOST_CPU_MS:
+        missed.append(f"!{name}, {streams} streams: {cpu:.3f} ms of CPU per token, goal {MOST_CPU_MS}")
+    if (busy := max(run.busy for run in (*alone, *served))) > MOST_BUSY:
+        missed.append(f"!{name}, {streams} streams: the load generator used {100 * busy:.0f} % of a processor")
+    return missed
+
+
+def added_ms(alone: Sequence[Run], served: Sequence[Run]) -> float:
+    """What the service adds to the first token: of each round, whose two runs follow one another; the median."""
+    return statistics.median(two.first_ms - one.first_ms for one, two in zip(alone, served, strict=True))
 
 
 def measure_steps(service: Service, options: argparse.Namespace) -> list[str]:
@@ -177,8 +205,8 @@ def report(pace: Sequence[str], steps: Sequence[str], options: argparse.Namespac
         "rounds. ../README.md says what is measured.\n",
         "## Streams at a known pace\n",
         f"Tokens come every {MILLISECONDS:g} ms, and the first one that long after the request.\n",
-        "| model | streams | | first token, ms | per token, ms | p99 later than the pace, ms | "
-        "service's CPU per token, ms | load generator |\n|---|---:|---|---:|---:|---:|---:|---:|",
+        "| model | protocol | streams | | first token, ms | per token, ms | p99 later than the pace, ms | "
+        "service's CPU per token, ms | load generator |\n|---|---|---:|---|---:|---:|---:|---:|---:|",
         *(line for line in pace if not line.startswith("!")),
         "\n## Stepping sequences together\n",
         f"| model | tokens/s, one by one | tokens/s, {TOGETHER} at a time | times | service's CPU per token, ms |\n"
@@ -207,11 +235,17 @@ def main() -> int:
             for model in (*TENSORS, *STEPPED):
                 if options.only not in model:
                     continue
-                with Service(folder, model_of(model), triton, protocol="grpc-v2") as service:
-                    service.wait()
-                    lines = measure_pace(triton, service, model, options) if model in TENSORS else None
-                    pace += lines or []
-                    steps += measure_steps(service, options) if lines is None else []
+                with ExitStack() as stack:
+                    services = {
+                        protocol: stack.enter_context(Service(folder, model_of(model), triton, protocol=protocol))
+                        for protocol in (PROTOCOLS if model in TENSORS else ["grpc-v2"])
+                    }
+                    for service in services.values():
+                        service.wait()
+                    if model in TENSORS:
+                        pace += measure_pace(triton, services, model, options)
+                    else:
+                        steps += measure_steps(services["grpc-v2"], options)
     page, missed = report(pace, steps, options)
     print(page)
     if not options.only:

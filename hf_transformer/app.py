@@ -225,6 +225,7 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         grace=config.grace_period_seconds,
         connections=config.max_connections,
         handshake=config.client_timeout_seconds,
+        patience=config.client_timeout_seconds,
         concurrent=config.max_concurrent_requests,
     )
     interceptors: list[Any] = []

@@ -210,7 +210,7 @@ class Config:
         SERVER, "Seconds after which an idle connection is closed; longer than the proxy's.", Integer(0), 65)
     client_timeout_seconds: float = option(
         SERVER, "Seconds that a client has to send a request, head and body together, before it gets 408; and to take "
-        "some of an answer.", Number(0, 10**6, metavar="SECONDS"), 60.0)
+        "some of an answer, over gRPC one message of a stream.", Number(0, 10**6, metavar="SECONDS"), 60.0)
     grace_period_seconds: float = option(
         SERVER, "Seconds that requests in flight have to finish once a signal ends the service; a few less than "
         "whatever kills it after.", Number(0, 10**6, zero=True, metavar="SECONDS"), 25.0)
@@ -264,9 +264,9 @@ class Config:
         LIMITS, "Bytes of a batch's outputs: logits of a whole vocabulary are megabytes, and key-value caches more.",
         Integer(1), default_text="4194304; 268435456 for texts that are written from a model's logits")
     max_cache_bytes: int = option(
-        LIMITS, "Bytes of the key-value caches that are held for texts in the making, each counted with all the tokens "
-        "that it may come to have; more are answered with 429. For models that take past_key_values.", Integer(1),
-        2**30)
+        LIMITS, "Bytes of the key-value caches of texts in the making, which grow with them. A text whose cache finds "
+        "no room to begin is answered with 429, one that finds none to grow waits until others have ended, and what "
+        "never fits is answered with 413. For models that take past_key_values.", Integer(1), 2**30)
 
     log_level: int = option(
         LOGGING, "What is logged: debug, info, warning, error, critical or a number.", Level(), 20,

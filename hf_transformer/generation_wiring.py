@@ -10,7 +10,7 @@ from hf_transformer.config import Config
 from hf_transformer.diagnosis.at_start import StartDiagnosis
 from hf_transformer.diagnosis.pair import Pair
 from hf_transformer.generation.base import GeneratorSettings
-from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.kinds import make_generator
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation_parts import GenerationParts

@@ -139,3 +139,53 @@ class TritonClient:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+class GenerateClient:
+    """generate_stream of the streaming models, straight to Triton; each stream on a connection of its own that is there
+    already."""
+
+    def __init__(self, address: str, model: str) -> None:
+        self._host, _, self._port = address.partition(":")
+        self._model = model
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def __call__(self, count: int) -> Timed:
+        body = json.dumps(self._request(count)).encode()
+        path = f"/v2/models/{self._model}/generate_stream"
+        head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        connection = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, int(self._port))
+        reader, writer = connection
+        found = Timed(time.perf_counter(), count)
+        writer.write(head + body)
+        tokens = found.tokens
+        while (line := await reader.readline()) != b"0\r\n":  # the end of the chunks, then an empty line
+            if not line or b'"error"' in line:
+                raise SystemExit(f"Triton ended a stream after {len(tokens)} tokens: {line!r}")
+            if line.startswith(b"data: {"):
+                tokens.append(time.perf_counter())
+        await reader.readline()
+        if len(tokens) != count:
+            raise SystemExit(f"{len(tokens)} tokens, expected {count}")
+        self._idle.append(connection)
+        return found
+
+    def _request(self, count: int) -> dict[str, object]:
+        if self._model == "text":
+            parameters = json.dumps({"max_tokens": count, "temperature": 0})
+            return {"text_input": PROMPT, "stream": True, "sampling_parameters": parameters}
+        return {
+            "input_ids": PROMPT_IDS,
+            "input_lengths": len(PROMPT_IDS),
+            "request_output_len": count,
+            "end_id": 0,
+            "runtime_top_k": 1,
+            "runtime_top_p": 1.0,
+            "temperature": 1.0,
+            "random_seed": 1,
+            "streaming": True,
+        }
+
+    async def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()

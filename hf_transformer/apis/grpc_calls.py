@@ -150,17 +150,23 @@ async def refuse(rpc: Rpc, error: RequestError, caller: Caller) -> NoReturn:
         raise asyncio.CancelledError from None
 
 
-async def refuse_at_the_end(rpc: Rpc, caller: Caller) -> NoReturn:
-    """Ends a call because the server is closing.
+async def refuse_within(seconds: float, rpc: Rpc, error: RequestError, caller: Caller) -> NoReturn:
+    """Ends a call with an error that its client may not take: gRPC puts it behind the messages that are still on their
+    way, and keeps it there until the client reads or is gone.
 
     Raises:
-        asyncio.CancelledError: the client is gone, or does not read.
+        asyncio.CancelledError: the client is gone, or has not taken it after so many seconds.
     """
     try:
-        async with asyncio.timeout(PATIENCE):
-            await refuse(rpc, Unavailable("the service is shutting down"), caller)
+        async with asyncio.timeout(seconds):
+            await refuse(rpc, error, caller)
     except TimeoutError:
         raise asyncio.CancelledError from None
+
+
+async def refuse_at_the_end(rpc: Rpc, caller: Caller) -> NoReturn:
+    """Ends a call because the server is closing. Raises as ``refuse_within`` does."""
+    await refuse_within(PATIENCE, rpc, Unavailable("the service is shutting down"), caller)
 
 
 def details_of(error: RequestError) -> str:

@@ -6,15 +6,19 @@ Source: https://github.com/grpc/grpc/blob/master/doc/server-reflection.md
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
-from grpc_reflection.v1alpha import reflection
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME
 
 from hf_transformer.apis.grpc_calls import Rpc, caller_of, refuse_at_the_end
+from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 
 __all__ = ["SERVICE_NAME", "Reflection"]
 
@@ -24,12 +28,14 @@ class Reflection:
 
     Args:
         services: the names of the services that are described.
+        methods: those that are answered of the V2 protocol's. Its definition has more, which are the predictor's.
         closing: once it is set streams end as unavailable.
     """
 
-    def __init__(self, services: Sequence[str], closing: asyncio.Event) -> None:
+    def __init__(self, services: Sequence[str], methods: Collection[str], closing: asyncio.Event) -> None:
+        pool = _described(methods)
         # The type stubs don't know of aio.
-        self._servicer: Any = reflection.aio.ReflectionServicer(services)  # type: ignore[attr-defined]
+        self._servicer: Any = reflection.aio.ReflectionServicer(services, pool)  # type: ignore[attr-defined]
         self._closing = closing
 
     async def ServerReflectionInfo(self, requests: AsyncIterator[Any], rpc: Rpc) -> None:
@@ -47,6 +53,20 @@ class Reflection:
             answering.cancel()
             ending.cancel()
         await refuse_at_the_end(rpc, caller_of(rpc))
+
+
+def _described(methods: Collection[str]) -> DescriptorPool:
+    """All services' definitions, with these methods alone of the V2 protocol."""
+    pool = DescriptorPool()
+    for module in (health_pb2, reflection_pb2, pb):
+        file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+        if module is pb:
+            [service] = file.service
+            answered = [method for method in service.method if method.name in methods]
+            del service.method[:]
+            service.method.extend(answered)
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
 
 
 async def _write(answers: Any, rpc: Rpc) -> None:

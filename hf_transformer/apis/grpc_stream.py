@@ -10,8 +10,17 @@ import grpc.aio
 
 from hf_transformer.admission import Admission
 from hf_transformer.apis import grpc_calls
-from hf_transformer.apis.grpc_calls import REQUEST_ID, AtWork, Caller, Rpc, caller_of, refuse_at_the_end
+from hf_transformer.apis.grpc_calls import (
+    REQUEST_ID,
+    AtWork,
+    Caller,
+    Rpc,
+    caller_of,
+    refuse_at_the_end,
+    refuse_within,
+)
 from hf_transformer.apis.grpc_infer import Inference, Places
+from hf_transformer.errors import CallersDeadline
 
 STREAM_IN_FLIGHT = 32
 """Requests of one stream that are read and not answered yet; the rest waits at the client, by HTTP/2's flow control."""
@@ -85,10 +94,13 @@ class Streams:
     """ModelStreamInfer: answers in the order of the requests, several of which are worked on at a time; those that come
     in pieces are written between the others.
 
-    Once ``closing`` is set no more requests are read; what was read is answered, and the stream ends as unavailable.
+    Once ``closing`` is set no more requests are read; what was read is answered, and the stream ends as unavailable. A
+    stream whose client takes no answer ends too.
 
     Args:
         longest_message: bytes that a request may have; -1 is unlimited.
+        patience: seconds that a client has to take an answer, and as many more for each MiB of it: gRPC does not tell
+            how much of one has been taken.
     """
 
     def __init__(
@@ -98,12 +110,14 @@ class Streams:
         at_work: AtWork,
         closing: asyncio.Event,
         longest_message: int,
+        patience: float,
     ) -> None:
         self._inference = inference
         self._admission = admission
         self._at_work = at_work
         self._closing = closing
         self._held = Held(longest_message)
+        self._patience = patience
 
     @property
     def handler(self) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -116,11 +130,15 @@ class Streams:
     async def _answer(self, rpc: Rpc) -> None:
         caller = caller_of(rpc)
         room = Room(self._held)
-        stream = _Stream(rpc, caller, self._inference, Places(self._admission), room, self._closing)
+        places = Places(self._admission)
+        stream = _Stream(rpc, caller, self._inference, places, room, self._closing, self._patience)
         try:
             client_is_there = await stream.serve()
         finally:
             room.close()
+        if stream.untaken:
+            late = f"an answer was not taken within {stream.untaken:g} s (--client_timeout_seconds)"
+            await refuse_within(0, rpc, CallersDeadline(late), caller)
         if not client_is_there:
             raise asyncio.CancelledError  # gRPC lets the call go without a word
         if self._closing.is_set():
@@ -146,10 +164,13 @@ class _Stream:
     places: Places
     room: Room
     closing: asyncio.Event
+    patience: float
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Timeout | None = None
     at_work: set[asyncio.Task[None]] = field(default_factory=set)
     gone: bool = False
+    untaken: float = 0.0
+    """After how many seconds it was given up, because its client took no answer."""
 
     async def serve(self) -> bool:
         """Whether the client was there for every answer: False if it is gone, or does not read while the server is
@@ -210,11 +231,14 @@ class _Stream:
         async with self.turn:
             if self.gone:
                 return False
+            seconds = self.patience * (1 + (len(answer) >> 20))
             try:
-                async with asyncio.timeout(grpc_calls.PATIENCE if self.closing.is_set() else None) as self.writing:
+                async with asyncio.timeout(grpc_calls.PATIENCE if self.closing.is_set() else seconds) as self.writing:
                     await self.rpc.write(answer)
-            except (grpc.aio.BaseError, TimeoutError):
+            except (grpc.aio.BaseError, TimeoutError) as error:
                 self.gone = True
+                if isinstance(error, TimeoutError) and not self.closing.is_set():
+                    self.untaken = seconds
                 return False
             finally:
                 self.writing = None

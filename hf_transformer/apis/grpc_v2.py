@@ -72,8 +72,8 @@ class GrpcSettings:
     hold by then.
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
     ``connections`` may be open at a time, handshakes included; more are closed. ``handshake`` is how many seconds TLS's
-    and HTTP/2's may take, ``idle`` after how many a connection without a call is closed. ``concurrent`` is how many
-    requests may be in flight in all.
+    and HTTP/2's may take, ``patience`` how many a client has to take an answer of a stream, ``idle`` after how many a
+    connection without a call is closed. ``concurrent`` is how many requests may be in flight in all.
     """
 
     host: str
@@ -85,6 +85,7 @@ class GrpcSettings:
     grace: float = 25.0
     connections: int = 16384
     handshake: float = 60.0
+    patience: float = 60.0
     idle: float = IDLE_SECONDS
     concurrent: int = 1024
 
@@ -130,11 +131,14 @@ class GrpcServer:
         options = (*_OPTIONS, *self._settings.limits)
         self._server = grpc.aio.server(interceptors=self._interceptors, options=options)
         methods = {**_questions(self._service.models, self._at_work), **self._inference()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        refused = {"ModelConfig": grpc.unary_unary_rpc_method_handler(_no_configuration)}
+        handler = grpc.method_handlers_generic_handler(SERVICE, {**methods, **refused})
+        self._server.add_generic_rpc_handlers((handler,))
         health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
         add_HealthServicer_to_server(health, self._server)
         names = (SERVICE, grpc_health.SERVICE_NAME, grpc_reflection.SERVICE_NAME)
-        add_ServerReflectionServicer_to_server(grpc_reflection.Reflection(names, self._closing), self._server)
+        reflection = grpc_reflection.Reflection(names, methods, self._closing)
+        add_ServerReflectionServicer_to_server(reflection, self._server)
         self._listen()
         await self._server.start()
         return self
@@ -171,7 +175,8 @@ class GrpcServer:
     def _inference(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
         inference = Inference(self._service, self._settings.max_send)
         longest = self._settings.max_receive
-        streams = Streams(inference, self._service.admission, self._at_work, self._closing, longest)
+        patience = self._settings.patience
+        streams = Streams(inference, self._service.admission, self._at_work, self._closing, longest, patience)
 
         async def infer(body: bytes, caller: Caller) -> bytes:
             if self._closing.is_set():
@@ -250,7 +255,6 @@ def _questions(models: Models, at_work: AtWork) -> dict[str, grpc.RpcMethodHandl
         "ModelReady": unary(model_ready, at_work),
         "ServerMetadata": unary(server_metadata, at_work),
         "ModelMetadata": unary(model_metadata, at_work),
-        "ModelConfig": grpc.unary_unary_rpc_method_handler(_no_configuration),
     }
 
 

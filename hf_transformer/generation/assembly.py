@@ -34,8 +34,11 @@ class Assembler:
     ) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = vocabulary.continue_text(prompt.ids if continues else ())
+        self._push = self._detokenizer.push
         self._stops = StopSearch(sampling.stop)
         self._min_tokens = sampling.min_tokens
+        # Nothing to look for in the text, and nothing to show beside it.
+        self._plain = not sampling.stop and sampling.logprobs is None
         self._place = place
         self._before = before
         self._uncounted = 0
@@ -51,6 +54,8 @@ class Assembler:
 
     def add(self, step: Step) -> Piece | None:
         """What a step adds to the text; None while all of it is held back. The last piece has ``finish``."""
+        if self._plain and step.finish is None and not step.text and not self._before:
+            return self._add_plain(step.ids)
         free, text = self._text(step)
         finish = step.finish
         text, stopped = self._stops.push(text)
@@ -65,6 +70,18 @@ class Assembler:
             return None
         return self._piece(text, tokens, finish)
 
+    def _add_plain(self, ids: Sequence[int]) -> Piece | None:
+        """``add`` for what comes between the first piece and the last of most texts, in a third of the time."""
+        push, count = self._push, len(ids)
+        text = push(ids[0]) if count == 1 else "".join([push(number) for number in ids])
+        self.count += count
+        self._uncounted += count
+        if not text:
+            return None
+        count, self._uncounted = self._uncounted, 0
+        prompt, choice = self._place
+        return Piece(prompt, choice, text, (), count)
+
     def nothing(self) -> Piece:
         """The only piece of a text that may not have any new token."""
         return self._piece("", (), "length")
@@ -77,7 +94,7 @@ class Assembler:
     def _text(self, step: Step) -> tuple[str, str]:
         """The step's text, of its ids where the model does not write it itself: the part that comes before the text may
         end (min_tokens), and the rest."""
-        push, ids = self._detokenizer.push, step.ids
+        push, ids = self._push, step.ids
         earlier = self._min_tokens - self.count
         self.count += len(ids)
         self._uncounted += len(ids)

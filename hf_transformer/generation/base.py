@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.places import Places
 from hf_transformer.scheduler import SchedulerSettings
@@ -55,6 +55,11 @@ class Generator(ABC):
         anything but its neutral value is refused before ``generate``. ``stop`` and ``n`` are everybody's: the text is
         searched here, and each continuation is a call of its own.
         """
+
+    def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
+        """Raises RequestError for texts of one request that can't be written together, however long one waits. Called
+        before the first ``generate``."""
+        return
 
     @abstractmethod
     def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hf_transformer.errors import TooLarge, TooManyRequests
 from hf_transformer.types import NUMPY_DTYPES, Array
 
-FLAG = "--max_cache_bytes"
+BLOCK = 64
+"""Tokens that a cache grows by. To copy what is there costs some 3 percent of what the steps cost that copy it into
+their inputs (measured with GPT-2's shapes, up to 128 and to 1,000 tokens)."""
 
 BYTES_PER_COST = 1000
 """Bytes that are copied in the time of one unit of the scheduler's INLINE_COST."""
@@ -61,51 +62,34 @@ class CacheTensor:
         return (*self.before, slice(start, end))
 
 
-class CacheBudget:
-    """The bytes that all caches together may take; each is counted with all the tokens that its text may yet have, so
-    that none has to be given up halfway. For one event loop."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.held = 0
-
-    def reserve(self, size: int) -> None:
-        """Takes ``size`` bytes, to be given back with ``release``.
-
-        Raises:
-            TooLarge: they are more than there ever are.
-            TooManyRequests: they are more than there are now.
-        """
-        if size > self._limit:
-            raise TooLarge(
-                f"the cache of so long a text has {size} bytes, {FLAG} allows {self._limit}: ask for fewer tokens"
-            )
-        if self.held + size > self._limit:
-            raise TooManyRequests(
-                f"the caches of the texts in flight may come to {self.held} bytes, another {size} are more than {FLAG} "
-                f"allows ({self._limit}); try again, or ask for fewer tokens"
-            )
-        self.held += size
-
-    def release(self, size: int) -> None:
-        """Gives back what was reserved."""
-        self.held -= size
-
-
 class Cache:
-    """One text's cache: memory for ``capacity`` tokens, of which ``length`` are there.
+    """One text's cache, of which the parts of ``length`` tokens are there, with memory for ``capacity``.
 
-    The memory is asked for at once, and the system gives it as it is written to.
+    Its memory grows by BLOCK tokens at a time, and what is there is then copied. To ask for all of it at once and let
+    the system give it as it is written to would be no less: its pages may be larger than what a head has of a text.
     """
 
-    def __init__(self, tensors: Sequence[CacheTensor], capacity: int, source: int) -> None:
+    def __init__(self, tensors: Sequence[CacheTensor], most: int, source: int) -> None:
+        """
+        Args:
+            most: tokens that it will have at the end.
+            source: tokens of the encoder's.
+        """
         self.length = 0
         self._tensors = tensors
-        self.data = {one.present: np.empty(one.sized(source if one.source else capacity), one.dtype) for one in tensors}
+        self._most = most
+        self._source = source
+        self.capacity = 0
+        self.data = {one.present: np.empty(one.sized(source if one.source else 0), one.dtype) for one in tensors}
 
-    def first_cost(self, count: int) -> int:
-        """How long ``add`` takes for the first ``count`` tokens, in the units of the scheduler's INLINE_COST."""
-        return count * sum(one.token_bytes for one in self._tensors) // BYTES_PER_COST
+    def bytes_for(self, tokens: int) -> int:
+        """Bytes that it takes with so many tokens."""
+        return cache_bytes(self._tensors, self._capacity_for(tokens), self._source)
+
+    def cost(self, tokens: int) -> int:
+        """How long it takes to ``add`` up to so many, in the units of the scheduler's INLINE_COST, where that takes
+        more memory. Else it is one token's part, which is little."""
+        return tokens * sum(one.token_bytes for one in self._tensors) // BYTES_PER_COST
 
     def add(self, rows: Mapping[str, Array], count: int) -> None:
         """Copies the parts of ``count`` new tokens, and with the first step those of the source.
@@ -113,12 +97,31 @@ class Cache:
         Args:
             rows: by the name of the output, of the tokens that are new alone.
         """
+        self._extend(self._capacity_for(self.length + count))
         for one in self._tensors:
             if not one.source:
                 self.data[one.present][one.part(self.length, self.length + count)] = rows[one.present]
             elif not self.length:
                 self.data[one.present][...] = rows[one.present]
         self.length += count
+
+    def _capacity_for(self, tokens: int) -> int:
+        return self.capacity if tokens <= self.capacity else next_capacity(tokens, self._most)
+
+    def _extend(self, capacity: int) -> None:
+        if capacity == self.capacity:
+            return
+        for one in self._tensors:
+            if not one.source:
+                larger = np.empty(one.sized(capacity), one.dtype)
+                larger[one.part(0, self.length)] = self.data[one.present][one.part(0, self.length)]
+                self.data[one.present] = larger
+        self.capacity = capacity
+
+
+def next_capacity(tokens: int, most: int) -> int:
+    """For how many tokens there is memory once there are so many, of a text that comes to ``most`` in the end."""
+    return min(tokens + BLOCK, most)
 
 
 def cache_bytes(tensors: Sequence[CacheTensor], capacity: int, source: int) -> int:

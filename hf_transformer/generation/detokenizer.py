@@ -59,6 +59,7 @@ class Vocabulary:
         self._alphabet = byte_alphabet()
         self._special: dict[int, bool] = {}
         self._bytes: dict[int, bytes] = {}
+        self._whole: dict[int, str | None] = {}
         self._single: dict[int, int | None] = {}
         self._shown: dict[int, tuple[str, bytes]] = {}
         self._plain = tokenizer.first_token_id("a")
@@ -66,13 +67,14 @@ class Vocabulary:
     def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for what follows after the ids of a prompt, or of a text of its own without them."""
         context: list[int] = []
+        most = HALF if self.tokenizer.byte_level else CONTEXT
         for number in reversed(prompt):
             if not self.is_special(number):
                 context.append(number)
-                if len(context) == CONTEXT:
+                if len(context) == most:
                     break
         context.reverse()
-        made = Bytes(self, context[-HALF:]) if self.tokenizer.byte_level else Window(self, context)
+        made = Bytes(self, context) if self.tokenizer.byte_level else Window(self, context)
         return Cleaned(made) if self.tokenizer.cleans_up else made
 
     def is_special(self, number: int) -> bool:
@@ -102,6 +104,17 @@ class Vocabulary:
             token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
             found = self._bytes[number] = self._from_alphabet(token)
         return found
+
+    def whole_text(self, number: int) -> str | None:
+        """The text of a byte-level token, None if it begins or ends within a character."""
+        if number in self._whole:
+            return self._whole[number]
+        try:
+            text: str | None = self.byte_string(number).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._whole[number] = text
+        return text
 
     def _from_alphabet(self, token: str) -> bytes:
         """As the library's decoder reads a token: one that is not of the alphabet alone is plain text."""
@@ -144,15 +157,21 @@ class Bytes(Detokenizer):
 
     def __init__(self, vocabulary: Vocabulary, context: Iterable[int]) -> None:
         self._byte_string = vocabulary.byte_string
+        self._whole_text = vocabulary.whole_text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for number in context:
-            self._decoder.decode(self._byte_string(number))
+        self._decode(b"".join(map(self._byte_string, context)))
 
     def push(self, number: int) -> str:
-        return self._decoder.decode(self._byte_string(number))
+        text = None if self._open else self._whole_text(number)
+        return self._decode(self._byte_string(number)) if text is None else text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
+
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
+        self._open = bool(self._decoder.getstate()[0])  # whether the text ends within a character
+        return text
 
 
 class Window(Detokenizer):

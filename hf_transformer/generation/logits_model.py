@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from weakref import WeakValueDictionary
 
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.base import Generator, GeneratorSettings
-from hf_transformer.generation.cache import Cache, cache_bytes
+from hf_transformer.generation.cache import Cache, cache_bytes, next_capacity
+from hf_transformer.generation.cache_budget import Share
 from hf_transformer.generation.logits_batches import Running, StepForm
 from hf_transformer.generation.logits_contract import LogitsBinding, bind_logits
 from hf_transformer.generation.sampling import Chooser
+from hf_transformer.generation.shared_start import SharedStart
 from hf_transformer.generation.stepping import Continuation, Extent
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.metrics import Metrics
@@ -87,6 +90,7 @@ class LogitsGenerator(Generator):
         self._scheduler = scheduler
         self._settings = settings
         self._budget = settings.caches
+        self._starts: WeakValueDictionary[int, SharedStart] = WeakValueDictionary()  # by the id of their prompt
         self._vocabulary = binding.vocabulary or binding.least_vocabulary
         self._eos_ids = frozenset(one for one in settings.eos_ids if 0 <= one < self._vocabulary)
         self._longest = min(settings.max_length, binding.length or settings.max_length)
@@ -94,6 +98,13 @@ class LogitsGenerator(Generator):
     @property
     def honours(self) -> frozenset[str]:
         return HONOURED
+
+    def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
+        """Raises TooLarge where their caches need more than --max_cache_bytes, and what ``generate`` does of a prompt
+        or a limit."""
+        if self._binding.caches:
+            extents = (self._extent(prompt, sampling) for prompt, sampling in texts if sampling.max_tokens != 0)
+            self._budget.check([self._cache_bytes(extent) for extent in extents])
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """See Generator.generate; raises TooManyRequests and TooLarge too, where there is no room for its cache."""
@@ -110,7 +121,7 @@ class LogitsGenerator(Generator):
     async def canary(self, prompt: Prompt) -> None:
         sampling = Sampling(max_tokens=1, greedy=True)
         extent = self._extent(prompt, sampling)
-        await self._scheduler.canary(self._continuation(extent, sampling, Context("", {}), 0))
+        await self._scheduler.canary(self._continuation(extent, sampling, Context("", {})))
 
     async def close(self) -> None:
         """Nothing is under way that nobody waits for: a step ends with the text that it is of."""
@@ -121,15 +132,22 @@ class LogitsGenerator(Generator):
         if beyond:
             name = sampling.names.get("logit_bias", "logit_bias")
             raise InvalidInput(f"{name}: the model has {self._vocabulary} tokens, and none with the id {beyond[0]}")
-        size = cache_bytes(self._binding.caches, _capacity(extent), len(extent.source))
-        self._budget.reserve(size)
+        share = self._budget.open(*self._cache_bytes(extent)) if self._binding.caches else None
         try:
-            return self._continuation(extent, sampling, context, size)
+            return self._continuation(extent, sampling, context, share, self._start(prompt, context))
         except BaseException:  # there may be less memory than the flag says
-            self._budget.release(size)
+            if share is not None:
+                share.close()
             raise
 
-    def _continuation(self, extent: Extent, sampling: Sampling, context: Context, reserved: int) -> Continuation:
+    def _continuation(
+        self,
+        extent: Extent,
+        sampling: Sampling,
+        context: Context,
+        share: Share | None = None,
+        start: SharedStart | None = None,
+    ) -> Continuation:
         binding = self._binding
         cache = Cache(binding.caches, _capacity(extent), len(extent.source)) if binding.caches else None
         return Continuation(
@@ -139,8 +157,25 @@ class LogitsGenerator(Generator):
             cache,
             context,
             cost=_cost(sampling, self._vocabulary),
-            ended=partial(self._budget.release, reserved),
+            share=share,
+            start=start,
         )
+
+    def _start(self, prompt: Prompt, context: Context) -> SharedStart | None:
+        """What makes the first step of all texts of this very prompt, where there are several."""
+        if prompt.texts == 1:
+            return None
+        start = self._starts.get(id(prompt))
+        if start is None:
+            sent = partial(self._starts.pop, id(prompt), None)
+            self._starts[id(prompt)] = start = SharedStart(self._scheduler, prompt, context, sent)
+        return start
+
+    def _cache_bytes(self, extent: Extent) -> tuple[int, int]:
+        """Bytes that a text's cache begins with, and those that it may come to."""
+        most, source = _capacity(extent), len(extent.source)
+        first = next_capacity(len(extent.start), most)
+        return cache_bytes(self._binding.caches, first, source), cache_bytes(self._binding.caches, most, source)
 
     def _extent(self, prompt: Prompt, sampling: Sampling) -> Extent:
         """Where the text begins and ends. Raises InvalidInput if it can't."""

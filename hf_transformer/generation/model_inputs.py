@@ -47,6 +47,9 @@ CONSTANT: Final[Mapping[str, Any]] = {
 STREAMING: Final = ("streaming", "stream")
 """True for a decoupled model."""
 
+KEPT_NUMBERS: Final = 32
+"""Tensors of one number that an input keeps: making them all was two thirds of what the tensors of a request took."""
+
 _ALSO_OPTIONAL: Final = frozenset({*STREAMING, "exclude_input_in_output"})
 """Those of CONSTANT that a model gets even if it can do without."""
 
@@ -60,11 +63,25 @@ class ModelInput:
         self.datatype = spec.datatype
         self.dims = (1, *spec.shape) if batched else spec.shape
         self._fixed = math.prod(size for size in self.dims if size >= 0)
+        self._numbers: dict[tuple[float, type], Tensor] = {}
 
     def tensor(self, values: Any) -> Tensor:
         """A tensor of a value or a flat list. Raises ValueError for so many that do not fit the shape."""
+        if isinstance(values, int | float):
+            return self._number(values)
         data = np.atleast_1d(np.array(values, self._dtype))
         return Tensor(self.name, self.datatype, data.reshape(self.shape(data.size)))
+
+    def _number(self, value: float) -> Tensor:
+        """A tensor of one number; most requests have the same ones."""
+        key = value, type(value)
+        found = self._numbers.get(key)
+        if found is None:
+            found = Tensor(self.name, self.datatype, np.full(self.shape(1), value, self._dtype))
+            found.data.flags.writeable = False
+            if len(self._numbers) < KEPT_NUMBERS:
+                self._numbers[key] = found
+        return found
 
     def shape(self, count: int) -> tuple[int, ...]:
         """The shape of so many elements: the innermost free axis is as long as it takes, other free ones are 1.

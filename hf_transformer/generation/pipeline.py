@@ -17,12 +17,13 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.text import Continuation, Tally
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Prompt, Sampling
 from hf_transformer.generation.writing import Collected as Collected
-from hf_transformer.generation.writing import Continuation
 from hf_transformer.generation.writing import Generation as Generation
+from hf_transformer.generation.writing import generation_of
 from hf_transformer.metrics import Metrics
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Json, Query, Tensor, TextInput, TokenIds, Tokenization
 from hf_transformer.worklist import Limits
 
@@ -99,18 +100,17 @@ class GenerationPipeline:
         prompts = await self._prompts(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
         continuations = [one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)]
+        self._generator.check([(one.prompt, one.sampling) for one in continuations])
         context.instances, context.tokens = len(prompts), tokens
         context.timings.tokenized(began, read)
         if context.place is not None:
             context.place.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
-        return Generation(
+        return generation_of(
             continuations,
             self._generator,
-            context,
+            Tally(context, self._metrics.generation, tokens),
             count_text=self._count_text,
-            metrics=self._metrics.generation,
-            prompt_tokens=tokens,
             timeout=self._timeout,
             shape=(len(prompts), request.sampling.n),
         )
@@ -186,7 +186,12 @@ class GenerationPipeline:
 
     async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         """The prompts in tokens, all of each: one that is too long is not cut, but refused by ``_room``."""
-        special = request.special_tokens
+        special, count = request.special_tokens, request.sampling.n
+        only = request.prompts[0]
+        if special and len(request.prompts) == 1 and type(only) is str and len(only) <= INLINE_CHARACTERS:
+            short = tuple(self.tokenizer.encode_short(only).ids)
+            if 0 < len(short) < self.tokenizer.max_length:  # else it may have been cut
+                return [Prompt(only, short, True, count)]
         how = Tokenization(whole=True, special_tokens=None if special else False)
         found = await self.tokenizer.encode_off_loop(request.prompts, self._executor, how)
         ids = [tuple(encoding.ids) for [encoding] in found]
@@ -199,7 +204,9 @@ class GenerationPipeline:
         # Special ones included: a model that reads text would not know of them else.
         decoded = iter(await self.tokenizer.decode_off_loop(given, self._executor, False))
         return [
-            Prompt(next(decoded), numbers, False) if isinstance(text, TokenIds) else Prompt(str(text), numbers, special)
+            Prompt(next(decoded), numbers, False, count)
+            if isinstance(text, TokenIds)
+            else Prompt(str(text), numbers, special, count)
             for text, numbers in zip(request.prompts, ids, strict=True)
         ]
 
@@ -211,7 +218,9 @@ class GenerationPipeline:
 
     def _choices(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Continuation]:
         """What the texts of one prompt are written from."""
-        sampling = replace(request.sampling, n=1, max_tokens=self._max_tokens(request, index, prompt))
+        sampling, most = request.sampling, self._max_tokens(request, index, prompt)
+        if sampling.n != 1 or sampling.max_tokens != most:
+            sampling = replace(sampling, n=1, max_tokens=most)
         before = prompt.text if request.echo else ""
         alone = not self._settings.decoder_start_ids
         found = []

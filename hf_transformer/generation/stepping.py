@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from hf_transformer.generation.cache import Cache
+from hf_transformer.generation.cache_budget import Share
 from hf_transformer.generation.logits_batches import LOGITS, Running
 from hf_transformer.generation.sampling import Chooser
 from hf_transformer.generation.types import FinishReason, Step, TokenScore
@@ -32,11 +34,23 @@ class Extent:
     max_new: int
 
 
+class Start(Protocol):
+    """Makes the first step of several texts at once."""
+
+    def join(self, text: Continuation, cost: int) -> Callable[[], object]:
+        """Takes a text in, before its first step. Its ``decode`` is then called, and its ``done``.
+
+        Returns:
+            What withdraws it.
+        """
+
+
 class Continuation(Running):
     """One text in the making, step by step. For one event loop, but ``decode`` may run in a thread.
 
     Args:
-        ended: called once, when the text is closed.
+        share: of the bytes for caches, what this text's takes; given back when the text is closed.
+        start: makes the first step, with others'; without one it is made alone.
     """
 
     def __init__(
@@ -48,14 +62,16 @@ class Continuation(Running):
         context: Context,
         *,
         cost: int,
-        ended: Callable[[], None],
+        share: Share | None,
+        start: Start | None,
     ) -> None:
         self._scheduler = scheduler
         self._chooser = chooser
         self._cache = cache
         self._context = context
         self._cost = cost
-        self._ended = ended
+        self._share = share
+        self._start = start
         self._eos_ids = extent.eos_ids
         self._source = np.array(extent.source, np.int64)
         # Memory for all of it: a list would have to become an array with each step.
@@ -110,26 +126,33 @@ class Continuation(Running):
             self._withdraw()
             self._withdraw = None
         self._error = None  # whose traceback leads back here: only the collector would find the cache
-        self._ended()
+        if self._share is not None:
+            self._share.close()
 
     def _go_on(self) -> None:
         """Asks for the next step, unless one is under way, the text has ended, or its reader is behind."""
         over = self._closed or self._finish is not None or self._error is not None
         if over or self._withdraw is not None or len(self._unread) > AHEAD:
             return
-        cost = self._cost
-        if self._cache is not None and not self._cache.length:
-            cost += self._cache.first_cost(self._length)
-        self._withdraw = self._scheduler.submit(self, self._decode, self._context, cost, self._done)
+        cost, cache = self._cost, self._cache
+        if cache is not None and self._length > cache.capacity:
+            if self._share is not None and not self._share.grow(cache.bytes_for(self._length), self._go_on):
+                return  # and comes again once there is room
+            cost += cache.cost(self._length)
+        start, self._start = self._start, None
+        if start is None:
+            self._withdraw = self._scheduler.submit(self, self.decode, self._context, cost, self.done)
+        else:
+            self._withdraw = start.join(self, cost)
 
-    def _decode(self, index: int, rows: Mapping[str, Array]) -> None:
+    def decode(self, index: int, rows: Mapping[str, Array]) -> None:
         """Chooses the token and keeps what is new of the cache, while the predictor's buffer is held."""
         self._chosen = self._chooser.choose(rows[LOGITS])
         cache = self._cache
         if cache is not None:
             cache.add(rows, 1 if cache.length else self._length)
 
-    def _done(self, error: Exception | None) -> None:
+    def done(self, error: Exception | None) -> None:
         """A step is there, or has failed."""
         self._withdraw = None
         if error is not None:

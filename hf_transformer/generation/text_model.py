@@ -78,6 +78,8 @@ class TextGenerator(Generator):
         self._inputs = ModelInputs(spec, (self._input, PARAMETERS, *_RETURNED), end=None)
         inputs = self._inputs.by_name
         self._json = PARAMETERS in inputs
+        honours = self._inputs.honours - {"logprobs"}  # which tokens they are of is not told
+        self._honours = honours | {"max_tokens", "greedy", *_IN_JSON} if self._json else honours
         asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
         # vLLM's backend leaves the prompt out where it streams.
@@ -88,8 +90,7 @@ class TextGenerator(Generator):
 
     @property
     def honours(self) -> frozenset[str]:
-        found = self._inputs.honours - {"logprobs"}  # which tokens they are of is not told
-        return found | {"max_tokens", "greedy", *_IN_JSON} if self._json else found
+        return self._honours
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text = prompt.text
@@ -97,7 +98,7 @@ class TextGenerator(Generator):
             text = text[len(self._first) :]  # the model's tokenizer puts it there
         inputs = self._tensors(text, sampling)
         reading = _Reading(self._outputs, "" if self._excludes else text)
-        limit = None if "max_tokens" in self.honours else sampling.max_tokens
+        limit = None if "max_tokens" in self._honours else sampling.max_tokens
         if not self._decoupled:
             async with self._predictor.infer(inputs, self._outputs, context.headers) as tensors:
                 reading.take(tensors)
@@ -108,7 +109,8 @@ class TextGenerator(Generator):
         async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:
             async for tensors in responses:
                 reading.take(tensors)
-                if written := await self._cut(reading, limit):
+                written = reading.take_new() if limit is None else await self._cut(reading, limit)
+                if written:
                     yield Step(text=written)
                 if reading.is_cut:
                     break
@@ -134,7 +136,7 @@ class TextGenerator(Generator):
 
     async def _cut(self, reading: _Reading, limit: int | None) -> str:
         """The new text, up to the last token that may be there, of a model that is not told how many these are."""
-        new, reading.new = reading.new, ""
+        new = reading.take_new()
         if limit is None or not new:
             return new
         if reading.is_cut:
@@ -203,7 +205,7 @@ class _Reading:
         self.text = ""
         """All of it so far."""
         self.new = ""
-        """What has come since it was set to nothing."""
+        """What has come since take_new."""
         self.count = 0
         """Tokens, as far as the model tells."""
         self.reason: FinishReason | None = None
@@ -221,6 +223,11 @@ class _Reading:
             self.reason = _REASONS.get(said, self.reason)
             if said == "abort":
                 raise PredictorError("the predictor has broken the text off (finish_reason abort)")
+
+    def take_new(self) -> str:
+        """What has come since this was called last."""
+        new, self.new = self.new, ""
+        return new
 
     def finish(self) -> None:
         """There are no more answers."""

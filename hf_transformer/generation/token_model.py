@@ -49,6 +49,7 @@ class TokenGenerator(Generator):
         outputs = {one.name for one in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
         self._scored = "logprobs" in self._inputs.honours and SCORES in outputs
+        self._honours = self._inputs.honours if self._scored else self._inputs.honours - {"logprobs"}
         excludes = "exclude_input_in_output" in self._inputs.by_name
         self._habits = RowHabits(prompt=False if excludes else None)
         if problems := self._problems(spec):
@@ -56,8 +57,7 @@ class TokenGenerator(Generator):
 
     @property
     def honours(self) -> frozenset[str]:
-        found = self._inputs.honours
-        return found if self._scored else found - {"logprobs"}
+        return self._honours
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         if sampling.logprobs:
@@ -95,9 +95,9 @@ class TokenGenerator(Generator):
         """Nothing goes on for nobody: each call is one continuation's own."""
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
-        own: dict[str, Sequence[int]] = {IDS: prompt.ids, LENGTHS: [len(prompt.ids)], PAD: [self._pad]}
+        own: dict[str, Sequence[int] | int] = {IDS: prompt.ids, LENGTHS: len(prompt.ids), PAD: self._pad}
         if self._decoder_start:
-            own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: [len(self._decoder_start)]}
+            own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: len(self._decoder_start)}
         inputs = self._inputs.by_name
         if self._words and not sampling.ignore_eos:
             own[WORDS] = self._words
@@ -197,12 +197,15 @@ def _length(found: Tensor | None) -> int | None:
     """The first of the lengths, None where there is none."""
     if found is None or not found.data.size:
         return None
-    return int(_numbers(found).flat[0])
+    data = _numbers(found)
+    return int(data.item() if data.size == 1 else data.flat[0])
 
 
 def _row(output: Tensor) -> list[int]:
     """The ids of the first beam."""
     data = _numbers(output)
+    if data.size == 1:  # as nearly always in a stream; the rest takes twice as long
+        return [data.item()]
     if data.ndim > 1 and data.shape[-1] != data.size:
         data = data[(0,) * (data.ndim - 1)]
     row: list[int] = data.ravel().tolist()

@@ -69,12 +69,13 @@ class GenerationRequest:
 class Prompt:
     """One prompt as the model gets it: ``ids`` [S] of the service's tokenizer, and the ``text`` that they were made of.
 
-    ``special_tokens`` says whether the tokenizer added its own.
+    ``special_tokens`` says whether the tokenizer added its own; so many ``texts`` are written from it, at once.
     """
 
     text: str
     ids: tuple[int, ...]
     special_tokens: bool = True
+    texts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,15 +52,21 @@ class SamplingReader:
         if value != getattr(NEUTRAL, field):
             self._names[field] = f"{self._prefix}{name}"
 
-    def number(self, field: str, default: float, least: float, most: float) -> None:
+    def number(self, field: str, default: float, least: float, most: float) -> float:
         """A number under the field's own name. A default that is the service's is named by its flag."""
+        if self._is_neutral(field, default):
+            return default
         value = self._given.number(field, default, least, most)
         self.put(field, value, field if field in self._given else f"{field} (the service's --{field})")
+        return value
+
+    def _is_neutral(self, field: str, default: object) -> bool:
+        """Whether there is nothing to read, since the field keeps its neutral value; as most do in most requests."""
+        return field not in self._given and default == getattr(NEUTRAL, field)
 
     def temperature(self, default: float) -> bool:
         """``temperature``; whether it is 0, which says "the likeliest": nothing could be drawn with it."""
-        self.number("temperature", default, 0.0, LARGEST_TEMPERATURE)
-        value: float = self._values["temperature"]
+        value = self.number("temperature", default, 0.0, LARGEST_TEMPERATURE)
         if 0 < value < SMALLEST:
             raise InvalidInput(
                 f"parameters.temperature: {value:g} is out of range, expected 0, or {SMALLEST:g} or more"
@@ -73,6 +79,8 @@ class SamplingReader:
 
     def top_k(self, default: int) -> None:
         """``top_k``; -1 (vLLM's) and 0 (transformers') are all tokens."""
+        if self._is_neutral("top_k", default):
+            return
         value = self._given.integer("top_k", default, -1)
         self.put("top_k", max(value, 0), "top_k" if "top_k" in self._given else "top_k (the service's --top_k)")
 
@@ -100,6 +108,8 @@ class SamplingReader:
 
     def choices(self, name: str) -> None:
         """``n``: how many continuations."""
+        if name not in self._given:
+            return
         count = self._given.integer(name, 1, 1)
         if count > MAX_CHOICES:
             raise TooLarge(f"parameters.{name}: {count}, at most {MAX_CHOICES} are given of one prompt")
@@ -122,7 +132,8 @@ class SamplingReader:
         self.put("stop", tuple(stops), name)
 
     def ignore_eos(self) -> None:
-        self.put("ignore_eos", self._given.flag("ignore_eos", False), "ignore_eos")
+        if "ignore_eos" in self._given:
+            self.put("ignore_eos", self._given.flag("ignore_eos", False), "ignore_eos")
 
     def logit_bias(self, vocab_size: int) -> None:
         """``logit_bias``: {"id": bias}, with ids as JSON has keys."""

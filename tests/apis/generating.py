@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message
 from hf_transformer.admission import Admission
 from hf_transformer.apis import openai, v1, v2, v2_generate
 from hf_transformer.apis.base import Models, Service
-from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.direct import Direct
+from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.ops import error_handlers
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.base import Generator, GeneratorSettings

@@ -209,7 +209,7 @@ async def test_a_client_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixtur
     """The call ends as cancelled, of which gRPC says nothing."""
     at_work, metrics = AtWork(), Metrics("bert")
     service = service_of(ScriptedModel(), metrics)
-    streams = Streams(Inference(service), service.admission, at_work, asyncio.Event(), -1)
+    streams = Streams(Inference(service), service.admission, at_work, asyncio.Event(), -1, 60.0)
     handler: Any = streams.handler
     with pytest.raises(asyncio.CancelledError):
         await handler.stream_stream(None, GoneClient())

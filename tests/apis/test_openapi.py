@@ -22,8 +22,8 @@ from hf_transformer.apis import (
     openai_messages,
     openai_rerank,
 )
-from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.direct import Direct
+from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.app import build_app
 from hf_transformer.errors import RequestError
 from hf_transformer.tasks import TASKS, text_generation

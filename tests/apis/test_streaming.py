@@ -88,14 +88,20 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> 
         assert made.requests("openai", 499) == 1 and made.in_flight == 0
 
 
-async def test_a_client_that_does_not_read_slows_the_model_down() -> None:
+@pytest.mark.parametrize(
+    ("texts", "ahead"),
+    [
+        (1, 1),  # the one that is being sent
+        (2, QUEUED_PIECES + 3),  # what waits in the queue, one that is being sent, one of each text that waits for room
+    ],
+)
+async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int) -> None:
     async with bench(text=LONG) as made:
-        async with Exchange(made.app, PATH, body(), reads=False) as exchange:
-            await until(lambda: made.generator.given > 1)
+        async with Exchange(made.app, PATH, body(n=texts), reads=False) as exchange:
+            await until(lambda: exchange.offered == 1)
             for _ in range(1000):
                 await asyncio.sleep(0)
-            # What waits in the queue, one that is being sent, one that waits for room.
-            assert made.generator.given <= QUEUED_PIECES + 3
+            assert made.generator.given == ahead
             exchange.taken.set()
             assert events((await exchange.head(), await exchange.rest())[1])[-1] == "[DONE]"
         assert made.generator.given > QUEUED_PIECES + 3

@@ -1,12 +1,10 @@
-"""Key-value caches: what is kept of a step, what goes into the next one, and how much there may be."""
+"""Key-value caches: what is kept of a step, and what goes into the next one."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from hf_transformer.errors import TooLarge, TooManyRequests
-from hf_transformer.generation.cache import Cache, CacheBudget, CacheTensor, cache_bytes, past
+from hf_transformer.generation.cache import BLOCK, Cache, CacheTensor, cache_bytes, past
 
 KEY = CacheTensor("past.key", "present.key", "FP32", (2, -1, 3))
 VALUE = CacheTensor("past.value", "present.value", "FP16", (-1, 4))
@@ -56,17 +54,16 @@ def test_texts_that_begin_have_a_cache_of_no_tokens() -> None:
     assert past(KEY, [Cache((KEY,), 8, 0), Cache((KEY,), 9, 0)], 0).shape == (2, 2, 0, 3)
 
 
-def test_the_budget() -> None:
-    budget = CacheBudget(100)
-    budget.reserve(60)
-    budget.reserve(0)
-    with pytest.raises(
-        TooManyRequests, match=r"may come to 60 bytes, another 41 are more than --max_cache_bytes .*100"
-    ):
-        budget.reserve(41)
-    budget.reserve(40)
-    budget.release(60)
-    assert budget.held == 40
-    with pytest.raises(TooLarge, match="has 101 bytes, --max_cache_bytes allows 100"):
-        budget.reserve(101)
-    assert budget.held == 40
+def test_memory_grows_by_blocks_and_what_is_there_stays() -> None:
+    cache, whole = Cache((KEY,), 3 * BLOCK, 0), ramp(2, 3 * BLOCK, 3)
+    first = BLOCK // 2
+    sizes = [cache.bytes_for(first)]
+    cache.add({"present.key": whole[:, :first]}, first)
+    for place in range(first, 3 * BLOCK):
+        sizes.append(cache.bytes_for(place + 1))
+        grows = place + 1 > cache.capacity
+        cache.add({"present.key": whole[:, place : place + 1]}, 1)
+        assert grows == (sizes[-1] > sizes[-2])
+        assert cache.data["present.key"].nbytes == sizes[-1] == cache.bytes_for(1)
+    assert np.array_equal(past(KEY, [cache], 3 * BLOCK)[0], whole)
+    assert sorted(set(sizes)) == [one * KEY.token_bytes for one in (first + BLOCK, first + 2 * BLOCK + 1, 3 * BLOCK)]

@@ -13,7 +13,7 @@ import pytest
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, TooManyRequests
 from hf_transformer.generation import logits_model
-from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.sampling import Chooser
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling
 from hf_transformer.places import Places
@@ -232,7 +232,7 @@ async def test_caches_have_a_limit() -> None:
         assert made._budget.held == 12 * token
         with pytest.raises(TooManyRequests, match="--max_cache_bytes"):
             await write(made, range(3, 10), how)
-        with pytest.raises(TooLarge, match="--max_cache_bytes allows 2560"):
+        with pytest.raises(TooLarge, match="need 2688 bytes, --max_cache_bytes allows 2560"):
             await write(made, range(3, 10), replace(how, max_tokens=15))
         predictor.held = False
         await predictor.release()

@@ -135,6 +135,73 @@ async def test_a_client_that_does_not_read_is_no_fault_of_the_predictor(
                 await anext(generation)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["the service's", "the caller's"])
+async def test_the_deadline_of_one_text(gpt2: Tokenizer, executor: ThreadPoolExecutor, own: bool) -> None:
+    never = asyncio.Event()
+    generator = endless(wait=never.wait)
+    soon = asyncio.get_running_loop().time() + 0.02 if own else None
+    pipeline = pipeline_of(gpt2, generator, executor, timeout=30.0 if own else 0.02)
+    with pytest.raises(CallersDeadline if own else PredictorTimeout):
+        await pieces_of(pipeline, asking(), deadline=soon)
+    assert generator.running == 0
+    task = asyncio.current_task()
+    assert task is not None and not task.cancelling()
+    await asyncio.sleep(0)  # the reader itself goes on
+
+
+async def test_a_text_that_nobody_reads_ends_at_its_deadline(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
+    generator, metrics = endless(), Metrics("m")
+    pipeline = pipeline_of(gpt2, generator, executor, timeout=0.05, metrics=metrics)
+    async with await pipeline.start(asking(), context()) as generation:
+        await anext(generation)
+        async with asyncio.timeout(20):
+            while generator.running:  # noqa: ASYNC110 - there is nothing that tells of a change
+                await asyncio.sleep(0.001)
+        for _ in range(2):
+            with pytest.raises(CallersDeadline, match="not read in"):
+                await anext(generation)
+    assert 'hf_transformer_generations_total{finish="abandoned"} 1.0' in metrics.render().decode()
+
+
+async def test_a_cancellation_at_the_deadline_is_still_one(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
+    never = asyncio.Event()
+    generator = endless(wait=never.wait)
+    soon = asyncio.get_running_loop().time() + 0.02
+    reading = asyncio.create_task(pieces_of(pipeline_of(gpt2, generator, executor), asking(), deadline=soon))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_at(soon, reading.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert generator.running == 0
+
+
+async def test_who_is_cancelled_while_leaving_leaves_nothing_behind(
+    gpt2: Tokenizer, executor: ThreadPoolExecutor
+) -> None:
+    generator, left = endless(), asyncio.Event()
+
+    async def client() -> None:
+        async with await pipeline_of(gpt2, generator, executor).start(asking(), context()) as generation:
+            await anext(generation)
+            left.set()
+
+    leaving = asyncio.create_task(client())
+    await left.wait()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert generator.running == 0
+
+
+async def test_a_token_that_is_none_ends_the_call(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
+    generator = ScriptedGenerator(lambda *_: (Step(ids=(number,)) for number in (5, -1, 6)))
+    with pytest.raises(PredictorError, match="gave -1"):
+        await pieces_of(pipeline_of(gpt2, generator, executor), asking())
+    assert (generator.given, generator.running) == (2, 0)
+
+
 async def test_streams_cut_at_random_moments(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
     generator = endless()
     metrics = Metrics("m")
@@ -179,6 +246,23 @@ async def test_text_of_the_model_is_counted_at_its_end(gpt2: Tokenizer, executor
     async with await pipeline.start(asking(), context()) as generation:
         pieces = [piece async for piece in generation]
     assert generation.completion_tokens == sum(piece.count for piece in pieces) == len(ids_of(gpt2, " paris."))
+
+
+async def test_text_is_charged_by_its_length_until_its_tokens_are_known(
+    gpt2: Tokenizer, executor: ThreadPoolExecutor
+) -> None:
+    metrics = Metrics("m")
+    admission, charged, counted = Admission(10, 1000, metrics), [], []
+    generator = ScriptedGenerator(lambda *_: [*[Step(text=" the capital")] * 9, Step(finish="stop")])
+    with admission.place(4) as place:
+        pipeline = pipeline_of(gpt2, generator, executor, metrics=metrics)
+        async with await pipeline.start(asking(), context(place=place)) as generation:
+            async for _ in generation:
+                charged.append(admission.tokens - generation.prompt_tokens)
+                counted.append(metrics.generation.generated_tokens)
+        assert charged[:9] == [12 * count // 4 for count in range(1, 10)]
+        assert charged[9] == generation.completion_tokens == len(ids_of(gpt2, " the capital" * 9))
+        assert counted == [0] * 9 + [generation.completion_tokens], "these only ever add up"
 
 
 async def test_metrics(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
