@@ -165,6 +165,10 @@ class _Stream:
     room: Room
     closing: asyncio.Event
     patience: float
+    slots: asyncio.Queue[Slot | None] = field(default_factory=asyncio.Queue)
+    """In the order of the requests; None follows the last one."""
+    awaited: Slot | None = None
+    """The one whose turn it is."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Timeout | None = None
     at_work: set[asyncio.Task[None]] = field(default_factory=set)
@@ -176,11 +180,11 @@ class _Stream:
         """Whether the client was there for every answer: False if it is gone, or does not read while the server is
         closing.
         """
-        slots: asyncio.Queue[Slot | None] = asyncio.Queue()
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read(group, slots))
-            waiting = group.create_task(self._end_reading(reading, slots))
-            while not self.gone and (slot := await slots.get()) is not None:
+            reading = group.create_task(self._read(group))
+            waiting = group.create_task(self._end_reading(reading))
+            while not self.gone and (slot := await self.slots.get()) is not None:
+                self.awaited = slot
                 answer = await slot
                 if answer and await self._write(answer):
                     self.room.written(answer)
@@ -193,8 +197,8 @@ class _Stream:
                 unwanted.cancel()
         return not self.gone
 
-    async def _read(self, group: asyncio.TaskGroup, slots: asyncio.Queue[Slot | None]) -> None:
-        """Begins a task for each request; None follows the last one."""
+    async def _read(self, group: asyncio.TaskGroup) -> None:
+        """Begins a task for each request."""
         loop = asyncio.get_running_loop()
         while True:
             await self.room.until_free()
@@ -203,13 +207,13 @@ class _Stream:
             except grpc.aio.BaseError:  # the call is over
                 body = None
             if not isinstance(body, bytes):  # grpc.aio.EOF, which the type stubs don't know
-                slots.put_nowait(None)
+                self.slots.put_nowait(None)
                 return
             slot: Slot = loop.create_future()
             task = group.create_task(self._answer(body, self.room.read(body), slot))
             self.at_work.add(task)
             task.add_done_callback(self.at_work.discard)
-            slots.put_nowait(slot)
+            self.slots.put_nowait(slot)
             del body  # or it would be held while the next one is waited for
 
     async def _answer(self, body: bytes, expected: int, slot: Slot) -> None:
@@ -236,17 +240,24 @@ class _Stream:
                 async with asyncio.timeout(grpc_calls.PATIENCE if self.closing.is_set() else seconds) as self.writing:
                     await self.rpc.write(answer)
             except (grpc.aio.BaseError, TimeoutError) as error:
-                self.gone = True
                 if isinstance(error, TimeoutError) and not self.closing.is_set():
                     self.untaken = seconds
+                self._give_up()
                 return False
             finally:
                 self.writing = None
         return True
 
-    async def _end_reading(self, reading: asyncio.Task[None], slots: asyncio.Queue[Slot | None]) -> None:
+    def _give_up(self) -> None:
+        """Nothing is to be written any more: ``serve`` waits for no other answer or request."""
+        self.gone = True
+        self.slots.put_nowait(None)
+        if self.awaited is not None and not self.awaited.done():
+            self.awaited.set_result(b"")
+
+    async def _end_reading(self, reading: asyncio.Task[None]) -> None:
         await self.closing.wait()
         reading.cancel()
-        slots.put_nowait(None)
+        self.slots.put_nowait(None)
         if self.writing is not None:
             self.writing.reschedule(asyncio.get_running_loop().time() + grpc_calls.PATIENCE)

@@ -110,9 +110,11 @@ class GrpcClient:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait([self._connecting])
+        connecting = self._connecting
+        if connecting is not None:
+            await asyncio.sleep(0)  # cancelled before it has begun, it would cancel those who wait for it
+            connecting.cancel()
+            await asyncio.wait([connecting])
         for connection in list(self._connections):
             connection.abort()
         if self._connections:
@@ -156,7 +158,7 @@ class GrpcClient:
         while True:
             if self.closed:
                 raise RpcError(Status.CANCELLED, "the client is closed", settled=True)
-            if self._connecting is None:
+            if self._connecting is None or self._connecting.done():  # else this would go round without a pause
                 self._connecting = self._loop.create_task(self._connect())
                 self._connecting.add_done_callback(self._has_connected)
             try:
@@ -205,7 +207,8 @@ class GrpcClient:
         self._usable.append(connection)
 
     def _has_connected(self, task: asyncio.Task[None]) -> None:
-        self._connecting = None
+        if self._connecting is task:
+            self._connecting = None
         if not task.cancelled():
             task.exception()  # it may be that nobody waits for it any longer
 

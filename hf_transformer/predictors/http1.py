@@ -125,16 +125,10 @@ class Http1Client:
 
     async def _connect(self, deadline: float) -> Connection:
         seconds = min(CONNECT_SECONDS, deadline - self._loop.time())
-        host = self._address.host
+        connection = Connection(self._loop, AnswerReader(self._room, self._largest_body), self)
         try:
             async with asyncio.timeout(seconds):
-                _, connection = await self._loop.create_connection(
-                    self._connection,
-                    host,
-                    self._address.port,
-                    ssl=self._tls,
-                    server_hostname=host.rstrip(".") if self._tls is not None else None,
-                )
+                await self._open(connection)
         except TimeoutError as exc:
             if seconds < CONNECT_SECONDS:
                 raise ConnectDeadline("the time for the whole call is over, and there is no connection") from exc
@@ -144,8 +138,21 @@ class Http1Client:
             raise Disconnected("the client is closed")
         return connection
 
-    def _connection(self) -> Connection:
-        return Connection(self._loop, AnswerReader(self._room, self._largest_body), self)
+    async def _open(self, connection: Connection) -> None:
+        host = self._address.host
+        try:
+            await self._loop.create_connection(
+                lambda: connection,
+                host,
+                self._address.port,
+                ssl=self._tls,
+                server_hostname=host.rstrip(".") if self._tls is not None else None,
+            )
+        except asyncio.CancelledError:
+            # If it was made in this very turn, uvloop closes it without a word to it.
+            connection.abort()
+            self.ended(connection)
+            raise
 
     def made(self, connection: Connection) -> None:
         """For connections: this one is open."""

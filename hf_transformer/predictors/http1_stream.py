@@ -26,12 +26,17 @@ _AT_ONCE: Final = 2**16
 
 class Reader(asyncio.StreamReader):
     """What a connection receives. Whatever comes while ``idle`` is set, the end included, makes it useless; that is
-    called then."""
+    called then.
+
+    Attributes: ``unread``, bytes that have come and were not taken; who reads counts what he takes.
+    """
 
     idle: Callable[[], object] | None = None
     is_spoiled = False
+    unread = 0
 
     def feed_data(self, data: Any) -> None:
+        self.unread += len(data)
         if self.idle is not None:
             self._spoil(self.idle)
         super().feed_data(data)
@@ -58,8 +63,9 @@ class StreamConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether another request may be sent, as far as is known."""
-        return not (self.writer.transport.is_closing() or self.reader.is_spoiled or self.reader.at_eof())
+        """Whether another request may be sent, as far as is known. What is there already would pass for its answer."""
+        reader = self.reader
+        return not (self.writer.transport.is_closing() or reader.is_spoiled or reader.unread or reader.at_eof())
 
     def abort(self) -> None:
         """Closes it, without a further word."""
@@ -105,11 +111,11 @@ class StreamedAnswer:
         """Sends the request and awaits the head. ``deadline``, of the loop's clock, bounds the whole answer."""
         self._timer = asyncio.get_running_loop().call_at(deadline, self._time_is_up)
         self._connection.writer.write(request)
-        self._head = await self._next_head()
+        self._head = await self._next_head("without an answer")
         while self._head.status < 200:
             if self._head.status == 101:
                 raise MalformedAnswer("it changes to another protocol, which was not asked for")
-            self._head = await self._next_head()
+            self._head = await self._next_head("in the middle of its answer")
         if self._head.length is None:
             self._body = ChunkedBody(self._limit) if self._head.chunked else UntilClose(self._limit)
         else:
@@ -164,24 +170,28 @@ class StreamedAnswer:
         self._is_over = not self._left
         return data
 
-    async def _next_head(self) -> Head:
+    async def _next_head(self, where: str) -> Head:
+        """``where`` says at which place the connection ends if nothing more comes."""
         try:
             raw = await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as exc:
             if exc.partial and not b"HTTP/1.".startswith(exc.partial[:7]):
                 raise NotHttp(f"it begins with {exc.partial[:40]!r}") from exc
-            raise self._ended("in the middle of its answer" if exc.partial else "without an answer") from exc
+            raise self._ended("in the middle of its answer" if exc.partial else where) from exc
         except asyncio.LimitOverrunError as exc:
             raise MalformedAnswer(f"its head has more than {HEAD_LIMIT} bytes") from exc
         except OSError as exc:
-            raise self._ended("without an answer", exc) from exc
+            raise self._ended("in the middle of its answer" if self._reader.unread else where, exc) from exc
+        self._reader.unread -= len(raw)
         return parse_head(raw[:-4])
 
     async def _received(self, most: int) -> bytes:
         try:
-            return await self._reader.read(most)
+            data = await self._reader.read(most)
         except OSError as exc:
             raise self._ended("in the middle of its answer", exc) from exc
+        self._reader.unread -= len(data)
+        return data
 
     def _ended(self, where: str, cause: OSError | None = None) -> Disconnected | DeadlineExceeded:
         """The error for a connection that ends here."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import sys
+from contextlib import suppress
 from typing import Final, Protocol, cast
 
 from hf_transformer.predictors.http2_errors import Disconnected, Http2Error, Malformed, NoAnswer
@@ -44,6 +47,10 @@ _JOINED = 2**13
 rest of what is done here."""
 
 _CLOSING_SECONDS = 1.0
+
+_UNACKNOWLEDGED_MS = 20_000
+"""For which what was sent may stay without TCP's acknowledgment, as in gRPC's own clients. Else Linux tries for 15
+minutes, and a new call waits for a machine that is gone where pings have become rare."""
 
 
 class Owner(Protocol):
@@ -157,6 +164,10 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._exchanges = Exchanges(self)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                raw: socket.socket = transport.get_extra_info("socket")
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
         self._transport.write(PREFACE + _OURS + window_frame(0, WIDE))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -222,7 +233,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._close(None)
         elif exchanges.settled and not self._closed:
             self._open = True
-            self.ready.set_result(None)
+            if not self.ready.done():  # or cancelled
+                self.ready.set_result(None)
 
     def _progress(self) -> int | None:
         """For the keepalive: how much has come of all answers; None where none is awaited."""

@@ -31,7 +31,7 @@ from hf_transformer.predictors.http2_frames import (
     reset_frame,
     window_frame,
 )
-from hf_transformer.predictors.http2_headers import LARGEST_BLOCK, HeaderReader
+from hf_transformer.predictors.http2_headers import FIRST_TABLE, LARGEST_BLOCK, NO_TABLE, HeaderReader
 from hf_transformer.predictors.http2_reading import (
     Frame,
     parse_goaway,
@@ -62,6 +62,7 @@ class Exchanges:
         self._writer = writer
         self._sender = Sender()
         self._headers = HeaderReader()
+        self._resize = b""  # stands before our next header block
         self._next = 1
         self._most = LARGEST_WINDOW
         self._block: bytearray | None = None  # the beginning of a header block, of the frame that is described here:
@@ -102,6 +103,8 @@ class Exchanges:
         stream.id = number
         self.streams[number] = stream
         sender = self._sender
+        if self._resize:
+            block, self._resize = self._resize + block, b""
         beginning = headers_frames(number, block, sender.largest_frame)
         if widen:
             beginning += window_frame(number, widen)
@@ -210,6 +213,8 @@ class Exchanges:
             return
         settings = parse_settings(payload)
         self._most = settings.get(Setting.MAX_CONCURRENT_STREAMS, self._most)
+        if settings.get(Setting.HEADER_TABLE_SIZE, FIRST_TABLE) < FIRST_TABLE:
+            self._resize = NO_TABLE  # without which a server may not read on (RFC 9113, 4.3.1)
         self._sender.apply(settings)
         self._answer(SETTINGS_ACK)
         self.settled = True

@@ -17,6 +17,11 @@ from hf_transformer.predictors.http2_frames import ErrorCode
 LARGEST_BLOCK: Final = 2**15
 """Bytes of a header block, and of its fields as HPACK counts them (RFC 7541, 4.1)."""
 
+FIRST_TABLE: Final = 4096
+"""Bytes of a dynamic table before anything is said of it."""
+NO_TABLE: Final = b"\x20"
+"""At the beginning of a header block: the dynamic table has no room from here on."""
+
 _PLAIN, _NEVER_INDEXED = b"\x00", b"\x10"
 _SECRET: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
 """What no server on the way may keep in a table (RFC 7541, 7.1.3)."""

@@ -21,7 +21,8 @@ class Keepalive:
     """Finds out that a server hangs, or is not there any longer, while calls wait for it.
 
     Their calls then end within 20 seconds instead of after their whole timeout. A long inference is not disturbed,
-    since the server answers pings meanwhile; a connection without calls is left alone.
+    since the server answers pings meanwhile; a connection without calls is left alone, unless they were given up before
+    the server has sent anything: the next ones would else wait for one that is gone, each for its whole timeout.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Keepalive:
         self._give_up = give_up
         self._progress = progress
         self._timer: asyncio.TimerHandle | None = None
-        self._asked = 0.0
+        self._asked = self._began = 0.0
         self._seen = self._pings = 0
         self.heard = 0.0
         """When the server last sent anything, on the loop's clock; kept by the connection."""
@@ -48,8 +49,8 @@ class Keepalive:
     def watch(self) -> None:
         """A call begins."""
         if self._timer is None:
-            self.heard = self._loop.time()
-            self._timer = self._loop.call_at(self.heard + PING_SECONDS, self._look)
+            self._began = self._loop.time()
+            self._timer = self._loop.call_at(self._began + PING_SECONDS, self._look)
 
     def stop(self) -> None:
         """The connection ends."""
@@ -59,19 +60,19 @@ class Keepalive:
 
     def _look(self) -> None:
         self._timer = None
-        progress = self._progress()
-        if progress is None:
-            return
-        if progress != self._seen:
+        progress, now = self._progress(), self._loop.time()
+        if progress is not None and progress != self._seen:
             self._seen, self._pings = progress, 0
-        now = self._loop.time()
+        silent_since = max(self.heard, self._began)
         if self.heard < self._asked:
             if now >= self._asked + ANSWER_SECONDS:
                 self._give_up()
                 return
             next_look = self._asked + ANSWER_SECONDS
-        elif now < self.heard + PING_SECONDS:
-            next_look = self.heard + PING_SECONDS
+        elif progress is None and self.heard >= self._began:
+            return
+        elif now < silent_since + PING_SECONDS:
+            next_look = silent_since + PING_SECONDS
         elif self._pings >= _QUICK and now < self._asked + _SLOW_SECONDS:
             next_look = min(self._asked + _SLOW_SECONDS, now + PING_SECONDS)
         else:

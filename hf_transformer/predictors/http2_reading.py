@@ -52,7 +52,7 @@ class FrameReader:
         self._buffer = memoryview(bytearray(ROOM))
         self._start = self._end = 0
         self._begun = False
-        self._flags = self._padding = 0
+        self._flags = 0
         self._skip = 0  # bytes of padding, or of a frame that nobody knows
         self.stream = 0
         """Of the DATA frame that ``left`` tells of."""
@@ -122,7 +122,7 @@ class FrameReader:
             self._start, self._skip = start, length
             frames.append((kind, 0, stream, self._buffer[:0], 0))
         elif not flags & PADDED:
-            self._start, self.left, self._padding = start, length, 0
+            self._start, self.left = start, length
         else:
             if length == 0:
                 raise Malformed("a DATA frame has no room for its padding", ErrorCode.FRAME_SIZE_ERROR)
@@ -131,9 +131,9 @@ class FrameReader:
             padding = self._buffer[start]
             if padding >= length:
                 raise Malformed(f"a DATA frame of {length} bytes has {padding} bytes of padding")
-            self._start, self.left, self._skip, self._padding = start + 1, length - 1 - padding, padding, padding + 1
-            if not self.left:
-                frames.append((DATA, flags & END_STREAM, stream, self._buffer[:0], length))
+            self._start, self.left, self._skip = start + 1, length - 1 - padding, padding
+            # The padding's size goes first, in a part of its own: the bytes may go straight to their place.
+            frames.append((DATA, 0 if self.left else flags & END_STREAM, stream, self._buffer[:0], padding + 1))
         if kind == DATA:
             self.data_bytes += length
             self._flags, self.stream = flags & END_STREAM, stream
@@ -146,8 +146,8 @@ class FrameReader:
         if here:
             stop = self._start + here
             flags = self.placed(here)
-            frames.append((DATA, flags, self.stream, self._buffer[self._start : stop], here + self._padding))
-            self._start, self._padding = stop, 0
+            frames.append((DATA, flags, self.stream, self._buffer[self._start : stop], here))
+            self._start = stop
         if not self.left:
             skipped = min(self._skip, self._end - self._start)
             self._start += skipped

@@ -42,6 +42,10 @@ LONGEST, SHORTEST = 5.0, 0.05
 SILENT, SENDING, NOT_TAKING = "silent", "sending", "not taking"
 
 
+class HeadTooLarge(Exception):
+    """The client was told so."""
+
+
 class State(NamedTuple):
     """What a connection waits for from its client, since a request (told by ``scope``) or before the first one.
 
@@ -83,7 +87,6 @@ class Connection(ShortWayProtocol):
         self._most = self._limits.header_bytes
         self._head = 0
         self._trailers = 0
-        self._refused = False
         self._running: RequestResponseCycle | ShortRequest | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -147,6 +150,7 @@ class Connection(ShortWayProtocol):
         self._trailers += len(name) + len(value)
         if self._trailers > self._most:
             self._refuse_head()
+            raise HeadTooLarge  # ends the parser: it would go on with this request, and with those behind it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._abandon()

@@ -79,6 +79,8 @@ class ShortWayProtocol(HttpToolsProtocol):
         self._way: ShortWay | None = None
         self._first = True
         self._body = b""
+        self._refused = False
+        """Whether the client was told off: nothing that it has sent is begun any more."""
 
     @property
     def on_short_way(self) -> bool:
@@ -96,6 +98,8 @@ class ShortWayProtocol(HttpToolsProtocol):
             self._way = way
             self._body = b""
         else:
+            # Set by one that was answered within this read: it would end this one.
+            self._unset_keepalive_if_required()
             super().on_headers_complete()
 
     def _may_be_short(self) -> bool:
@@ -137,7 +141,7 @@ class ShortWayProtocol(HttpToolsProtocol):
     def _go_long(self) -> None:
         """The body is not whole: the request goes uvicorn's way, as if it had from the beginning."""
         body, self._way, self._body = self._body, None, b""
-        if self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
         super().on_headers_complete()
         if body:

@@ -125,7 +125,8 @@ def _layout(header: bytes) -> _Layout | None:
         size = prod(shape) * (0 if datatype in ("BOOL", "BF16", "BYTES") else NUMPY_DTYPES[datatype].itemsize)
         if not size or "data" in entry:
             return None
-        placed = "binary_data_size" not in (entry.get("parameters") or {})
+        parameters = entry.get("parameters")  # of one that was placed, anything at all
+        placed = not (isinstance(parameters, dict) and "binary_data_size" in parameters)
         entries.append((name, datatype, shape, size, None if placed else start))
         start += 0 if placed else size
     return _Layout(entries, start)

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
-from hf_transformer.apis.grpc_v2 import GrpcSettings
+from hf_transformer.apis.grpc_v2 import GrpcServer, GrpcSettings
+from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.local_triton import HOST, free_ports
 from hf_transformer.types import Context
 from tests.apis.bare_grpc import bare_call
-from tests.apis.grpc_model import IN_FLIGHT, ScriptedModel, connected, failure, request, serving, text_of
+from tests.apis.generating import bench
+from tests.apis.grpc_model import (
+    IN_FLIGHT,
+    Client,
+    ScriptedModel,
+    channel_to,
+    connected,
+    failure,
+    request,
+    serving,
+    text_of,
+)
+from tests.apis.test_grpc_generate import asking
 
 
 async def long_answer(text: str, context: Context) -> str:
@@ -46,6 +63,36 @@ async def test_who_takes_no_answer_is_told_so_when_it_reads_on() -> None:
         metadata: Any = found.trailing_metadata()
         assert dict(metadata)["x-request-id"] == "caller-1"
         assert text_of(await client.infer(request("b"))) == "b" * 1_000_000, "the connection is as good as before"
+
+
+def pieces(prompt: Prompt, sampling: Sampling) -> Iterable[Step]:
+    """Large ones, and for another prompt none, without an end."""
+    return [Step(text="a" * 1_000_000)] * 30 if prompt.text == "A" else repeat(Step())
+
+
+@pytest.mark.parametrize("behind", ["nothing more", "perhaps more", "another"])
+async def test_who_takes_no_pieces_is_given_up(behind: str) -> None:
+    """Whatever else the stream waits for: a request that may come, or the answer to the next one."""
+    async with bench() as made:
+        await made.model.require_ready()
+        made.generator._script = pieces
+        settings = GrpcSettings(HOST, free_ports(1)[0], patience=0.2)
+        async with (
+            GrpcServer(made.service, settings) as running,
+            channel_to(f"{HOST}:{settings.port}") as channel,
+            asyncio.timeout(20),
+        ):
+            stream = Client(channel).stream()
+            await stream.write(asking("A", stream=True, max_new_tokens=50))
+            if behind == "another":
+                await stream.write(asking("B", stream=True, return_full_text=False))
+            elif behind == "nothing more":
+                await stream.done_writing()
+            assert (await stream.read()).infer_response.outputs
+            await running._at_work.over()
+            assert made.generator.running == 0
+            found = await failure(_read_all(stream))
+            assert found.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def _read_all(stream: Any) -> None:

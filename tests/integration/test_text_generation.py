@@ -130,7 +130,9 @@ async def test_a_seed_gives_the_same_text_again(serve: Serve, model: str) -> Non
     assert texts(service, prompt, seed=5, n=4) == first
     assert len(set(first)) > 1, "the choices of a prompt have seeds of their own"
     assert texts(service, prompt, seed=6, n=4) != first
-    assert texts(service, prompt, n=8) != texts(service, prompt, n=8)
+    # The small T5 repeats its input nearly always: eight of its texts are the same by chance once in ten times.
+    hot = {"n": 8, "temperature": 20.0}
+    assert texts(service, prompt, **hot) != texts(service, prompt, **hot)
     async with client_of(service) as client:
         # Whoever else is in the batch changes nothing.
         found, *others = await asyncio.gather(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -219,6 +220,42 @@ async def test_closing_ends_calls(moment: str) -> None:
             await call
         with pytest.raises(RpcError, match="closed"):
             await ask(client)
+
+
+async def test_a_new_connection_that_is_full_before_its_attempt_counts_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two calls that come just then opens another, and does not stop the event loop."""
+    later: list[asyncio.Task[bytes]] = []
+
+    async with serving(answering(echo, {Setting.MAX_CONCURRENT_STREAMS: 1})) as host, opened(host) as client:
+        connect = client._open
+
+        async def then_call() -> None:
+            await connect()
+            if not later:
+                later.extend(asyncio.create_task(ask(client, one)) for one in (b"b", b"c"))
+
+        monkeypatch.setattr(client, "_open", then_call)
+        assert await ask(client, b"a") == b"a"
+        assert await asyncio.gather(*later) == [b"b", b"c"]
+
+
+async def test_the_sockets_word_on_what_is_not_acknowledged() -> None:
+    """A machine that is gone acknowledges nothing; by itself Linux goes on for 15 minutes."""
+    async with serving(answering(echo)) as host, opened(host) as client:
+        await ask(client)
+        (connection,) = client._connections
+        raw = connection._transport.get_extra_info("socket")
+        assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+
+
+async def test_closing_ends_a_call_that_has_only_just_begun() -> None:
+    """Before the task that connects has run at all."""
+    async with serving(answering(echo)) as host, opened(host) as client:
+        call = asyncio.create_task(ask(client))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(RpcError, match="the client is closed"):
+            await call
 
 
 async def drain(client: GrpcClient) -> bytes:

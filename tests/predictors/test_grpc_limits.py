@@ -146,6 +146,47 @@ async def test_a_hanging_server_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(pings) == 1
 
 
+async def test_a_server_that_is_gone_is_noticed_though_its_calls_are_given_up_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No call is under way when it is time for a ping, and the next would wait for nothing too."""
+    monkeypatch.setattr(http2_keepalive, "PING_SECONDS", 0.25)
+    monkeypatch.setattr(http2_keepalive, "ANSWER_SECONDS", 0.05)
+    closed = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.begin()
+        await echo(peer, await peer.request())
+        if peer.number == 0:
+            await peer.frame(PING)
+            await peer.connection.until_closed()
+            closed.set()
+
+    async with serving(script) as host, opened(host, 0.2) as client:
+        assert await ask(client) == b"hello"
+        await asyncio.sleep(0.3)
+        await ask_late(client)
+        await closed.wait()
+        assert await ask(client) == b"hello"
+
+
+async def test_a_connection_without_calls_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2_keepalive, "PING_SECONDS", 0.01)
+    kinds_seen: list[int] = []
+
+    async def script(peer: Peer) -> None:
+        await peer.begin()
+        await echo(peer, await peer.request())
+        kinds_seen.append((await peer.frame(PING, HEADERS)).kind)
+
+    async with serving(script) as host, opened(host) as client:
+        assert await ask(client) == b"hello"
+        await asyncio.sleep(0.1)
+        with pytest.raises(RpcError, match="closed the connection"):
+            await ask(client)
+    assert kinds_seen == [HEADERS]
+
+
 async def test_a_long_call_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the server is not asked too often, which it would end the connection for."""
     monkeypatch.setattr(http2_keepalive, "PING_SECONDS", 0.02)

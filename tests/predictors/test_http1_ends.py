@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 
@@ -177,3 +178,25 @@ async def test_closing_while_a_connection_opens() -> None:
         await client.close()
         with pytest.raises(Disconnected):
             await call
+
+
+@on_both_loops
+async def test_a_connection_whose_request_is_cancelled_as_it_opens_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """uvloop closes it without telling it."""
+    async with scripted(echo) as host, client_of(host) as client:
+        request = asyncio.ensure_future(client.request(GET))
+        made = client.made
+
+        def cancel(connection: Any) -> None:
+            made(connection)
+            request.cancel()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "made", cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await request
+        await until(lambda: not client._connections)
+        assert await body_of(client.request(*post(b"next"))) == b"next"
+        assert client.idle == len(client._connections) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hpack import Decoder
 
 from hf_transformer.predictors.http2_errors import NotProcessed, StreamReset
 from hf_transformer.predictors.http2_frames import (
@@ -41,6 +42,19 @@ def test_a_request_leaves_in_one_piece() -> None:
     assert rig.written.taken() == block + head(5, DATA, END_STREAM, 1) + b"hello" + (
         head(5, HEADERS, END_HEADERS, 3) + b"block" + window_frame(3, 7) + head(5, DATA, END_STREAM, 3) + b"hello"
     )
+
+
+def test_a_server_without_a_table_for_header_fields_is_told_that_ours_is_empty() -> None:
+    """By a change of the table's size, without which it may not read on (RFC 9113, 4.3.1)."""
+    rig, decoder = Rig(), Decoder()
+    rig.take(settings_of({Setting.HEADER_TABLE_SIZE: 0}))
+    decoder.max_allowed_table_size = 0
+    rig.written.taken()
+    for number in (1, 3):
+        rig.exchanges.start(Noted(), encode_fields([("a", "b")]), (b"hello",), 0)
+        (_, _, _, block), _ = frames_of(rig.written.taken())
+        assert dict(decoder.decode(block, raw=True)) == {b"a": b"b"}
+        assert block.startswith(b"\x20") == (number == 1)
 
 
 def test_header_fields_that_need_several_frames() -> None:

@@ -120,6 +120,14 @@ def test_bytes_that_go_to_their_place() -> None:
     assert feed(reader, data(7, b"b")) == [(DATA, 0, 7, b"b", 1)]
 
 
+def test_padding_counts_where_the_bytes_go_to_their_place() -> None:
+    reader = FrameReader()
+    frames = feed(reader, FIRST + padded(7, b"a" * 60, 5, END_STREAM)[: -5 - 60])
+    assert frames[1:] == [(DATA, 0, 7, b"", 6)] and reader.left == 60
+    assert reader.placed(60) == END_STREAM
+    assert feed(reader, b"\0" * 5 + data(7, b"b")) == [(DATA, 0, 7, b"b", 1)]
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 3, 5]), st.binary(max_size=40), st.one_of(st.none(), st.integers(0, 9))),

@@ -163,6 +163,8 @@ def test_headers() -> None:
         "null": "\0",
         "x-user": "Ren\xc3\x89e",
         "x-snow": "\u2603",
+        "Proxy-Connection": "keep-alive",
+        "HTTP2-Settings": "AAMAAABk",
     }
     assert dict(forwarded(headers)) == {
         "x-request-id": "7",

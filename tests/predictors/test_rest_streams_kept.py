@@ -77,6 +77,31 @@ async def test_a_connection_that_can_not_be_used_again_is_not(answer: bytes) -> 
     assert server.served == [1, 1]
 
 
+FOREIGN = HEAD + chunk(event("foreign")) + END
+
+
+async def test_what_stands_behind_an_answer_of_known_length_is_no_answer() -> None:
+    """Not even where no more than the answer was taken of what has come."""
+    server = Server(LENGTH + FOREIGN, requests=1)
+    async with scripted(server) as host, predictor(host) as rest:
+        assert [await read(rest) for _ in range(2)] == [["a"]] * 2
+    assert server.served == [1, 1]
+
+
+@pytest.mark.parametrize("answer", [ANSWER, LENGTH], ids=["chunked", "of known length"])
+async def test_what_comes_behind_an_answer_before_it_is_left_is_no_answer(answer: bytes) -> None:
+    """The reader has the last event, and is slow to ask for the end."""
+    server = Server(answer, requests=1, behind=FOREIGN)
+    async with scripted(server) as host, predictor(host) as rest:
+        for _ in range(2):
+            responses = stream(rest)
+            found = [(await anext(responses))["text_output"].data[0]]
+            await asyncio.sleep(0.05)
+            found += [one["text_output"].data[0] async for one in responses]
+            assert found == [b"a"]
+    assert server.served == [1, 1]
+
+
 async def test_one_that_the_server_has_closed_is_replaced() -> None:
     server = Server(requests=1)
     async with scripted(server) as host, predictor(host) as rest:
@@ -112,6 +137,27 @@ async def test_one_that_is_closed_while_it_is_used_costs_nothing(last: bytes) ->
     async with scripted(script) as host, predictor(host) as rest:
         assert [await read(rest), await read(rest)] == [["a"], ["a"]]
     assert [number for number, _ in seen] == [0, 0, 1] and len({body for _, body in seen}) == 1
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+@pytest.mark.parametrize("begun", [b"H", b"HTTP/1.1 102 Processing\r\n\r\n"], ids=len)
+async def test_what_the_server_has_begun_is_not_sent_again(begun: bytes, reset: bool) -> None:
+    seen = []
+
+    async def script(connection: Connection) -> None:
+        for answer in (ANSWER, begun):
+            await connection.request()
+            seen.append(connection.number)
+            await connection.send(answer)
+        if reset:
+            await asyncio.sleep(0.05)  # or the beginning would be lost with it
+            connection.reset()
+
+    async with scripted(script) as host, predictor(host) as rest:
+        assert await read(rest) == ["a"]
+        with pytest.raises(PredictorUnavailable) as caught:
+            await read(rest)
+    assert (seen, caught.value.kind) == ([0, 0], "lost")
 
 
 async def test_a_new_one_that_is_closed_is_an_error() -> None:

@@ -34,8 +34,9 @@ def test_keys_are_renewed_and_never_logged(tmp_path: Path) -> None:
 
         file.with_name("new").write_text("other-secret\n")
         os.replace(file.with_name("new"), file)
+        # Each worker looks at the file by itself; of eight requests both get some, but not always.
         assert poll(lambda: {status("first-secret") for _ in range(8)} == {401}, SECONDS)
-        assert status("other-secret") == 503
+        assert poll(lambda: {status("other-secret") for _ in range(8)} == {503}, SECONDS)
 
         file.write_text("no key\n")
         assert poll(lambda: service.log.count("the new files can't be used") == 2, SECONDS)

@@ -251,6 +251,18 @@ async def test_without_keep_alive_the_connection_is_closed_behind_the_answer() -
         assert (await client.rest()).endswith(b"short:text")
 
 
+async def test_without_keep_alive_a_request_that_came_along_is_answered_before() -> None:
+    class Slow(Ways):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.sleep(0.05)
+            await super().__call__(scope, receive, send)
+
+    async with client_of(Slow(), keep_alive=0) as client:
+        client.send(post(b"1") + post(b"2"))
+        answers = await client.rest()
+        assert answers.index(b"short:1") < answers.index(b"long:2")
+
+
 async def test_an_idle_connection_is_closed() -> None:
     async with client_of(Ways(), keep_alive=1) as client:
         client.send(post())

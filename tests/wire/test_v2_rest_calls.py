@@ -147,6 +147,16 @@ def test_a_response_with_the_header_of_a_good_one_and_other_places() -> None:
             calls.decode(body, None, places)
 
 
+@pytest.mark.parametrize("parameters", [5, True, "binary_data_size", ["binary_data_size"], {}, None])
+def test_what_else_is_said_of_a_placed_tensor_does_not_matter(parameters: Any) -> None:
+    calls = InferCalls()
+    body, length = framed({**entry("a", "FP32", [2, 3]), "parameters": parameters})
+    for _ in range(2):
+        assert plain(calls.decode(body, length, {"a": PLACE})) == plain(
+            decode_infer_response(body, length, {"a": PLACE})
+        )
+
+
 @given(st.data())
 def test_mutated_responses_are_read_as_if_they_were_the_first(data: st.DataObject) -> None:
     calls = InferCalls()
