@@ -180,7 +180,7 @@ class PerfAnalyzer(_WithTokens):
 
 
 class PythonClient(_WithTokens):
-    """NVIDIA's Python client, one call after the other."""
+    """A client in Python, NVIDIA's or the least that there can be, one call after the other."""
 
     def takes(self, cell: Cell) -> bool:
         return super().takes(cell) and cell.connections == 1

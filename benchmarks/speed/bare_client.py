@@ -17,6 +17,8 @@ import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shared
 
+from benchmarks.speed.bare_times import figures
+
 WARM_UP = 20
 
 
@@ -77,8 +79,7 @@ def repeat(call: Callable[[], None], seconds: float) -> dict[str, float]:
         call()
         before, now = now, time.perf_counter()
         times.append(now - before)
-    p50, p99 = np.percentile(times, (50, 99)) * 1000
-    return {"requests": len(times), "seconds": now - started, "p50_ms": float(p50), "p99_ms": float(p99)}
+    return figures(times, now - started)
 
 
 if __name__ == "__main__":

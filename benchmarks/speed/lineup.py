@@ -19,6 +19,7 @@ from benchmarks.speed.subjects import Ensemble, Ground, KServeTransformer, Servi
 WRK: Final = "Triton alone, wrk"
 PERF_ANALYZER: Final = "Triton alone, perf_analyzer"
 PYTHON_CLIENT: Final = "Triton alone, tritonclient"
+ASYNCIO: Final = "Triton alone, asyncio"
 KSERVE: Final = "KServe SDK transformer"
 ENSEMBLE: Final = "ensemble in Triton"
 IN_MEMORY: Final = ", shared memory"
@@ -61,6 +62,10 @@ def _bare(model: Model, ground: Ground, options: Options) -> list[Subject]:
     client = [sys.executable, str(Path(__file__).with_name("bare_client.py"))]
     folders = sorted(options.bench_environment.glob("lib/python*/site-packages/nvidia/*/lib"))
     libraries = os.pathsep.join(map(str, folders))
+    least = [str(options.python), str(Path(__file__).with_name("asyncio_client.py"))]
+    found += [
+        PythonClient(f"{ASYNCIO}, REST{more}", ground, model, least, "http", bool(more)) for more in ("", IN_MEMORY)
+    ]
     for label, protocol in _APIS.items():
         if options.quick and protocol == "grpc":
             continue

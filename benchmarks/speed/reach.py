@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.speed.cases import CLASSIFIER, FILL_MASK, MINILM, Case, Cell
-from benchmarks.speed.lineup import IN_MEMORY, KSERVE, PERF_ANALYZER, PYTHON_CLIENT, WRK
+from benchmarks.speed.lineup import ASYNCIO, IN_MEMORY, KSERVE, PERF_ANALYZER, PYTHON_CLIENT, WRK
 from benchmarks.speed.measuring import Result
 from benchmarks.speed.options import UNBATCHED
 
@@ -59,6 +59,8 @@ GOALS = (
          Cell(SHORT_FILL, 1), "p50_ms", 1.6, True, PERF_ANALYZER, IN_MEMORY),
     Goal("the same / that of tritonclient with shared memory, REST or gRPC",
          Cell(SHORT_FILL, 1), "p50_ms", 1.6, True, PYTHON_CLIENT, IN_MEMORY),
+    Goal("the same / that of the least asyncio client with shared memory",
+         Cell(SHORT_FILL, 1), "p50_ms", 1.6, True, ASYNCIO, IN_MEMORY),
     Goal("the KServe SDK's p50 / the same",
          Cell(SHORT_FILL, 1), "p50_ms", 500, False, KSERVE, inverse=True),
     Goal("fill_mask, 9 tokens, 16 connections: requests/s / perf_analyzer's with shared memory, 16 in flight",
@@ -73,6 +75,10 @@ GOALS = (
          Cell(SHORT_CLASS, 32), "own_cpu_ms", 0.06, True),
     Goal("classifier, 9 tokens, 1 connection: p50 / that of wrk calling Triton",
          Cell(SHORT_CLASS, 1), "p50_ms", 1.8, True, WRK),
+    Goal("the same / that of tritonclient",
+         Cell(SHORT_CLASS, 1), "p50_ms", 1.8, True, PYTHON_CLIENT),
+    Goal("the same / that of the least asyncio client",
+         Cell(SHORT_CLASS, 1), "p50_ms", 1.8, True, ASYNCIO),
     Goal("real MiniLM, 8 to 256 tokens, 64 connections: texts/s / the same service's with batching off",
          Cell(Case(MINILM, "mixed"), 64), "per_second", 1.5, False, UNBATCHED),
 )  # fmt: skip
