@@ -10,12 +10,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from hf_transformer.batch_costs import BatchCosts
 from hf_transformer.binding import Binding, InputBinding, OutputBinding, axis_error
 from hf_transformer.errors import PredictorError
-from hf_transformer.types import Array, Encoding, Tensor
+from hf_transformer.types import NUMPY_DTYPES, Array, Encoding, Tensor
 from hf_transformer.waiting import BatchLimits
 
 Item = TypeVar("Item")
+
+MOST_KEPT = 1024
+"""Tokens of a batch whose mask, of ones alone, is kept for others of its shape: 2 MiB for all of them."""
 
 MOST_SHAPES = 4096
 """Shapes of batches of which it is kept what follows from them."""
@@ -34,7 +38,12 @@ class Packed:
 
 
 class Form(ABC, Generic[Item]):
-    """How one kind of item becomes batches: what may share one, and how it is tensors and back."""
+    """How one kind of item becomes batches: what may share one, and how it is tensors and back.
+
+    ``costs`` learn from all batches that are sent, where the form has a use for that.
+    """
+
+    costs: BatchCosts | None = None
 
     @abstractmethod
     def length(self, item: Item) -> int:
@@ -78,10 +87,19 @@ class Filling:
 class EncodingForm(Form[Encoding]):
     """Batches of texts, for models that read each of them once.
 
-    ``max_tokens`` and ``max_output_bytes`` bound a batch beside what the model's configuration says.
+    ``max_tokens`` and ``max_output_bytes`` bound a batch beside what the model's configuration says. ``costs`` do so
+    too where texts of different lengths may share one and each row costs time; elsewhere they are of no use.
     """
 
-    def __init__(self, binding: Binding, filling: Filling, *, max_tokens: int, max_output_bytes: int) -> None:
+    def __init__(
+        self,
+        binding: Binding,
+        filling: Filling,
+        *,
+        max_tokens: int,
+        max_output_bytes: int,
+        costs: BatchCosts | None = None,
+    ) -> None:
         self._binding = binding
         self._filling = filling
         self._output_names = [output.name for output in binding.outputs]
@@ -89,6 +107,8 @@ class EncodingForm(Form[Encoding]):
         self._sizes = lru_cache(maxsize=MOST_SHAPES)(self._sizes_of)
         self._promised: set[tuple[object, ...]] = set()
         """What has been verified of outputs: batches have the same few shapes again and again."""
+        if binding.masked and binding.length is None and binding.max_rows > 1 and binding.exact_rows is None:
+            self.costs = costs
         self._limits = BatchLimits(
             max_rows=binding.max_rows,
             max_tokens=max_tokens,
@@ -96,6 +116,7 @@ class EncodingForm(Form[Encoding]):
             output_bytes=lru_cache(maxsize=4096)(binding.output_bytes),
             padding=binding.masked or binding.length is not None,
             fixed_length=binding.length,
+            costs=self.costs,
         )
 
     def length(self, item: Encoding) -> int:
@@ -108,24 +129,30 @@ class EncodingForm(Form[Encoding]):
         return self._limits
 
     def pack(self, items: Sequence[Encoding]) -> Packed:
-        inputs = pack(items, self._binding, self._filling)
-        rows, width = self._shape(inputs)
-        real = sum([len(item.ids) for item in items])
+        rows, width, real = _extent(items, self._binding)
+        inputs = _inputs(items, self._binding, self._filling, rows, width, real)
         return Packed(inputs, self._output_names, self._sizes(rows, width), real, rows * width - real)
 
     def unpack(
         self, items: Sequence[Encoding], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> Iterator[Mapping[str, Array]]:
         rows, width = self._shape(packed.inputs)
-        verified = [
-            (output, self._verified(outputs[output.name], output, rows, width)) for output in self._binding.outputs
-        ]
-        for row, item in enumerate(items):
-            if self._has_token_axes:
+        wanted = self._binding.outputs
+        verified = [self._verified(outputs[output.name], output, rows, width) for output in wanted]
+        if self._has_token_axes:
+            for row, item in enumerate(items):
                 length = len(item.ids)
-                yield {output.role: own_rows(data[row], output, length, self._filling) for output, data in verified}
-            else:
-                yield {output.role: data[row] for output, data in verified}
+                yield {
+                    output.role: own_rows(data[row], output, length, self._filling)
+                    for output, data in zip(wanted, verified, strict=True)
+                }
+        elif len(wanted) == 1:
+            role, [data] = wanted[0].role, verified
+            for row in range(len(items)):
+                yield {role: data[row]}
+        else:
+            for row in range(len(items)):
+                yield {output.role: data[row] for output, data in zip(wanted, verified, strict=True)}
 
     def _shape(self, inputs: Sequence[Tensor]) -> tuple[int, int]:
         """Rows and tokens of a batch."""
@@ -151,40 +178,62 @@ class EncodingForm(Form[Encoding]):
 
 def pack(encodings: Sequence[Encoding], binding: Binding, filling: Filling) -> list[Tensor]:
     """The input tensors of one batch: [rows, tokens] each, [tokens] for a model without a batch axis."""
-    rows = binding.exact_rows or len(encodings)
+    return _inputs(encodings, binding, filling, *_extent(encodings, binding))
+
+
+def _extent(encodings: Sequence[Encoding], binding: Binding) -> tuple[int, int, int]:
+    """Rows and tokens of a batch, and how many of its tokens are of a text."""
     lengths = [len(encoding.ids) for encoding in encodings]
-    width = binding.length or max(lengths)
-    full = rows == len(encodings) and lengths.count(width) == rows
+    return binding.exact_rows or len(lengths), binding.length or max(lengths), sum(lengths)
+
+
+def _inputs(
+    encodings: Sequence[Encoding], binding: Binding, filling: Filling, rows: int, width: int, real: int
+) -> list[Tensor]:
     tensors = []
     for one in binding.inputs:
-        if full:
+        if real == rows * width:
             data = _without_padding(encodings, one, width)
-            tensors.append(Tensor(one.name, one.datatype, data if binding.batch_axis else data[0]))
-            continue
-        data = np.full((rows, width), filling.pad_id if one.role == "input_ids" else 0, one.dtype)
-        for row in range(rows):
-            # Rows that only fill up an exact batch repeat its last instance: always a valid input.
-            encoding = encodings[min(row, len(encodings) - 1)]
-            place = slice(width - len(encoding), width) if filling.left else slice(0, len(encoding))
-            if one.role == "input_ids":
-                data[row, place] = encoding.ids
-            elif one.role == "attention_mask":
-                data[row, place] = 1
-            else:
-                data[row, place] = encoding.type_ids
+        else:
+            data = _padded(encodings, one, filling, rows, width)
         tensors.append(Tensor(one.name, one.datatype, data if binding.batch_axis else data[0]))
     return tensors
 
 
+def _padded(encodings: Sequence[Encoding], one: InputBinding, filling: Filling, rows: int, width: int) -> Array:
+    data = np.full((rows, width), filling.pad_id if one.role == "input_ids" else 0, one.dtype)
+    for row in range(rows):
+        # Rows that only fill up an exact batch repeat its last instance: always a valid input.
+        encoding = encodings[min(row, len(encodings) - 1)]
+        place = slice(width - len(encoding), width) if filling.left else slice(0, len(encoding))
+        if one.role == "input_ids":
+            data[row, place] = encoding.ids
+        elif one.role == "attention_mask":
+            data[row, place] = 1
+        else:
+            data[row, place] = encoding.type_ids
+    return data
+
+
 def _without_padding(encodings: Sequence[Encoding], one: InputBinding, width: int) -> Array:
     """An input of texts that are equally long, as those in a batch usually are: a third of the time."""
-    if one.role == "attention_mask":
-        mask = np.empty((len(encodings), width), one.dtype)
-        mask.fill(1)  # np.ones takes three times as long for a few tokens
-        return mask
     if one.role == "input_ids":
         return np.array([encoding.ids for encoding in encodings], one.dtype)
-    return np.array([encoding.type_ids for encoding in encodings], one.dtype)
+    if one.role != "attention_mask":
+        return np.array([encoding.type_ids for encoding in encodings], one.dtype)
+    make = _kept_ones if len(encodings) * width <= MOST_KEPT else _ones
+    return make(len(encodings), width, one.datatype)
+
+
+def _ones(rows: int, width: int, datatype: str) -> Array:
+    """A mask that hides nothing, for reading alone."""
+    mask = np.empty((rows, width), NUMPY_DTYPES[datatype])
+    mask.fill(1)  # np.ones takes three times as long for a few tokens
+    mask.flags.writeable = False
+    return mask
+
+
+_kept_ones = lru_cache(maxsize=256)(_ones)
 
 
 def verify(tensor: Tensor, output: OutputBinding, rows: int, width: int, batch_axis: bool) -> Array:

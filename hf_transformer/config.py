@@ -259,7 +259,9 @@ class Config:
         LIMITS, "Batches at the predictor at a time; what comes meanwhile waits and leaves together.", Integer(1),
         default_text="the model's instances + 1")
     max_batch_tokens: int = option(
-        LIMITS, "Tokens of a batch, padding included; a longer text is sent alone.", Integer(1), 16384)
+        LIMITS, "Tokens of a batch, padding included; a longer text is sent alone. Batches stay smaller, and have less "
+        "padding, where more would cost the model more time than it saves, which is learnt from their times.",
+        Integer(1), 16384)
     max_batch_output_bytes: int | None = option(
         LIMITS, "Bytes of a batch's outputs: logits of a whole vocabulary are megabytes, and key-value caches more.",
         Integer(1), default_text="4194304; 268435456 for texts that are written from a model's logits")

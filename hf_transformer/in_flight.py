@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Generic, TypeVar
 
+from hf_transformer.eager import Eager
 from hf_transformer.errors import PredictorError, RequestError
 from hf_transformer.types import Array, Context
 
@@ -35,7 +36,7 @@ class Request:
         self.since = time.perf_counter()
         self.expires = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        self.batches: set[Batch[Any]] = set()
+        self.batches: list[Batch[Any]] = []
         self.entries: list[Entry[Any]] = []
 
     def answer(self, index: int, rows: Mapping[str, Array]) -> None:
@@ -97,18 +98,36 @@ class Entry(Generic[Item]):
 
 class Batch(Generic[Item]):
     """Instances at the predictor, of one request or of many. ``shared`` says which it was when they left;
-    ``requests`` are those that still wait."""
+    ``requests`` are those that still wait. ``cost`` is what it takes to decode all of them."""
 
-    __slots__ = ("entries", "may_be_cancelled", "requests", "shared", "task")
+    __slots__ = ("cost", "entries", "may_be_cancelled", "requests", "shared", "task")
 
     def __init__(self, entries: Sequence[Entry[Item]]) -> None:
         self.entries = entries
-        self.requests = {entry.request for entry in entries}
+        if len(entries) == 1:
+            [entry] = entries
+            self.requests, self.cost = {entry.request}, entry.cost
+        else:
+            self.requests = {entry.request for entry in entries}
+            self.cost = sum([entry.cost for entry in entries])
         self.shared = len(self.requests) > 1
         self.may_be_cancelled = False  # until it is known whether that ends the predictor's work
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | Eager[None] | None = None
         for request in self.requests:
-            request.batches.add(self)
+            request.batches.append(self)
+
+    def departs(self, started: float) -> None:
+        """It leaves for the predictor, with the headers of its oldest request; its packing began at ``started``."""
+        first = self.entries[0].request
+        traceparent = first.context.headers.get("traceparent") if self.shared else None
+        for entry in self.entries:
+            request = entry.request
+            context = request.context
+            waited = started - request.since
+            if waited > context.timings.queue:
+                context.timings.queue = waited
+            if traceparent and request is not first:
+                context.sent_with = traceparent
 
     def leave(self, request: Request) -> None:
         """A request that nobody waits for any more; the last one ends the call, if that ends the predictor's work.
@@ -117,12 +136,12 @@ class Batch(Generic[Item]):
         batch that is not packed yet is then not sent.
         """
         self.requests.discard(request)
-        request.batches.discard(self)
+        request.batches.remove(self)
         if not self.requests and self.task is not None and self.may_be_cancelled:
             self.task.cancel()
 
     def close(self) -> None:
         for request in self.requests:
-            request.batches.discard(self)
+            request.batches.remove(self)
         self.requests.clear()
         self.task = None  # a failed one refers to its error, and that to the frames that hold this batch

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from hf_transformer.batch_costs import BatchCosts
 from hf_transformer.batches import EncodingForm, Filling
 from hf_transformer.binding import Binding
 from hf_transformer.config import Config
@@ -134,6 +135,7 @@ def predictive_builder(
                 filling(tokenizer, binding),
                 max_tokens=settings.max_batch_tokens,
                 max_output_bytes=settings.max_batch_output_bytes,
+                costs=BatchCosts(spec.instances),
             ),
             settings,
             executor=executor,

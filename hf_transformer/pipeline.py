@@ -9,11 +9,12 @@ No I/O of its own, and nothing of a request is kept on the object.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from time import perf_counter
 from typing import Any
 
 from hf_transformer.engines import characters
@@ -22,7 +23,7 @@ from hf_transformer.metrics import Metrics
 from hf_transformer.scheduler import Scheduler
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
-from hf_transformer.types import PLAIN, Answers, Context, Encoding, Query, TextInput, Tokenization
+from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, Query, TextInput, Tokenization
 from hf_transformer.worklist import Limits, Worklist
 
 INLINE_VALUES = 20_000
@@ -55,29 +56,37 @@ class Pipeline:
         self._limits = limits
         self._metrics = metrics
         self._log_texts = log_texts
-        self._default_options = task.options({})
+        self._default_options = options = task.options({})
+        self._decode_cost: Callable[[Encoding], int] = lambda encoding: task.decode_cost(encoding, options)
         self._short = min(INLINE_CHARACTERS, limits.max_text_length, limits.max_total_length)
         self._small_answer = min(INLINE_VALUES, limits.max_answer_values)
         self._has_short_way = (
-            log_texts is None and task.tokenization(self._default_options) is PLAIN and type(task).beside is Task.beside
+            log_texts is None and task.tokenization(options) is PLAIN and type(task).beside is Task.beside
         )
 
-    async def __call__(self, query: Query, context: Context) -> Answers:
+    def __call__(self, query: Query, context: Context) -> Coroutine[Any, Any, Answers]:
         """Gives one prediction per instance, in their order.
 
         Raises:
             RequestError: one error for the whole request; no instance of it is answered then.
         """
-        if self._has_short_way and len(query.instances) == 1 and type(query.instances[0]) is str:
-            answers = await self._answer_short(query, context)
-            if answers is not None:
-                return answers
-        started = time.perf_counter()
+        if (
+            self._has_short_way
+            and len(query.instances) == 1
+            and type(query.instances[0]) is str
+            and not (query.parameters or query.tensors)
+        ):
+            return self._answer_short(query, context)
+        return self._answer(query, context)
+
+    async def _answer(self, query: Query, context: Context) -> Answers:
+        """The usual way."""
+        started = perf_counter()
         task = self._task
         # Most requests have no parameters: what those choose is found out once.
         options = task.options(query.parameters) if query.parameters else self._default_options
         request = self._read(query, options, context)
-        read = time.perf_counter()
+        read = perf_counter()
         if context.place is not None:
             context.place.expect(request.characters)
         await self._tokenize(request, options)
@@ -88,14 +97,14 @@ class Pipeline:
             context.place.charge(context.tokens)
         timings = context.timings
         timings.tokenized(started, read)
-        tokenized = time.perf_counter()
+        tokenized = perf_counter()
         parts = await self._scheduler.run(
             flat,
             lambda index, rows: task.decode(items[request.owners[index]], flat[index], rows, options),
             context,
             lambda encoding: task.decode_cost(encoding, options),
         )
-        answered = time.perf_counter()
+        answered = perf_counter()
         timings.predict = max(0.0, answered - tokenized - timings.postprocess)
         if executor is None:
             answers = request.answers(task, parts, options, query.tensors, context.tokens)
@@ -104,44 +113,42 @@ class Pipeline:
             answers = await loop.run_in_executor(
                 executor, request.answers, task, parts, options, query.tensors, context.tokens
             )
-        timings.postprocess += time.perf_counter() - answered
+        timings.postprocess += perf_counter() - answered
         return answers
 
-    async def _answer_short(self, query: Query, context: Context) -> Answers | None:
+    async def _answer_short(self, query: Query, context: Context) -> Answers:
         """The short way, for what most requests are: one short text and no parameters. It costs two thirds of the long
-        one, which takes what this gives None for: whatever is not as usual."""
-        started = time.perf_counter()
-        if query.parameters or query.tensors:
-            return None
+        one, which takes whatever turns out not to be as usual."""
+        started = perf_counter()
         task, options, where = self._task, self._default_options, f"{query.name}[0]"
         item = task.item(query.instances[0], where, options)
         texts = task.texts(item, options)
         text = texts[0]
         if len(texts) != 1 or not isinstance(text, str) or len(text) > self._short:
-            return None
-        read = time.perf_counter()
+            return await self._answer(query, context)
+        read = perf_counter()
         encoding = self.tokenizer.encode_short(text)
-        size = task.answer_size(encoding, options)
-        if not encoding.ids or encoding.truncated or size > self._small_answer:
-            return None
+        tokens = len(encoding.ids)
+        if not tokens or encoding.truncated or task.answer_size(encoding, options) > self._small_answer:
+            return await self._answer(query, context)
         task.check(encoding, where)
-        context.instances, context.tokens = 1, len(encoding.ids)
+        context.instances, context.tokens = 1, tokens
         if context.place is not None:
-            context.place.charge(context.tokens)
+            context.place.charge(tokens)
         timings = context.timings
-        timings.tokenized(started, read)
-        tokenized = time.perf_counter()
-        parts = await self._scheduler.run(
-            (encoding,),
-            lambda index, rows: task.decode(item, encoding, rows, options),
-            context,
-            lambda encoding: task.decode_cost(encoding, options),
-        )
-        answered = time.perf_counter()
-        timings.predict = max(0.0, answered - tokenized - timings.postprocess)
+        tokenized = timings.tokenized(started, read)
+        # Bound and not a closure, whose cells would be five objects more.
+        decode = partial(self._decode_short, item, encoding)
+        parts = await self._scheduler.run((encoding,), decode, context, self._decode_cost)
+        answered = perf_counter()
+        predict = answered - tokenized - timings.postprocess
+        timings.predict = predict if predict > 0.0 else 0.0
         prediction = task.answer(item, (parts,), options)
-        timings.postprocess += time.perf_counter() - answered
-        return Answers([prediction], (), context.tokens)
+        timings.postprocess += perf_counter() - answered
+        return Answers([prediction], (), tokens)
+
+    def _decode_short(self, item: Any, encoding: Encoding, index: int, rows: Mapping[str, Array]) -> Any:
+        return self._task.decode(item, encoding, rows, self._default_options)
 
     async def canary(self) -> None:
         """Has the model infer once on a short text; nothing is decoded. Raises RequestError if the answer is wrong."""

@@ -7,6 +7,7 @@ taken instances queue, and leave together as soon as one is free.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -16,31 +17,24 @@ from typing import Any, Generic, TypeVar
 
 from hf_transformer.batches import Form, Packed, refuse_nan
 from hf_transformer.deadlines import Deadlines
+from hf_transformer.eager import Eager
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
 from hf_transformer.in_flight import Batch, Decode, Entry, Request
 from hf_transformer.metrics import Metrics
 from hf_transformer.places import Places
 from hf_transformer.predictors import kinds
 from hf_transformer.predictors.base import Predictor
+from hf_transformer.refusals import Refusals
 from hf_transformer.types import Context, Tensor
 from hf_transformer.waiting import Waiting
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
 INLINE_COST = 20_000
 """Decoding of a batch that costs more (see Task.decode_cost) is done in a thread; about 5 ms of work, as long as a
 thread keeps the interpreter before others get their turn (sys.getswitchinterval)."""
-
-
-MOST_REFUSED = 8
-"""Shared batches that the model refuses in a row before their requests are no longer asked for one by one: then it
-seems not to be the instances that break it, and to ask more would multiply the trouble."""
-
-ALONE_AGAIN_SECONDS = 2.0
-"""Then one batch in so many seconds is asked for one by one all the same. One client may have sent so many instances
-that break the model: that must not cost others their answers for longer than this, nor until he stops. A single answer,
-of whatever batch, shows that the model works, and begins the count anew. What a request gets that was alone from the
-start is not counted: it is about nobody else."""
 
 
 OUTPUT_BYTES = 4 * 2**20
@@ -86,7 +80,9 @@ class Scheduler(Generic[Item]):
         # Asked for once: each get_running_loop asks the kernel for the process's id.
         self._loop = asyncio.get_running_loop()
         self._predictor = predictor
+        self._needs_task = predictor.needs_task
         self._form = form
+        self._costs = form.costs
         self._executor = executor
         self._metrics = metrics
         self._deadlines = Deadlines(settings.timeout)
@@ -94,9 +90,8 @@ class Scheduler(Generic[Item]):
         self._waiting: Waiting[Entry[Item]] = Waiting(lambda entry: form.limits(entry.item))
         self._in_flight: set[Batch[Item]] = set()
         """With their tasks: the event loop alone would let these be collected."""
-        self._woken: asyncio.Task[None] | None = None
-        self._refused_in_a_row = 0
-        self._alone_again = 0.0
+        self._woken: asyncio.Task[None] | asyncio.Handle | None = None
+        self._refusals = Refusals()
 
     async def run(
         self, items: Sequence[Item], decode: Decode, context: Context, cost: Callable[[Item], int]
@@ -120,6 +115,7 @@ class Scheduler(Generic[Item]):
             raise
         finally:
             self._deadlines.remove(request)
+            request.entries.clear()  # they refer to the request: only the collector would find what it holds
         return request.answers
 
     def submit(
@@ -164,7 +160,10 @@ class Scheduler(Generic[Item]):
             self._places.await_free(self._send_waiting)
         elif self._woken is None:
             # At the end of this turn of the event loop: what arrives in one turn leaves together.
-            self._woken = loop.create_task(self._send_first())
+            if self._needs_task:
+                self._woken = loop.create_task(self._send_first())
+            else:
+                self._woken = loop.call_soon(self._send_arrived)
         return request
 
     def _withdraw(self, request: Request) -> None:
@@ -173,13 +172,18 @@ class Scheduler(Generic[Item]):
         request.leave()
         self._waiting.left(sum(not entry.taken for entry in request.entries))
 
+    def _send_arrived(self) -> None:
+        """Sends what has arrived in the last turn."""
+        self._woken = None
+        self._send_waiting()
+
     async def _send_first(self) -> None:
-        """Sends what has arrived in the last turn; the oldest batch of it in this very task, which saves a turn."""
-        task, self._woken = self._woken, None
+        """The same for a predictor that needs tasks; the oldest batch in this very one, which saves a turn."""
+        self._woken = None
         batch = self._next() if self._places.free else None
         self._send_waiting()
         if batch is not None:
-            batch.task = task
+            batch.task = asyncio.current_task()
             await self._send(batch)
 
     def _send_waiting(self) -> None:
@@ -188,7 +192,8 @@ class Scheduler(Generic[Item]):
             batch = self._next()
             if batch is None:
                 return
-            batch.task = self._loop.create_task(self._send(batch))
+            work = self._send(batch)
+            batch.task = self._loop.create_task(work) if self._needs_task else Eager(work, _log_failure)
         self._places.await_free(self._send_waiting)
 
     def _next(self) -> Batch[Item] | None:
@@ -202,33 +207,54 @@ class Scheduler(Generic[Item]):
         return batch
 
     async def _send(self, batch: Batch[Item]) -> None:
+        """One call to the predictor, and the answers of its instances."""
+        entries = batch.entries
+        timing = None
         try:
-            await self._infer(batch)
-        except (PredictorUnavailable, PredictorTimeout) as error:
-            self._fail(batch.entries, error)
+            started = time.perf_counter()
+            items = [entry.item for entry in entries]
+            if self._form.pack_cost(items) <= INLINE_COST:
+                packed = self._form.pack(items)
+            else:
+                packed = await self._loop.run_in_executor(self._executor, self._form.pack, items)
+            if not batch.requests:  # nobody waits any more
+                return
+            batch.departs(started)
+            batch.may_be_cancelled = self._predictor.stops_when_cancelled(packed.sizes)
+            self._metrics.observe_batch(len(entries), packed.real, packed.padding)
+            headers = entries[0].request.context.headers
+            if self._costs is not None:
+                timing = self._costs.sent(time.perf_counter())
+            async with self._predictor.infer(packed.inputs, packed.outputs, headers, sizes=packed.sizes) as outputs:
+                if timing is not None:
+                    timing.ended(time.perf_counter(), packed.real + packed.padding)
+                if batch.cost <= INLINE_COST:
+                    self._decode(entries, items, packed, outputs)
+                else:
+                    decode = partial(self._decode, entries, items, packed, outputs)
+                    await _to_the_end(self._loop.run_in_executor(self._executor, decode))
+            self._settle(entries)
         except asyncio.CancelledError:
             # Nobody waits for a batch that was cancelled for that; one that the transport broke off has to be answered.
-            self._fail(batch.entries, PredictorUnavailable("the call to the predictor was broken off"))
+            self._fail(entries, PredictorUnavailable("the call to the predictor was broken off"))
             raise
         except Exception as error:
-            if batch.shared and self._may_ask_again():
-                self._ask_again_alone(batch.entries)
-            else:
-                self._fail(batch.entries, error)
+            self._failed(batch, error)
         finally:
+            if timing is not None and not timing.over:
+                timing.ended(time.perf_counter())
             batch.close()
             self._in_flight.discard(batch)
             # Once those who were answered have run: what they ask for next can be in the very next batch.
             self._loop.call_soon(self._places.give_back)
 
-    def _may_ask_again(self) -> bool:
-        """Whether the requests of a batch that the model has refused are asked for one by one; see MOST_REFUSED."""
-        now = self._loop.time()
-        self._refused_in_a_row += 1
-        if self._refused_in_a_row > MOST_REFUSED and now < self._alone_again:
-            return False
-        self._alone_again = now + ALONE_AGAIN_SECONDS
-        return True
+    def _failed(self, batch: Batch[Item], error: Exception) -> None:
+        """The requests of a batch that is not answered get the error, or are asked for once more."""
+        is_about_the_call = isinstance(error, PredictorUnavailable | PredictorTimeout)
+        if not is_about_the_call and batch.shared and self._refusals.may_ask_again(self._loop.time()):
+            self._ask_again_alone(batch.entries)
+        else:
+            self._fail(batch.entries, error)
 
     def _ask_again_alone(self, entries: Sequence[Entry[Item]]) -> None:
         """One instance may have broken the model for the others: each request goes to the end of the queue, to leave
@@ -246,32 +272,9 @@ class Scheduler(Generic[Item]):
         for entry in entries:
             entry.request.fail(error)
 
-    async def _infer(self, batch: Batch[Item]) -> None:
-        """One call to the predictor, and the answers of its instances."""
-        entries = batch.entries
-        started = time.perf_counter()
-        items = [entry.item for entry in entries]
-        if self._form.pack_cost(items) <= INLINE_COST:
-            packed = self._form.pack(items)
-        else:
-            packed = await self._loop.run_in_executor(self._executor, self._form.pack, items)
-        if not batch.requests:  # nobody waits any more
-            return
-        self._observe(entries, packed, started)
-        headers = entries[0].request.context.headers
-        if batch.shared and (traceparent := headers.get("traceparent")):
-            for entry in entries:
-                if entry.request is not entries[0].request:
-                    entry.request.context.sent_with = traceparent
-        sizes = packed.sizes
-        batch.may_be_cancelled = self._predictor.stops_when_cancelled(sizes)
-        async with self._predictor.infer(packed.inputs, packed.outputs, headers, sizes=sizes) as outputs:
-            if sum([entry.cost for entry in entries]) <= INLINE_COST:
-                self._decode(entries, items, packed, outputs)
-            else:
-                decode = partial(self._decode, entries, items, packed, outputs)
-                await _to_the_end(self._loop.run_in_executor(self._executor, decode))
-        self._refused_in_a_row = 0
+    def _settle(self, entries: Sequence[Entry[Item]]) -> None:
+        """Hands the answers over, now that the predictor's buffer is given back."""
+        self._refusals.in_a_row = 0
         wrong = 0
         for entry in entries:
             wrong += entry.request.settle(entry.index)
@@ -286,12 +289,6 @@ class Scheduler(Generic[Item]):
                 for role, data in rows.items():
                     refuse_nan(data, role)
 
-    def _observe(self, entries: Sequence[Entry[Item]], packed: Packed, started: float) -> None:
-        self._metrics.observe_batch(len(entries), packed.real, packed.padding)
-        for entry in entries:
-            timings = entry.request.context.timings
-            timings.queue = max(timings.queue, started - entry.request.since)
-
     def _decode(
         self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> None:
@@ -300,10 +297,18 @@ class Scheduler(Generic[Item]):
             entry.request.answer(entry.index, rows)
 
 
+def _log_failure(result: None, error: BaseException | None) -> None:
+    """What a task would have logged: batches answer their requests, whatever happens, and fail by a fault of ours."""
+    if isinstance(error, Exception):
+        logger.error("a batch ended by a fault of the service", exc_info=error)
+
+
 async def _to_the_end(work: asyncio.Future[None]) -> None:
     """Waits for a thread's work, also when cancelled: it reads a buffer that is given back afterwards."""
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # nobody asks for it: else it would be logged
         raise

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.following import Source
 from hf_transformer.generation.pipeline import Generation, GenerationPipeline
 from hf_transformer.generation.types import Piece
 from hf_transformer.types import Context
@@ -91,6 +92,11 @@ class ServedGeneration:
     def completion_tokens(self) -> int:
         """Those that have come so far."""
         return self._generation.completion_tokens
+
+    @property
+    def source(self) -> Source[Piece] | None:
+        """See Generation. What ends it comes by asking, so that the served model hears of it."""
+        return self._generation.source
 
     async def __aenter__(self) -> Self:
         try:

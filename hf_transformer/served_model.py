@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from hf_transformer.bound_model import AnyPipeline, BoundModel
@@ -57,6 +58,8 @@ class ServedModel(BoundModel):
         self.task = task
         self.chat_template = chat_template
         self._latency_log = latency_log
+        self._answered: list[Context] = []
+        """Requests that are not in the metrics and the log yet."""
 
     async def predict(self, query: Query, context: Context) -> Answers:
         """One prediction per instance.
@@ -75,7 +78,11 @@ class ServedModel(BoundModel):
         except (PredictorError, PredictorTimeout, PredictorUnavailable) as error:
             self._note_failure(error)
             raise
-        self._note_answer(context)
+        if self._failures.failing:
+            self._note_success()
+        self._answered.append(context)
+        if len(self._answered) == 1:
+            asyncio.get_running_loop().call_soon(self._note_answers)
         return answers
 
     async def generate(self, request: GenerationRequest, context: Context) -> ServedGeneration:
@@ -102,6 +109,16 @@ class ServedModel(BoundModel):
         """A request was answered whole."""
         if self._failures.failing:
             self._note_success()
+        self._log(context)
+
+    def _note_answers(self) -> None:
+        """Counts what was answered in the last turn of the event loop, now that the answers have been sent. It comes
+        before whatever their clients ask for next."""
+        answered, self._answered = self._answered, []
+        for context in answered:
+            self._log(context)
+
+    def _log(self, context: Context) -> None:
         self._metrics.observe(context.timings)
         if self._latency_log is not None:
             self._latency_log.add(context)

@@ -13,23 +13,37 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Names in lower case. Values of a response have no control characters: they are not looked at again."""
+"""Names in lower case."""
 
 
 class Respond(Protocol):
-    """Sends the whole response; to be called once. Nothing happens if the client is gone."""
+    """Sends the whole response; to be called once. Nothing happens if the client is gone.
 
-    def __call__(self, status: int, headers: Headers, body: bytes) -> None: ...
+    ``lines`` are those of its head between the server's own and the length; each ends with CRLF. They are not looked
+    at again.
+    """
+
+    def __call__(self, status: int, lines: bytes, body: bytes) -> None: ...
 
 
-class ShortWay(Protocol):
-    """Begins to answer a POST request and never raises. ``scheme`` is http or https.
+class Begin(Protocol):
+    """Begins to answer a POST request whose headers are known, and never raises. ``scheme`` is http or https.
 
     Returns:
         What ends the work, because nobody waits for the answer any more.
     """
 
-    def __call__(self, headers: Headers, body: bytes, scheme: str, respond: Respond) -> Callable[[], object]: ...
+    def __call__(self, body: bytes, scheme: str, respond: Respond) -> Callable[[], object]: ...
+
+
+class ShortWay(Protocol):
+    """Finds out what requests with these headers have in common, and never raises.
+
+    Clients send the same headers again and again: what this gives may be kept, and called for one request after the
+    other, also while others are worked on. What may change in between, as the keys that are taken, is looked at there.
+    """
+
+    def __call__(self, headers: Headers) -> Begin: ...
 
 
 _NONE: Final[Mapping[bytes, ShortWay]] = {}

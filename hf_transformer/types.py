@@ -258,12 +258,14 @@ class Timings:
     tokenize: float = 0.0
     arrived: float = field(default_factory=perf_counter)
 
-    def tokenized(self, started: float, read: float) -> None:
-        """The texts are encoded; the pipeline began at ``started``, and had read the texts at ``read``."""
+    def tokenized(self, started: float, read: float) -> float:
+        """The texts are encoded; the pipeline began at ``started``, and had read the texts at ``read``. Gives the time
+        now."""
         now = perf_counter()
         self.preprocess = now - started
         self.parse = read - self.arrived
         self.tokenize = now - read
+        return now
 
 
 class Budget(Protocol):

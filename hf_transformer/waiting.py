@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from hf_transformer.batch_costs import BatchCosts
+
 MAX_PADDING = 0.25
 """The largest part of a batch that may be padding, where nothing else is said."""
 
@@ -39,8 +41,8 @@ class BatchLimits:
     """How large a batch may be: rows, tokens with padding, and bytes of its outputs.
 
     ``output_bytes`` gives the bytes of one row's outputs by the batch's width in tokens. With ``padding`` false only
-    instances of one length share a batch, else ``max_padding`` is the largest part of it that may be padding. A
-    batch of one instance is always allowed.
+    instances of one length share a batch, else ``max_padding`` is the largest part of it that may be padding, and
+    ``costs`` say whether that is worth it. A batch of one instance is always allowed.
     """
 
     max_rows: int
@@ -50,13 +52,18 @@ class BatchLimits:
     padding: bool
     fixed_length: int | None = None
     max_padding: float = MAX_PADDING
+    costs: BatchCosts | None = None
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
         """Whether a batch may have so many rows, padded to ``width``, with ``tokens`` that are no padding."""
         padded = rows * width
         if rows > self.max_rows or padded > self.max_tokens or rows * self.output_bytes(width) > self.max_output_bytes:
             return False
-        return self.fixed_length is not None or tokens >= (1 - self.max_padding) * padded
+        if self.fixed_length is not None:
+            return True
+        if tokens < (1 - self.max_padding) * padded:
+            return False
+        return self.costs is None or self.costs.allow(padded, tokens)
 
 
 class Waiting(Generic[One]):

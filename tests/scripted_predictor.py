@@ -23,6 +23,7 @@ class Call:
         self.sizes = sizes
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cancelled = False
+        self.in_task = asyncio.current_task() is not None
 
     @property
     def first_ids(self) -> list[int]:
@@ -33,6 +34,8 @@ class Call:
 class ScriptedPredictor(Predictor):
     """``calls`` has every call so far. Its output ``logits`` [rows, tokens, 1] is the input ids as FP32; those of the
     column ``nan_at`` are NaN."""
+
+    needs_task = True
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hf_transformer.batches import MOST_SHAPES, EncodingForm, Filling, pack, verify
+from hf_transformer.batches import MOST_KEPT, MOST_SHAPES, EncodingForm, Filling, pack, verify
 from hf_transformer.binding import Binding, InputBinding, OutputBinding
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import TOKENS, Axis
@@ -130,3 +130,16 @@ def test_sizes_of_a_batch() -> None:
         assert form.pack([encoding(4)]).sizes == {"logits": 4 * 5 * 4}
     packed = form.pack([encoding(2), encoding(3)])
     assert (packed.real, packed.padding) == (5, 1)
+
+
+def test_a_mask_that_hides_nothing_is_shared_and_can_not_be_written_to() -> None:
+    form = EncodingForm(MASKED, RIGHT, max_tokens=10**6, max_output_bytes=10**9)
+    first, second, longer = (form.pack([encoding(length)] * 2) for length in (3, 3, 4))
+    mask = first.inputs[1].data
+    assert mask.tolist() == [[1, 1, 1]] * 2 and longer.inputs[1].data.tolist() == [[1, 1, 1, 1]] * 2
+    assert second.inputs[1].data is mask and second.inputs[0].data is not first.inputs[0].data
+    with pytest.raises(ValueError, match="read-only"):
+        mask[0, 0] = 0
+    large = form.pack([encoding(MOST_KEPT + 1)]).inputs[1].data
+    assert large.shape == (1, MOST_KEPT + 1) and large.min() == 1
+    assert form.pack([encoding(MOST_KEPT + 1)]).inputs[1].data is not large

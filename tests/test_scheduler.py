@@ -16,7 +16,8 @@ from hf_transformer.batches import EncodingForm, Filling
 from hf_transformer.binding import Binding, InputBinding, OutputBinding
 from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.metrics import Metrics
-from hf_transformer.scheduler import INLINE_COST, MOST_REFUSED, Scheduler, SchedulerSettings
+from hf_transformer.refusals import MOST_REFUSED
+from hf_transformer.scheduler import INLINE_COST, Scheduler, SchedulerSettings
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Array, Context, Encoding
 from hf_transformer.waiting import MOST_GONE
@@ -83,7 +84,15 @@ async def bench(binding: Binding = BINDING, **settings: Any) -> AsyncIterator[Be
         yield Bench(executor, replace(SETTINGS, **settings), binding)
 
 
-async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
+@pytest.fixture(autouse=True, params=[True, False], ids=["tasks", "no tasks"])
+def needs_task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the predictor's calls have to be made in tasks."""
+    needed: bool = request.param
+    monkeypatch.setattr(ScriptedPredictor, "needs_task", needed)
+    return needed
+
+
+async def test_an_idle_service_sends_at_once_and_then_batches(needs_task: bool) -> None:
     async with bench() as b:
         tasks = [await b.send(1), await b.send(2), await b.send(3, 4), await b.send(5)]
         assert b.sent == [[1]]
@@ -91,6 +100,7 @@ async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
         assert b.sent == [[1], [2, 3, 4, 5]]
         await b.answer(1)
         assert [await task for task in tasks] == [[1], [2], [3, 4], [5]]
+        assert [call.in_task for call in b.predictor.calls] == [needs_task] * 2
 
 
 async def test_what_arrives_in_one_turn_leaves_together() -> None:

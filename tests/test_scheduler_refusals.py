@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hf_transformer import scheduler
+from hf_transformer import refusals
 from hf_transformer.errors import PredictorError
-from hf_transformer.scheduler import MOST_REFUSED
+from hf_transformer.refusals import MOST_REFUSED
 from hf_transformer.types import Array
 from hf_transformer.waiting import MOST_GONE
 from tests.test_scheduler import BINDING, Bench, bench
@@ -64,14 +64,14 @@ async def sick(b: Bench) -> int:
 
 
 async def test_time_and_good_answers_bring_asking_alone_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "ALONE_AGAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(refusals, "ALONE_AGAIN_SECONDS", 1000.0)
     async with bench() as b:
         assert [await sick(b) for _ in range(MOST_REFUSED + 2)] == [4] * MOST_REFUSED + [2, 2]
         good = await b.send(4)
         await b.answer()
         assert await good == [4]
         assert [await sick(b) for _ in range(MOST_REFUSED + 1)] == [4] * MOST_REFUSED + [2]
-        b.scheduler._alone_again = 0.0  # the time is over
+        b.scheduler._refusals._alone_again = 0.0  # the time is over
         assert [await sick(b) for _ in range(3)] == [4, 2, 2]
 
 

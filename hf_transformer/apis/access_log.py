@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hf_transformer.access_format import Atoms, Exchange, check_format
 from hf_transformer.json_log import REQUEST_ID
-from hf_transformer.whole_response import WHOLE_RESPONSE
+from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
 
 
 class AccessLog:
@@ -28,7 +28,8 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         exchange = Exchange(scope)
-        scope.pop(WHOLE_RESPONSE, None)  # it would pass by
+        for way in (WHOLE_RESPONSE, SEND_PART):  # they would pass by
+            scope.pop(way, None)
 
         async def noting_send(message: Message) -> None:
             exchange.note(message)

@@ -15,11 +15,11 @@ from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hf_transformer.apis.base import RenderError, Reply, head_of, request_context, send_reply
+from hf_transformer.apis.base import RenderError, Reply, lines_of, request_context, send_reply
 from hf_transformer.key_file import read_keys
 from hf_transformer.metrics import Metrics
 from hf_transformer.renewal import Renewable, keep_renewing
-from hf_transformer.short_way import Headers, Respond, ShortWay, short_ways_of
+from hf_transformer.short_way import Begin, Headers, Respond, ShortWay, short_ways_of
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """Where a key may be; none of them goes any further, with a key or without."""
@@ -34,8 +34,8 @@ Found = Iterable[tuple[bytes, bytes]]
 class ApiKeys:
     """The keys of --api_keys_file, read again when the file changes.
 
-    Only digests are kept, under a secret of this process, and a key is compared with all of them in a time that tells
-    nothing of either.
+    Of the file only digests are kept, under a secret of this process, and a key is compared with all of them in a time
+    that tells nothing of either.
 
     Raises:
         ConfigError: the file can't be read, has no key, or a line that can't be one.
@@ -57,17 +57,18 @@ class ApiKeys:
 
     def accept(self, headers: Found) -> bool:
         """Whether any of the headers (names in lower case) has a key that is known."""
-        accepted = False
-        for name, value in headers:
-            if name in HEADERS:
-                accepted |= self._knows(_key_in(name, value))
-        return accepted
+        return self.know(self.digests_in(headers))
 
-    def _knows(self, key: bytes) -> bool:
-        digest = self._digest(key)
+    def digests_in(self, headers: Found) -> list[bytes]:
+        """Digests of whatever may be a key among headers."""
+        return [self._digest(_key_in(name, value)) for name, value in headers if name in HEADERS]
+
+    def know(self, digests: Iterable[bytes]) -> bool:
+        """Whether any of these is that of a key that is known now."""
         known = False
-        for other in self.file.value:
-            known |= hmac.compare_digest(digest, other)
+        for digest in digests:
+            for other in self.file.value:
+                known |= hmac.compare_digest(digest, other)
         return known
 
 
@@ -117,16 +118,19 @@ class KeyedApp:
         reply, request_id = self._refused(scope["path"], scope["headers"])
         await send_reply(scope, send, 401, reply, request_id)
 
-    def _short(
-        self, way: ShortWay, path: str, headers: Headers, body: bytes, scheme: str, respond: Respond
-    ) -> Callable[[], object]:
-        """The same in front of a short way."""
+    def _short(self, way: ShortWay, path: str, headers: Headers) -> Begin:
+        """The same in front of a short way. The file may change between two requests of the same headers."""
         rest = [pair for pair in headers if pair[0] not in HEADERS]
-        if self._keys.accept(headers):
-            return way(rest, body, scheme, respond)
-        reply, request_id = self._refused(path, rest)
-        respond(401, head_of(reply, request_id), reply.body)
-        return bool  # there is nothing to end
+        digests, inner = self._keys.digests_in(headers), way(rest)
+
+        def begin(body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
+            if self._keys.know(digests):
+                return inner(body, scheme, respond)
+            reply, request_id = self._refused(path, rest)
+            respond(401, lines_of(reply, request_id), reply.body)
+            return bool  # there is nothing to end
+
+        return begin
 
     def _refused(self, path: str, headers: Headers) -> tuple[Reply, str]:
         """The answer to a request without a key, and its id."""

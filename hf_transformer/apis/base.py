@@ -151,23 +151,41 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
+class RequestHead:
+    """The headers of a request, and of all others that have the same.
+
+    Args:
+        fields: names in lower case.
+    """
+
+    __slots__ = ("_forwarded", "_has_id", "fields")
+
+    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
+        self.fields = fields
+        self._forwarded = {
+            name.decode("latin-1"): fields[name].decode("latin-1")
+            for name in fields
+            if name in FORWARDED or name[:5] == FORWARDED_PREFIX
+        }
+        self._has_id = _USABLE_ID.fullmatch(self._forwarded.get("x-request-id", "")) is not None
+
+    def context(self) -> Context:
+        """For one request: its id, the client's own if it sent one that can be logged, and the headers that the
+        predictor gets too."""
+        forwarded = self._forwarded.copy()
+        if not self._has_id:
+            forwarded["x-request-id"] = new_request_id()
+        return Context(forwarded["x-request-id"], forwarded)
+
+
 def request_context(headers: Mapping[bytes, bytes]) -> Context:
-    """The request's id, the client's own if it sent one that can be logged, and the headers that the predictor gets
-    too."""
-    forwarded = {
-        name.decode("latin-1"): headers[name].decode("latin-1")
-        for name in headers
-        if name in FORWARDED or name[:5] == FORWARDED_PREFIX
-    }
-    request_id = forwarded.get("x-request-id", "")
-    if not _USABLE_ID.fullmatch(request_id):
-        request_id = forwarded["x-request-id"] = new_request_id()
-    return Context(request_id, forwarded)
+    """The context of a request of which nothing is known but its headers."""
+    return RequestHead(headers).context()
 
 
 def new_request_id() -> str:
     """128 random bits, as a trace id has them; no secret, so that no request has to ask the kernel for them."""
-    return f"{random.getrandbits(128):032x}"
+    return random.getrandbits(128).to_bytes(16, "big").hex()
 
 
 async def send_reply(scope: Scope, send: Send, status: int, reply: Reply, request_id: str) -> None:
@@ -184,6 +202,12 @@ async def send_reply(scope: Scope, send: Send, status: int, reply: Reply, reques
 def head_of(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
     """A response's headers, without the length."""
     return [(b"content-type", reply.content_type), (b"x-request-id", request_id.encode("latin-1")), *reply.headers]
+
+
+def lines_of(reply: Reply, request_id: str) -> bytes:
+    """The same as the lines that it becomes."""
+    more = b"".join([b"%b: %b\r\n" % pair for pair in reply.headers]) if reply.headers else b""
+    return b"content-type: %b\r\nx-request-id: %b\r\n%b" % (reply.content_type, request_id.encode("latin-1"), more)
 
 
 def error_json(message: str, status: int) -> bytes:

@@ -90,7 +90,7 @@ class Portion:
 
     def give_back(self) -> None:
         """The body is no longer there."""
-        self._bodies.take(-self._size)
+        self._bodies.held -= self._size
         self._size = 0
 
     def __enter__(self) -> Self:

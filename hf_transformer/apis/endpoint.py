@@ -10,20 +10,22 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from hf_transformer.apis.base import Call, RenderError, Reply, Service, head_of, request_context, send_reply
+from hf_transformer.apis.base import Call, RenderError, Reply, RequestHead, Service, lines_of, send_reply
 from hf_transformer.apis.body import ClientGone, read_body, whole_body
-from hf_transformer.apis.server_timing import server_timing
+from hf_transformer.apis.server_timing import NAME, server_timing
 from hf_transformer.apis.streaming import Sender, Stream
 from hf_transformer.apis.watching import Watches
 from hf_transformer.eager import Eager
 from hf_transformer.errors import RequestError
-from hf_transformer.short_way import Headers, Respond, ShortWay
+from hf_transformer.short_way import Begin, Headers, Respond, ShortWay
 from hf_transformer.tracing.spans import Trace
 from hf_transformer.types import Context
+from hf_transformer.whole_response import SEND_PART
 from hf_transformer.wire.json_text import JsonLimits
 
 logger = logging.getLogger(__name__)
 
+SERVER_TIMING = NAME.encode()
 CLIENT_GONE = 499
 """The status that a request is counted under whose client left before the answer, as in nginx."""
 
@@ -56,14 +58,16 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        context, trace = self._begin(headers)
+        context, trace = self._begin(RequestHead(headers))
         reply = None
         try:
             status, reply = await self._answer(scope, receive, send, headers, context)
         except ClientGone:
             status = CLIENT_GONE
-        self._count(status, reply, context)
+        self._metrics.count_request(self._api, status)
         if reply is not None:
+            if self._is_timed(status, context):
+                reply.headers = (*reply.headers, (SERVER_TIMING, server_timing(context.timings)))
             await send_reply(scope, send, status, reply, context.request_id)
         if self._tracing is not None and trace is not None:
             self._tracing.end_http(trace, scope["method"], scope["path"], scope["scheme"], status, context)
@@ -76,34 +80,40 @@ class Endpoint:
             params: what the path names.
         """
 
-        def begin(headers: Headers, body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
-            fields = dict(headers)
-            context, trace = self._begin(fields)
+        def way(headers: Headers) -> Begin:
+            head = RequestHead(dict(headers))
 
-            def done(answer: tuple[int, Reply] | None, error: BaseException | None) -> None:
-                status, reply = answer or (CLIENT_GONE, None)
-                self._count(status, reply, context)
-                if reply is not None:
-                    respond(status, head_of(reply, context.request_id), reply.body)
-                if self._tracing is not None and trace is not None:
-                    self._tracing.end_http(trace, "POST", path, scheme, status, context)
+            def begin(body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
+                context, trace = self._begin(head)
 
-            return Eager(self._answer_whole(params, fields, body, context), done).cancel
+                def done(answer: tuple[int, Reply] | None, error: BaseException | None) -> None:
+                    status, reply = answer or (CLIENT_GONE, None)
+                    if reply is not None:
+                        lines = lines_of(reply, context.request_id)
+                        if self._is_timed(status, context):
+                            lines += b"%b: %b\r\n" % (SERVER_TIMING, server_timing(context.timings))
+                        respond(status, lines, reply.body)
+                    # Nobody waits for this any more.
+                    self._metrics.count_request(self._api, status)
+                    if self._tracing is not None and trace is not None:
+                        self._tracing.end_http(trace, "POST", path, scheme, status, context)
 
-        return begin
+                return Eager(self._answer_whole(params, head.fields, body, context), done).cancel
 
-    def _begin(self, headers: Mapping[bytes, bytes]) -> tuple[Context, Trace | None]:
-        context = request_context(headers)
+            return begin
+
+        return way
+
+    def _begin(self, head: RequestHead) -> tuple[Context, Trace | None]:
+        context = head.context()
         trace = None
         if self._tracing is not None:
             context.headers, trace = self._tracing.begin(context.headers)
         return context, trace
 
-    def _count(self, status: int, reply: Reply | None, context: Context) -> None:
-        """A request is answered, or will never be; the answer gets to know how long it took."""
-        self._metrics.count_request(self._api, status)
-        if reply is not None and self._server_timing and context.timings.predict and status == 200:
-            reply.headers = (*reply.headers, (b"server-timing", server_timing(context.timings)))
+    def _is_timed(self, status: int, context: Context) -> bool:
+        """Whether the answer tells how long it took."""
+        return self._server_timing and status == 200 and context.timings.predict > 0
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes], context: Context
@@ -126,7 +136,8 @@ class Endpoint:
                     return 200, answer
                 # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
                 watch.begin(asyncio.get_running_loop())
-                sender = Sender(send, answer, context, timing=self._server_timing)
+                send_part = scope.get(SEND_PART)
+                sender = Sender(send, answer, context, timing=self._server_timing, send_part=send_part)
                 return await sender.run(self._streams), None
             except asyncio.CancelledError:
                 if watch.has_cancelled():

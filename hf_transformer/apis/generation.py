@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from hf_transformer.apis.base import Model
+from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.following import Relay, Rendered
+from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, Json
@@ -37,6 +39,28 @@ def refuse_stream(task: Servable, parameters: Mapping[str, Json]) -> None:
             "parameters.stream: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
             "ModelStreamInfer over gRPC give the text as it comes"
         )
+
+
+def stream_of(
+    model: Model,
+    request: GenerationRequest,
+    context: Context,
+    content_type: bytes,
+    render: Callable[[Piece], bytes],
+    render_error: Callable[[str, int], bytes],
+) -> Stream:
+    """The texts of a request as they come; nothing is sent of a piece that is rendered as no bytes."""
+    relay = Relay[bytes]()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with await model.generate(request, context) as running:
+            if running.source is not None:
+                relay.origin = Rendered(running.source, render)
+            async for piece in running:
+                if written := render(piece):
+                    yield written
+
+    return Stream(pieces(), content_type, render_error, relay)
 
 
 async def whole_texts(model: Model, request: GenerationRequest, context: Context) -> list[list[str]]:

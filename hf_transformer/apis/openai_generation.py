@@ -22,6 +22,7 @@ from hf_transformer.apis.openai_bodies import named_as_sent, render_error
 from hf_transformer.apis.running import Running
 from hf_transformer.apis.streaming import EVENTS, Stream, event
 from hf_transformer.errors import InvalidInput
+from hf_transformer.following import Relay, Rendered
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -162,7 +163,10 @@ class Generating:
     async def answer(self) -> Reply | Stream:
         """The answer, whole or as a stream; its errors name fields as the client sent them."""
         if self.stream:
-            return Stream(self._events(), EVENTS, lambda message, status: event(render_error(message, status)))
+            relay = Relay[bytes]()
+            return Stream(
+                self._events(relay), EVENTS, lambda message, status: event(render_error(message, status)), relay
+            )
         with named_as_sent():
             async with await self._start() as running:
                 choices = [Choice() for _ in range(len(self.request.prompts) * self.request.sampling.n)]
@@ -187,16 +191,22 @@ class Generating:
             "system_fingerprint": None,
         }
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _events(self, relay: Relay[bytes]) -> AsyncGenerator[bytes, None]:
         head = self._head(self.form.chunk_object)
         before, behind = _around_choice(head, {"usage": None} if self.usage else {})
+
+        def rendered(piece: Piece) -> bytes:
+            """One write for what came together."""
+            made = self.form.chunks(self._index(piece), piece)
+            return b"".join([before + orjson.dumps(one) + behind for one in made])
+
         with named_as_sent():
             async with await self._start() as running:
+                if running.source is not None:
+                    relay.origin = Rendered(running.source, rendered)
                 async for piece in running:
-                    made = self.form.chunks(self._index(piece), piece)
-                    if made:
-                        # One write for what came together.
-                        yield b"".join([before + orjson.dumps(one) + behind for one in made])
+                    if written := rendered(piece):
+                        yield written
                 last = event(orjson.dumps({**head, "choices": [], "usage": usage(running)})) if self.usage else b""
         yield last + DONE
 

@@ -16,7 +16,9 @@ from starlette.types import Send
 
 from hf_transformer.apis.server_timing import NAME, server_timing
 from hf_transformer.errors import RequestError, Unavailable
+from hf_transformer.following import Source
 from hf_transformer.types import Context
+from hf_transformer.whole_response import SendPart
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +37,14 @@ class Stream:
     """What a call is answered with, piece by piece, under status 200.
 
     ``pieces`` is closed early when nobody wants them any more, and ends the work then. ``render_error`` gives the piece
-    that tells of an error, from its message and status.
+    that tells of an error, from its message and status. ``source`` is what the pieces may be followed by, once the
+    first one is there.
     """
 
     pieces: AsyncGenerator[bytes, None]
     content_type: bytes
     render_error: Callable[[str, int], bytes]
+    source: Source[bytes] | None = None
 
 
 class StreamEnd:
@@ -104,15 +108,49 @@ class OpenStreams:
             self._open.discard(end)
 
 
+class Pushing:
+    """Sends the pieces of a source as they come. (A closure in its place would refer to itself, and all that a stream
+    holds wait for the garbage collector.)
+
+    Attributes: ``over`` is done when the generator has to be asked; it gives a piece that could not be sent, if any.
+    """
+
+    __slots__ = ("_send_part", "_source", "over")
+
+    def __init__(self, source: Source[bytes], send_part: SendPart) -> None:
+        self._source = source
+        self._send_part = send_part
+        self.over: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def push(self) -> None:
+        """Sends what there is, and comes again when there is more."""
+        source, over = self._source, self.over
+        if over.done():
+            return
+        try:
+            while (piece := source.take()) is not None:
+                if not self._send_part(piece):
+                    over.set_result(piece)
+                    return
+            if not source.follow(self.push):
+                over.set_result(b"")
+        except Exception as error:
+            over.set_exception(error)
+
+
 class Sender:
     """Sends one stream as an HTTP response.
 
     Args:
         timing: whether the answer tells how long it took until the first piece.
+        send_part: the server's way for a piece past ``send``, where it has one.
     """
 
-    def __init__(self, send: Send, stream: Stream, context: Context, *, timing: bool) -> None:
+    def __init__(
+        self, send: Send, stream: Stream, context: Context, *, timing: bool, send_part: SendPart | None = None
+    ) -> None:
         self._send = send
+        self._send_part = send_part
         self._stream = stream
         self._context = context
         self._timing = timing
@@ -126,6 +164,7 @@ class Sender:
             RequestError: what went wrong before the first piece; nothing was sent.
         """
         failure: tuple[str, int] | None = None
+        source = self._stream.source
         async with aclosing(self._stream.pieces) as pieces:
             with streams.one() as end:
                 try:
@@ -133,6 +172,8 @@ class Sender:
                         if not self._begun:
                             await self._begin()
                         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                        if source is not None and self._send_part is not None:
+                            await self._follow(source, self._send_part)
                 except asyncio.CancelledError:
                     if not end.has_cancelled():
                         raise
@@ -148,6 +189,17 @@ class Sender:
         last = b"" if failure is None else self._stream.render_error(*failure)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
         return 200 if failure is None else failure[1]
+
+    async def _follow(self, source: Source[bytes], send_part: SendPart) -> None:
+        """Sends pieces in the moment in which they come, until one has to be asked for, or the client does not read."""
+        pushing = Pushing(source, send_part)
+        try:
+            pushing.push()
+            unsent = await pushing.over
+        finally:
+            source.unfollow()
+        if unsent:
+            await self._send({"type": "http.response.body", "body": unsent, "more_body": True})
 
     def _failure(self, error: RequestError) -> tuple[str, int]:
         if not self._begun:

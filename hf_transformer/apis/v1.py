@@ -87,17 +87,18 @@ def parse(payload: Json) -> Query:
     """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
     if not isinstance(payload, dict):
         raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
-    given = [name for name in INSTANCES if name in payload]
-    if len(given) != 1:
-        found = "both" if given else f"neither, in {describe(payload)}"
+    usual, other = INSTANCES
+    name = usual if usual in payload else other
+    if name not in payload or (name == usual and other in payload):
+        found = "both" if name in payload else f"neither, in {describe(payload)}"
         raise InvalidInput(f'body: expected "instances" or "inputs", got {found}')
-    instances = payload[given[0]]
+    instances = payload[name]
     if isinstance(instances, str):
         instances = [instances]
     if not isinstance(instances, list):
-        raise InvalidInput(f"{given[0]}: expected a list or a string, got {describe(instances)}")
+        raise InvalidInput(f"{name}: expected a list or a string, got {describe(instances)}")
     if not instances:
-        raise InvalidInput(f"{given[0]}: expected at least one, got an empty list")
+        raise InvalidInput(f"{name}: expected at least one, got an empty list")
     parameters = payload.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidInput(f"parameters: expected an object, got {describe(parameters)}")

@@ -13,36 +13,41 @@ The runtime guide of KServe reads such a stream line by line (Streaming Response
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 import orjson
 
 from hf_transformer.apis.base import Model, error_json
-from hf_transformer.apis.generation import generating
+from hf_transformer.apis.generation import generating, stream_of
 from hf_transformer.apis.streaming import LINES, Stream
-from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.types import Context, Json, Query
 
 
 def stream(model: Model, query: Query, context: Context) -> Stream:
     """The answer to one request. Raises RequestError for one that is wrong in itself."""
     request = generating(model, "a stream").request(query)
-    return Stream(_lines(model, request, context), LINES, lambda message, status: error_json(message, status) + b"\n")
+    lines = _Lines(request)
+    return stream_of(
+        model, request, context, LINES, lines.line, lambda message, status: error_json(message, status) + b"\n"
+    )
 
 
-async def _lines(model: Model, request: GenerationRequest, context: Context) -> AsyncGenerator[bytes, None]:
-    texts = [[""] * request.sampling.n for _ in request.prompts]
-    several = request.sampling.n > 1
-    async with await model.generate(request, context) as running:
-        async for piece in running:
-            so_far = texts[piece.prompt]
-            so_far[piece.choice] += piece.text
-            if not piece.text and piece.finish is None:
-                continue
-            line: dict[str, Json] = {"instance": piece.prompt}
-            if several:
-                line["choice"] = piece.choice
-            line["text"] = piece.text
-            if piece.finish is not None:
-                line |= {"finish_reason": piece.finish, "generated_text": so_far[piece.choice]}
-            yield orjson.dumps(line) + b"\n"
+class _Lines:
+    """One request's."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._texts = [[""] * request.sampling.n for _ in request.prompts]
+        self._several = request.sampling.n > 1
+
+    def line(self, piece: Piece) -> bytes:
+        """What tells of a piece; nothing where there is nothing to tell."""
+        so_far = self._texts[piece.prompt]
+        so_far[piece.choice] += piece.text
+        if not piece.text and piece.finish is None:
+            return b""
+        line: dict[str, Json] = {"instance": piece.prompt}
+        if self._several:
+            line["choice"] = piece.choice
+        line["text"] = piece.text
+        if piece.finish is not None:
+            line |= {"finish_reason": piece.finish, "generated_text": so_far[piece.choice]}
+        return orjson.dumps(line) + b"\n"

@@ -17,17 +17,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import orjson
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis.base import Call, Model, Reply, Service, error_json
 from hf_transformer.apis.endpoint import Endpoint
-from hf_transformer.apis.generation import STREAM, generating, place_of, whole_texts
+from hf_transformer.apis.generation import STREAM, generating, place_of, stream_of, whole_texts
 from hf_transformer.apis.streaming import EVENTS, Stream, event
 from hf_transformer.apis.tensors import check_version
 from hf_transformer.errors import InvalidInput, RequestError
-from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Context, Json, Query
 
@@ -64,8 +65,9 @@ def routes(service: Service) -> list[BaseRoute]:
     async def generate_stream(call: Call) -> Stream:
         model = models[call.path["model"]]
         asked = read(call, model, "generate_stream")
-        pieces = _events(model, asked, call.context) if asked.stream else _one_event(model, asked, call.context)
-        return Stream(pieces, EVENTS, lambda message, status: event(error_json(message, status)))
+        if asked.stream:
+            return stream_of(model, asked.request, call.context, EVENTS, partial(_event, asked), error_event)
+        return Stream(_one_event(model, asked, call.context), EVENTS, error_event)
 
     endpoints = {
         name: Endpoint(API, handle, error_json, service)
@@ -154,10 +156,13 @@ async def _one_event(model: Model, asked: Asked, context: Context) -> AsyncGener
     yield event(orjson.dumps(await _whole(model, asked, context)))
 
 
-async def _events(model: Model, asked: Asked, context: Context) -> AsyncGenerator[bytes, None]:
-    request = asked.request
-    async with await model.generate(request, context) as running:
-        async for piece in running:
-            if piece.text:
-                place = place_of(request, piece.prompt, piece.choice, "instance")
-                yield event(orjson.dumps({**asked.head, **place, ANSWER: piece.text}))
+def _event(asked: Asked, piece: Piece) -> bytes:
+    if not piece.text:
+        return b""
+    place = place_of(asked.request, piece.prompt, piece.choice, "instance")
+    return event(orjson.dumps({**asked.head, **place, ANSWER: piece.text}))
+
+
+def error_event(message: str, status: int) -> bytes:
+    """An error in the middle of a stream."""
+    return event(error_json(message, status))

@@ -41,8 +41,9 @@ class Watch:
 
     def end(self) -> None:
         """Looks no more."""
-        if self._looking is not None:
-            self._looking.cancel()
+        looking, self._looking = self._looking, None  # what it ends with knows this watch
+        if looking is not None:
+            looking.cancel()
 
 
 class Watches:

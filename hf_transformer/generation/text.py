@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from hf_transformer.errors import PredictorError, RequestError
+from hf_transformer.following import Source, source_of
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator
-from hf_transformer.generation.types import Piece, Prompt, Sampling
+from hf_transformer.generation.types import Piece, Prompt, Sampling, Step
 from hf_transformer.generation_metrics import GenerationMetrics
 from hf_transformer.types import Context
 
@@ -76,21 +77,29 @@ class Tally:
         self.add(tokens)
 
 
-class Text:
-    """One text, asked for piece by piece by one task: nothing is done ahead of it. Who stops early closes it."""
+class Text(Source[Piece]):
+    """One text, asked for piece by piece by one task: nothing is done ahead of it. Who stops early closes it.
+
+    Its reader may follow it, if ``is_followable``.
+    """
 
     __slots__ = (
         "_assembler",
         "_begun",
+        "_caught",
         "_closing",
         "_count_text",
         "_error",
+        "_finished_piece",
         "_first",
+        "_followed",
         "_over",
         "_reader",
         "_sampling",
+        "_source",
         "_steps",
         "_tally",
+        "_wake",
         "_written",
         "is_awaited",
     )
@@ -115,6 +124,7 @@ class Text:
         self._assembler = one.assembler
         self._sampling = one.sampling
         self._steps = generator.generate(one.prompt, one.sampling, tally.context)
+        self._source = source_of(self._steps)  # None, too, once ``next`` has to be asked
         self._tally = tally
         self._count_text = count_text
         self._reader = reader
@@ -123,6 +133,11 @@ class Text:
         self._begun = self._over = False
         self._error: RequestError | None = None
         self._closing: asyncio.Task[None] | None = None
+        # Of who follows: what ``take`` came upon and ``next`` deals with, and what is called meanwhile.
+        self._finished_piece: Piece | None = None
+        self._caught: Exception | None = None
+        self._followed: Source[Step] | None = None
+        self._wake: Callable[[], object] | None = None
         self.is_awaited = False
         """Whether its reader waits for the next piece."""
 
@@ -140,16 +155,16 @@ class Text:
                 return self._last(self._assembler.nothing())
         self.is_awaited, steps = True, self._steps
         try:
+            if self._caught is not None:
+                raise self._caught
+            if self._finished_piece is not None:
+                return await self._finished(self._finished_piece, False)
             while True:
                 step = await anext(steps)
                 at_once = not self._first
                 if at_once:
                     self._first = self._tally.first()
-                if step.ids:
-                    self._tally.add(len(step.ids))
-                elif step.text:
-                    self._tally.expect(len(step.text))
-                piece = self._assembler.add(step)
+                piece = self._add(step)
                 if piece is not None:
                     return piece if piece.finish is None else await self._finished(piece, at_once)
         except (Exception, asyncio.CancelledError) as caught:
@@ -161,10 +176,59 @@ class Text:
         finally:
             self.is_awaited = False
 
+    @property
+    def is_followable(self) -> bool:
+        """Whether it is a Source, too."""
+        return self._source is not None
+
+    def take(self) -> Piece | None:
+        source, add = self._source, self._add
+        if source is None:
+            return None
+        try:
+            while (step := source.take()) is not None:
+                piece = add(step)
+                if piece is None:
+                    continue
+                if piece.finish is None:
+                    return piece
+                self._source, self._finished_piece = None, piece
+                break
+        except Exception as error:
+            self._source, self._caught = None, error
+        return None
+
+    def follow(self, wake: Callable[[], object]) -> bool:
+        if self._source is None or not self._source.follow(wake):
+            return False
+        self._followed, self._wake = self._source, wake
+        return True
+
+    def unfollow(self) -> None:
+        followed, self._followed, self._wake = self._followed, None, None
+        if followed is not None:
+            followed.unfollow()
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Whether its reader does something else."""
+        return not self.is_awaited and self._wake is None
+
+    def _add(self, step: Step) -> Piece | None:
+        """What a step adds to the text."""
+        if step.ids:
+            self._tally.add(len(step.ids))
+        elif step.text:
+            self._tally.expect(len(step.text))
+        return self._assembler.add(step)
+
     def give_up(self, error: RequestError) -> None:
         """Ends it, whatever it is doing; its reader hears ``error`` next."""
         self._error = error
-        if self.is_awaited and self._reader is not None:
+        if self._wake is not None:
+            self._leave()
+            self._wake()
+        elif self.is_awaited and self._reader is not None:
             self._reader.cancel()
         else:
             self._leave()
@@ -207,9 +271,10 @@ class Text:
         return self._last(piece)
 
     def _last(self, piece: Piece) -> Piece:
+        written = self._written
         self._end(piece.finish or "stop")
-        if self._written is not None:
-            self._written()
+        if written is not None:
+            written()
         return piece
 
     def _failure(self, caught: BaseException) -> BaseException:
@@ -234,3 +299,5 @@ class Text:
         if self._begun and not self._over:
             self._tally.metrics.end(ending)
         self._over = True
+        # Who made it holds it: all that a text has would wait for the garbage collector.
+        self._source = self._written = None

@@ -20,7 +20,9 @@ import orjson
 
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import PredictorError
+from hf_transformer.following import Followed, source_of
 from hf_transformer.generation.base import Generator, GeneratorSettings
+from hf_transformer.generation.followed_steps import FollowedSteps
 from hf_transformer.generation.model_inputs import ModelInputs, json_problems
 from hf_transformer.generation.text_ends import Leading, TokenCounter, leading_token
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step
@@ -92,7 +94,13 @@ class TextGenerator(Generator):
     def honours(self) -> frozenset[str]:
         return self._honours
 
-    async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        followed = FollowedSteps()
+        return Followed(self._generate(prompt, sampling, context, followed), followed)
+
+    async def _generate(
+        self, prompt: Prompt, sampling: Sampling, context: Context, followed: FollowedSteps
+    ) -> AsyncGenerator[Step, None]:
         text = prompt.text
         if not prompt.special_tokens and self._first and text.startswith(self._first):
             text = text[len(self._first) :]  # the model's tokenizer puts it there
@@ -107,6 +115,8 @@ class TextGenerator(Generator):
             yield Step(text=written, finish=await self._reason(reading, sampling))
             return
         async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:
+            if limit is None:  # else tokens have to be counted, which takes a turn
+                followed.begin(source_of(responses), reading)
             async for tensors in responses:
                 reading.take(tensors)
                 written = reading.take_new() if limit is None else await self._cut(reading, limit)
@@ -204,8 +214,7 @@ class _Reading:
         self._leading = Leading(prompt)
         self.text = ""
         """All of it so far."""
-        self.new = ""
-        """What has come since take_new."""
+        self._new = ""
         self.count = 0
         """Tokens, as far as the model tells."""
         self.reason: FinishReason | None = None
@@ -224,9 +233,20 @@ class _Reading:
             if said == "abort":
                 raise PredictorError("the predictor has broken the text off (finish_reason abort)")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is cut."""
+        return self.is_cut
+
+    def new(self, tensors: Mapping[str, Tensor]) -> Step | None:
+        """What an answer adds to the text, None for nothing. Raises PredictorError as ``take`` does."""
+        self.take(tensors)
+        written = self.take_new()
+        return Step(text=written) if written else None
+
     def take_new(self) -> str:
         """What has come since this was called last."""
-        new, self.new = self.new, ""
+        new, self._new = self._new, ""
         return new
 
     def finish(self) -> None:
@@ -236,7 +256,7 @@ class _Reading:
 
     def _add(self, text: str) -> None:
         self.text += text
-        self.new += text
+        self._new += text
 
 
 def _count(tensor: Tensor) -> int:

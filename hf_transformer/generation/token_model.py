@@ -16,7 +16,9 @@ from typing import ClassVar
 
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.following import Followed, source_of
 from hf_transformer.generation.base import Generator, GeneratorSettings
+from hf_transformer.generation.followed_steps import FollowedSteps
 from hf_transformer.generation.model_inputs import NO_WORDS, ModelInputs, json_problems
 from hf_transformer.generation.token_rows import RowHabits, Rows
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
@@ -59,7 +61,13 @@ class TokenGenerator(Generator):
     def honours(self) -> frozenset[str]:
         return self._honours
 
-    async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        followed = FollowedSteps()
+        return Followed(self._generate(prompt, sampling, context, followed), followed)
+
+    async def _generate(
+        self, prompt: Prompt, sampling: Sampling, context: Context, followed: FollowedSteps
+    ) -> AsyncGenerator[Step, None]:
         if sampling.logprobs:
             raise InvalidInput(
                 f"{sampling.names.get('logprobs', 'logprobs')}: {sampling.logprobs} of the likeliest tokens beside "
@@ -77,12 +85,13 @@ class TokenGenerator(Generator):
             yield step
             return
         async with aclosing(self._predictor.stream(inputs, outputs, context.headers)) as responses:
+            followed.begin(source_of(responses), reading)
             async for tensors in responses:
-                if reading.finish is not None:  # the text has ended, but the model goes on
+                if reading.is_over:  # but the model goes on
                     break
-                step = reading.step(tensors)
-                if step.ids:
-                    yield step
+                new = reading.new(tensors)
+                if new is not None:
+                    yield new
         yield reading.end()
 
     async def canary(self, prompt: Prompt) -> None:
@@ -158,6 +167,16 @@ class _Reading:
         if self._scored:
             self._scores += _scores(tensors, len(row))
         return self._step(self._rows.take(row, total))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the text has ended."""
+        return self.finish is not None
+
+    def new(self, tensors: Mapping[str, Tensor]) -> Step | None:
+        """``step``, None for one without ids."""
+        step = self.step(tensors)
+        return step if step.ids else None
 
     def end(self) -> Step:
         """The last step: nothing more comes."""

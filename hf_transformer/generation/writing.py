@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import CallersDeadline, PredictorTimeout, RequestError
+from hf_transformer.following import Source
 from hf_transformer.generation.base import Generator
 from hf_transformer.generation.channel import Channel
 from hf_transformer.generation.text import Continuation, CountText, Tally, Text
@@ -73,6 +74,11 @@ class Generation(ABC):
     def completion_tokens(self) -> int:
         """New ones of all texts so far."""
         return self._tally.completion_tokens
+
+    @property
+    def source(self) -> Source[Piece] | None:
+        """What brings pieces as they come, between two that are asked for; None where they have to be asked for."""
+        return None
 
     async def __aenter__(self) -> Self:
         self._entered = perf_counter()
@@ -162,6 +168,10 @@ class OneText(Generation):
         reader = asyncio.current_task(self._loop)
         self._only = Text(one, self._generator, self._tally, self._count_text, reader=reader, written=self._finish)
 
+    @property
+    def source(self) -> Source[Piece] | None:
+        return self._only if self._only.is_followable else None
+
     def __anext__(self) -> Awaitable[Piece]:
         return self._only.next()
 
@@ -173,7 +183,7 @@ class OneText(Generation):
 
     @property
     def _waits_for_reader(self) -> bool:
-        return not self._only.is_awaited
+        return self._only.waits_for_reader
 
 
 class SeveralTexts(Generation):

@@ -27,7 +27,10 @@ def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str
     Raises:
         PredictorError: one is missing, or one came that nobody asked for.
     """
-    if len(asked) == len(outputs) and all([name in outputs for name in asked]):
+    if len(asked) == len(outputs) == 1:
+        if asked[0] in outputs:
+            return outputs
+    elif len(asked) == len(outputs) and all([name in outputs for name in asked]):
         return outputs
     missing = [name for name in asked if name not in outputs]
     unknown = [name for name in outputs if asked and name not in asked]

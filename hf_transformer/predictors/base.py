@@ -30,6 +30,12 @@ class Predictor(ABC):
         return False
 
     @property
+    def needs_task(self) -> bool:
+        """Whether a call of ``infer`` has to be made in an asyncio.Task, as what asks for the current task has to
+        (asyncio.timeout does). A call that need not costs less."""
+        return True
+
+    @property
     def streams_json(self) -> bool:
         """Whether the tensors of ``stream`` travel as JSON, as over REST."""
         return False
@@ -62,7 +68,8 @@ class Predictor(ABC):
         """Runs the model once.
 
         Args:
-            inputs: tensors in the datatypes that the model declares.
+            inputs: tensors in the datatypes that the model declares. Large ones are sent from where they are: nobody
+                changes them, also after a call that was given up.
             outputs: names of the outputs wanted; no others are sent back.
             headers: passed on to the predictor (lower-case names).
             sizes: the exact number of bytes of each output whose size is known beforehand; only those can travel
@@ -114,7 +121,7 @@ class HeldCall(AbstractAsyncContextManager[Mapping[str, Tensor]]):
 
 
 class DetachableCall(HeldCall):
-    """One that can be left behind, too."""
+    """One that can be left behind, too. Its outputs are nobody else's: nothing happens when its context ends."""
 
     __slots__ = ()
 
@@ -128,8 +135,8 @@ class DetachableCall(HeldCall):
         """Whether it is under way although its caller has gone."""
 
     @abstractmethod
-    def release(self) -> None:
-        """Takes back what it was told: the next cancellation ends it."""
+    def break_off(self) -> None:
+        """Ends it now, with CancelledError for whoever enters it, whatever it was told."""
 
 
 class UnknownRegion(PredictorUnavailable):

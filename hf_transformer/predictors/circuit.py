@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Never
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.following import Followed, source_of
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors import kinds
 from hf_transformer.predictors.base import Predictor
@@ -96,15 +97,21 @@ class CircuitPredictor(WrappingPredictor):
             return _Refused(self)
         return _Call(self, self._inner.infer(inputs, outputs, headers, sizes=sizes))
 
-    async def stream(
+    def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
         """The first response is the answer, or the end without one; a stream that breaks off later is a failure."""
+        inner = self._inner.stream(inputs, outputs, headers)
+        source = source_of(inner)
+        watched = self._watched(inner)
+        return watched if source is None else Followed(watched, source)
+
+    async def _watched(self, inner: AsyncGenerator[Outputs, None]) -> AsyncGenerator[Outputs, None]:
         if self._reason is not None:
             self.refuse()
         turn, answered = self.turn, False
         try:
-            async with aclosing(self._inner.stream(inputs, outputs, headers)) as responses:
+            async with aclosing(inner) as responses:
                 async for response in responses:
                     if not answered:
                         answered = True

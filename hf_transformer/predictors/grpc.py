@@ -23,7 +23,7 @@ from hf_transformer.predictors.grpc_stream import ERROR_STATUS, responses
 from hf_transformer.predictors.headers import forwarded
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_grpc
-from hf_transformer.wire.v2_grpc_stream import encode_stream_request
+from hf_transformer.wire.v2_grpc_stream import StreamDecoder, StreamEncoder
 
 _LARGEST = 2**32 - 1
 """Bytes of a message: its length is told in 32 bits."""
@@ -54,6 +54,8 @@ class GrpcPredictor(PlacingPredictor):
         self._client: GrpcClient
         self._methods: dict[str, bytes] = {}
         self._stream: bytes
+        self._encoder = StreamEncoder(settings.model_name)
+        self._decoder = StreamDecoder()
 
     async def __aenter__(self) -> Self:
         self._client = GrpcClient(
@@ -129,10 +131,10 @@ class GrpcPredictor(PlacingPredictor):
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         async def begin() -> StreamingCall:
             self._check_open()
-            request = encode_stream_request(self._model_name, inputs, outputs)
+            request = self._encoder.encode(inputs, outputs)
             return await self._client.stream(self._stream, request, metadata_of(headers))
 
-        return responses(begin, frozenset(outputs), self._where, self._timeout)
+        return responses(begin, frozenset(outputs), self._decoder, self._where, self._timeout)
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._call("SystemSharedMemoryRegister", v2_grpc.encode_registration(name, key, byte_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hf_transformer.predictors.grpc_messages import PREFIX_BYTES, Message, MessageReader
 from hf_transformer.predictors.grpc_status import (
@@ -165,6 +165,7 @@ class StreamingCall(Call):
         super().__init__(loop, limit, deadline)
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._follower: Callable[[], object] | None = None
         self._error: RpcError | None = None
         self._window = FIRST_WINDOW
         self._held = 0  # bytes that have come and are not read
@@ -183,11 +184,30 @@ class StreamingCall(Call):
                 return None
             self._waiter = self._loop.create_future()
             await self._waiter
+        return bytes(self.drop())
+
+    def peek(self) -> Message | None:
+        """The next message, if it is there; it stays the next one."""
+        return self._messages[0] if self._messages else None
+
+    def drop(self) -> Message:
+        """Takes the next message, which is there."""
         message = self._messages.popleft()
         self._held -= PREFIX_BYTES + len(message)
         if self._window < FIRST_WINDOW // 2 and not self._over:
             self._open_window()
-        return bytes(message)
+        return message
+
+    def follow(self, wake: Callable[[], object]) -> bool:
+        """Has it called, once, when a message or the end comes, in that very moment; False if any is there already."""
+        if self._messages or self._over:
+            return False
+        self._follower = wake
+        return True
+
+    def unfollow(self) -> None:
+        """Nobody is called any more."""
+        self._follower = None
 
     def on_data(self, data: memoryview, size: int, end: bool) -> None:
         self._window -= size
@@ -217,6 +237,9 @@ class StreamingCall(Call):
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower()
 
     def _open_window(self) -> None:
         """Lets the server send what there is room for, and in any case the rest of the message that is to be read."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
+from errno import ECONNRESET
 from math import inf
 from typing import Final
 
 from hf_transformer.predictors.address import Address
 from hf_transformer.predictors.http1_connection import Connection, Hold
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Disconnected, NoAnswer
-from hf_transformer.predictors.http1_parser import Answer, AnswerReader, Room
+from hf_transformer.predictors.http1_parser import Answer, AnswerReader, Heads, Room
 
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take to open; a host that drops packets would cost the whole timeout."""
@@ -56,6 +58,7 @@ class Http1Client:
         self._room = room
         self._largest_body = largest_body
         self._loop = asyncio.get_running_loop()
+        self._heads = Heads()
         self._connections: set[Connection] = set()
         self._idle: list[Connection] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -70,8 +73,7 @@ class Http1Client:
     async def request(
         self,
         head: bytes,
-        body: bytes = b"",
-        *,
+        *body: bytes | memoryview,
         resend: bool = True,
         fresh: bool = False,
         deadline: float = inf,
@@ -80,7 +82,9 @@ class Http1Client:
         """The answer to a request, whatever its status.
 
         head: request line and header fields, the empty line at the end included. It says Content-Length if there is a
-        body, is of HTTP/1.1, has a Host and does not ask for the connection to be closed.
+        body, is of HTTP/1.1, has a Host and does not ask for the connection to be closed. A small body stands behind.
+        body: the rest, in pieces that are sent as they are: one after the other and not copied where the event loop
+        can do without. Nobody may change them before the answer is there.
         resend: whether the request may be sent twice, because doing it twice does no harm.
         fresh: whether only a new connection will do.
         deadline: on the loop's clock, where it is earlier than the client's own.
@@ -90,13 +94,20 @@ class Http1Client:
             Http1Error: see http1_errors.
             OSError: there is no connection, and nothing was sent; ssl.SSLError is one.
         """
-        deadline = min(self._loop.time() + self._seconds, deadline)
+        latest = self._loop.time() + self._seconds
+        if latest < deadline:
+            deadline = latest
         if self.closed:
             raise Disconnected("the client is closed")
         if self._idle and not fresh:
             connection = self._idle.pop()
             try:
-                answer = await connection.exchange(head, body, deadline, hold)
+                # As ``answered`` does it, without a coroutine more to go through.
+                waiter = connection.send(head, body, deadline, hold)
+                try:
+                    answer = await waiter
+                except (asyncio.CancelledError, GeneratorExit) as error:
+                    answer = await connection.gone_on(waiter, error, hold)
                 if connection.open or (answer.status != 408 and (answer.status != 400 or not resend)):
                     return answer
                 raise NoAnswer(f"it was closing the idle connection ({answer.status})")
@@ -104,8 +115,7 @@ class Http1Client:
                 exc.kept = True
                 if self.closed or not resend or (hold is not None and hold.cancelled is not None):
                     raise
-        connection = await self._connect(deadline)
-        return await connection.exchange(head, body, deadline, hold)
+        return await self._on_new(head, body, deadline, hold)
 
     async def close(self) -> None:
         """Closes every connection; calls under way fail."""
@@ -123,22 +133,44 @@ class Http1Client:
             except TimeoutError:
                 pass  # the sockets are shut; what is missing is only the loop's word on it
 
-    async def _connect(self, deadline: float) -> Connection:
+    async def _on_new(
+        self, head: bytes, body: Sequence[bytes | memoryview], deadline: float, hold: Hold | None
+    ) -> Answer:
+        """The answer to a request on a new connection."""
         seconds = min(CONNECT_SECONDS, deadline - self._loop.time())
-        connection = Connection(self._loop, AnswerReader(self._room, self._largest_body), self)
+        connection = Connection(self._loop, AnswerReader(self._room, self._largest_body, self._heads), self)
+        opening = self._loop.create_task(self._open(connection, head, body, deadline, hold))
+        if hold is not None:
+            hold.waits_for = opening
         try:
-            async with asyncio.timeout(seconds):
-                await self._open(connection)
-        except TimeoutError as exc:
-            if seconds < CONNECT_SECONDS:
-                raise ConnectDeadline("the time for the whole call is over, and there is no connection") from exc
-            raise ConnectTimeout(f"no connection within {seconds:g} s") from exc
-        if self.closed:
-            connection.abort()
-            raise Disconnected("the client is closed")
-        return connection
+            # Not asyncio.timeout, which works only for callers that are tasks.
+            await asyncio.wait((opening,), timeout=max(0.0, seconds))
+        except (asyncio.CancelledError, GeneratorExit) as error:
+            if not _has_sent(opening):
+                raise
+            waiter = opening.result()
+            waiter.cancel()  # as if it were what was waited for
+            return await connection.gone_on(waiter, error, hold)
+        finally:
+            if not opening.done():
+                opening.cancel()
+                opening.add_done_callback(_has_sent)  # whose error nobody hears of else would be logged
+        if opening.done():
+            return await connection.answered(opening.result(), hold)
+        if seconds < CONNECT_SECONDS:
+            raise ConnectDeadline("the time for the whole call is over, and there is no connection")
+        raise ConnectTimeout(f"no connection within {seconds:g} s")
 
-    async def _open(self, connection: Connection) -> None:
+    async def _open(
+        self,
+        connection: Connection,
+        head: bytes,
+        body: Sequence[bytes | memoryview],
+        deadline: float,
+        hold: Hold | None,
+    ) -> asyncio.Future[Answer]:
+        """Opens a connection and sends a request at once: a server may close it, or say something, in the next turn of
+        the event loop, and that is then its answer."""
         host = self._address.host
         try:
             await self._loop.create_connection(
@@ -153,6 +185,12 @@ class Http1Client:
             connection.abort()
             self.ended(connection)
             raise
+        if self.closed:
+            connection.abort()
+            raise Disconnected("the client is closed")
+        if not connection.open:
+            raise ConnectionResetError(ECONNRESET, "the connection was closed as soon as it was open")
+        return connection.send(head, body, deadline, hold)
 
     def made(self, connection: Connection) -> None:
         """For connections: this one is open."""
@@ -184,3 +222,8 @@ class Http1Client:
             if now - connection.idle_since >= (_IDLE_SECONDS if place < above else _SPARE_SECONDS):
                 connection.abort()
         self._sweeper = self._loop.call_later(_IDLE_SECONDS, self._sweep) if self._idle else None
+
+
+def _has_sent(opening: asyncio.Task[asyncio.Future[Answer]]) -> bool:
+    """Whether there is a connection, and the request on its way."""
+    return opening.done() and not opening.cancelled() and opening.exception() is None

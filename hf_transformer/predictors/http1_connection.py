@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from collections.abc import Sequence
+from math import inf
+from typing import Any, Protocol, cast
 
 from hf_transformer.predictors.http1_errors import AnswerTooLarge, DeadlineExceeded, Disconnected
 from hf_transformer.predictors.http1_parser import Answer, AnswerReader
-
-_JOINED = 2**16
-"""Bytes of a body that is copied behind its head, so that both leave in one write."""
 
 
 class Owner(Protocol):
@@ -36,7 +35,7 @@ class Hold:
     is cancelled; a task of its own for the request would cost as much as the request.
     """
 
-    __slots__ = ("cancelled", "late", "leave", "released", "rest")
+    __slots__ = ("cancelled", "late", "leave", "released", "rest", "waits_for")
 
     def __init__(self, *, leave: bool = False) -> None:
         self.leave = leave
@@ -46,6 +45,14 @@ class Hold:
         self.late: Answer | Exception | None = None
         """How the request has ended, if that was before the cancelled task could run."""
         self.rest: asyncio.Future[Answer] | None = None
+        self.waits_for: asyncio.Future[Any] | None = None
+        """What the caller waits for: a connection, or the answer."""
+
+    def break_off(self) -> None:
+        """Ends the request now, with CancelledError for whoever waits for it."""
+        self.released = True
+        if self.waits_for is not None:
+            self.waits_for.cancel()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -60,48 +67,69 @@ class Connection(asyncio.BufferedProtocol):
         self._hold: Hold | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._alarm = inf
+        """When the timer goes off; infinite without one."""
         self.open = False
         """Whether a request may be sent, when none is under way."""
         self.idle_since = 0.0
         """Seconds on the loop's clock; kept by the owner."""
 
-    async def exchange(self, head: bytes, body: bytes, deadline: float, hold: Hold | None = None) -> Answer:
-        """Sends one request. ``deadline`` is on the loop's clock. Cancelling it closes the connection, unless there is
-        a ``hold``.
+    def send(
+        self, head: bytes, body: Sequence[bytes | memoryview], deadline: float, hold: Hold | None
+    ) -> asyncio.Future[Answer]:
+        """Sends one request, and gives what its answer comes in. That is awaited with ``answered``.
 
-        Raises:
-            Http1Error: any but ConnectTimeout. Whatever the reader's ``room`` raises.
+        head: all of a small request; of a large one all but its ``body``, which nobody may change before the answer is
+        there.
+        deadline: on the loop's clock.
         """
         self._reader.begin()
         waiter: asyncio.Future[Answer] = self._loop.create_future()
         self._waiter = waiter
         self._hold = hold
-        self._watch(deadline)
-        if len(body) <= _JOINED:
-            self._transport.write(head + body)
+        if hold is not None:
+            hold.waits_for = waiter
+        self._deadline = deadline
+        if self._alarm > deadline:
+            self._watch(deadline)
+        if body:
+            self._transport.writelines((head, *body))
         else:
-            self._transport.writelines((head, body))
+            self._transport.write(head)
+        return waiter
+
+    async def answered(self, waiter: asyncio.Future[Answer], hold: Hold | None) -> Answer:
+        """The answer to a request that was sent.
+
+        Raises:
+            Http1Error: any but ConnectTimeout. Whatever the reader's ``room`` raises.
+        """
         try:
-            while True:
-                try:
-                    return await waiter
-                except asyncio.CancelledError as error:
-                    if hold is None or hold.released:
-                        raise
-                    hold.cancelled = error
-                    if not waiter.cancelled():
-                        return waiter.result()
-                    if hold.late is not None:
-                        return _outcome(hold.late)
-                    self._waiter = waiter = self._loop.create_future()
-                    if hold.leave:
-                        hold.rest = waiter
-                        raise
-        finally:
-            # Left by a cancellation; once answered, the connection may serve another request.
-            if self._waiter is waiter and (hold is None or hold.rest is None):
-                self._waiter = None
-                self.abort()
+            return await waiter
+        except (asyncio.CancelledError, GeneratorExit) as error:
+            return await self.gone_on(waiter, error, hold)
+
+    async def gone_on(self, waiter: asyncio.Future[Answer], error: BaseException, hold: Hold | None) -> Answer:
+        """The answer to a request whose caller was cancelled, with ``error``: where the ``hold`` is for that, else the
+        connection is closed and the error raised."""
+        while not (hold is None or hold.released) and isinstance(error, asyncio.CancelledError):
+            hold.cancelled = error
+            if not waiter.cancelled():
+                return waiter.result()
+            if hold.late is not None:
+                return _outcome(hold.late)
+            self._waiter = hold.waits_for = waiter = self._loop.create_future()
+            if hold.leave:
+                hold.rest = waiter
+                raise error
+            try:
+                return await waiter
+            except (asyncio.CancelledError, GeneratorExit) as again:
+                error = again
+        if self._waiter is waiter:  # once answered, the connection may serve another request
+            self._waiter = None
+            self.abort()
+        raise error
 
     def abort(self) -> None:
         """Closes the connection without a further word; a request under way fails."""
@@ -172,9 +200,7 @@ class Connection(asyncio.BufferedProtocol):
             waiter.set_exception(error)
         elif waiter is not None and self._hold is not None:
             self._hold.late = error
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         if self.open:
             self.open = False
             self._transport.abort()
@@ -183,15 +209,20 @@ class Connection(asyncio.BufferedProtocol):
     # One timer serves many requests: it is set anew only when it goes off, since the next deadline is later.
 
     def _watch(self, deadline: float) -> None:
-        self._deadline = deadline
-        if self._timer is not None and self._timer.when() > deadline:
+        self._stop_timer()
+        if deadline < inf:
+            self._alarm = deadline
+            self._timer = self._loop.call_at(deadline, self._time_is_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._time_is_up)
+            self._alarm = inf
 
     def _time_is_up(self) -> None:
         self._timer = None
+        self._alarm = inf
         if self._waiter is None:
             return
         if self._loop.time() < self._deadline:

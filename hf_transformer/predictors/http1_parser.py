@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from hf_transformer.predictors.http1_bodies import ChunkedBody, UntilClose
@@ -26,12 +27,16 @@ _WIDE_ROOM = 2**16
 """Bytes read at once of a body of unknown length."""
 
 _BEGINNING = b"HTTP/1."
+_END_OF_HEAD = b"\r\n\r\n"
 _STATUS_LINE = re.compile(r"HTTP/1\.([0-9]) ([1-9][0-9]{2})(?: [^\r\n\0]*)?")
 _FIELD = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([^\r\n\0]*)")
 
+_MOST_HEADS, _LONGEST_HEAD = 256, 1024
+"""Heads that are kept, and bytes of one."""
+
 Room = Callable[[int, Mapping[str, str]], memoryview]
-"""Gives the place for a body of so many bytes, whose answer has these header fields. What it raises reaches the caller
-of the request."""
+"""Gives the place for a body of so many bytes, whose answer has these header fields. A short one that came along with
+its head needs none. What it raises reaches the caller of the request."""
 
 
 @dataclass(slots=True)
@@ -77,7 +82,7 @@ def parse_head(raw: bytes) -> Head:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     length, chunked = _framing(status, match[1], headers)
     keep_alive = (length is not None or chunked) and _keeps_alive(match[1], headers)
-    return Head(status, headers, length, chunked, keep_alive)
+    return Head(status, MappingProxyType(headers), length, chunked, keep_alive)
 
 
 def _framing(status: int, minor: str, headers: Mapping[str, str]) -> tuple[int | None, bool]:
@@ -111,6 +116,24 @@ def _keeps_alive(minor: str, headers: Mapping[str, str]) -> bool:
     return "close" not in options and (minor != "0" or "keep-alive" in options)
 
 
+class Heads:
+    """The heads of a server's answers. They are often the same, byte for byte, and then parsed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+
+    def parsed(self, raw: bytes) -> Head:
+        """``parse_head``; nobody may change what it gives."""
+        head = self._known.get(raw)
+        if head is None:
+            head = parse_head(raw)
+            if len(raw) <= _LONGEST_HEAD:
+                if len(self._known) >= _MOST_HEADS:
+                    self._known.clear()
+                self._known[raw] = head
+        return head
+
+
 class AnswerReader:
     """The answers on one connection, one after another, received where they stay.
 
@@ -119,31 +142,36 @@ class AnswerReader:
     answers (1xx) are skipped. Once one of the methods has raised, the connection is of no use.
     """
 
-    def __init__(self, room: Room, limit: int) -> None:
-        """room: makes the place for a body; limit: the most bytes a body may have."""
+    def __init__(self, room: Room, limit: int, heads: Heads | None = None) -> None:
+        """room: makes the place for a body; limit: the most bytes a body may have; heads: of the same server, None for
+        its own."""
         self._room = room
         self._limit = limit
         self._small = bytearray(_FIRST_ROOM)
         self._view = memoryview(self._small)
         self._wide = memoryview(b"")
+        self._heads = heads or Heads()
         self._last_raw = b""
+        """The last head, with the empty line that ends it."""
         self._last_head = Head(0, {}, 0, False, False)
+        self._filled = self._searched = self._position = 0
+        self._body: memoryview | None = None
+        self._gathering: ChunkedBody | UntilClose | None = None
         self.begin()
 
     def begin(self) -> None:
-        """Makes ready for the answer to a new request."""
+        """Makes ready for the answer to a new request, which is not sent before the last one's answer was whole."""
         self.started = False
         """Whether a byte has come."""
         self.keep_alive = False
         """Whether the connection may be used again, once the answer is there."""
-        self._filled = self._searched = self._position = 0
-        self._body: memoryview | None = None
-        self._gathering: ChunkedBody | UntilClose | None = None
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._body is not None:
             return self._body[self._position :]
+        if not self._filled and self._gathering is None:
+            return self._view
         return self._view[self._filled :] if self._gathering is None else self._wide
 
     def updated(self, count: int) -> Answer | None:
@@ -160,16 +188,22 @@ class AnswerReader:
             return self._gather(self._gathering, bytes(self._wide[:count]))
         self._filled += count
         while True:
-            end = self._small.find(b"\r\n\r\n", max(0, self._searched - 3), self._filled)
-            if end < 0:
-                self._await_more()
-                return None
-            head = self._parsed(bytes(self._view[:end]))
+            last = self._last_raw
+            if last and self._filled >= len(last) and self._small.startswith(last):
+                head, end = self._last_head, len(last)
+            else:
+                end = self._small.find(_END_OF_HEAD, max(0, self._searched - 3), self._filled) + 4
+                if end < 4:
+                    self._await_more()
+                    return None
+                raw = bytes(self._view[:end])
+                head = self._last_head = self._heads.parsed(raw[:-4])
+                self._last_raw = raw
             if head.status >= 200:
-                return self._begin_body(head, self._view[end + 4 : self._filled])
+                return self._begin_body(head, end)
             if head.status == 101:
                 raise MalformedAnswer("it changes to another protocol, which was not asked for")
-            left = self._small[end + 4 : self._filled]
+            left = self._small[end : self._filled]
             self._small[: len(left)] = left
             self._filled, self._searched = len(left), 0
 
@@ -206,28 +240,23 @@ class AnswerReader:
             self._small = self._small + bytearray(min(self._filled, HEAD_LIMIT - self._filled))
             self._view = memoryview(self._small)
 
-    def _parsed(self, raw: bytes) -> Head:
-        """The head; a server's heads are often the same, byte for byte."""
-        if raw != self._last_raw:
-            self._last_head = parse_head(raw)
-            self._last_raw = raw
-        return self._last_head
-
-    def _begin_body(self, head: Head, rest: memoryview) -> Answer | None:
+    def _begin_body(self, head: Head, start: int) -> Answer | None:
+        """The body begins at ``start`` of the small buffer."""
         self.keep_alive = head.keep_alive
-        if head.length is None:
+        length, filled = head.length, self._filled
+        if length is None:
             self._wide = self._wide or memoryview(bytearray(_WIDE_ROOM))
             self._gathering = ChunkedBody(self._limit) if head.chunked else UntilClose(self._limit)
-            return self._gather(self._gathering, bytes(rest))
-        if head.length > self._limit:
-            raise AnswerTooLarge(f"it has {head.length} bytes, the limit is {self._limit}")
-        body = self._room(head.length, head.headers)
-        here = len(rest)
-        if here >= head.length:
-            body[:] = rest[: head.length]
-            self.keep_alive = self.keep_alive and here == head.length
-            return self._answer(body)
-        body[:here] = rest
+            return self._gather(self._gathering, bytes(self._view[start:filled]))
+        if length > self._limit:
+            raise AnswerTooLarge(f"it has {length} bytes, the limit is {self._limit}")
+        end = start + length
+        if end <= filled:
+            self.keep_alive = head.keep_alive and end == filled
+            return self._answer(memoryview(self._small[start:end]))
+        body = self._room(length, head.headers)
+        here = filled - start
+        body[:here] = self._view[start:filled]
         self._body, self._position = body, here
         return None
 

@@ -14,6 +14,7 @@ from hf_transformer.predictors.http1_bodies import ChunkedBody, UntilClose
 from hf_transformer.predictors.http1_errors import (
     DeadlineExceeded,
     Disconnected,
+    Http1Error,
     MalformedAnswer,
     NoAnswer,
     NotHttp,
@@ -32,6 +33,8 @@ class Reader(asyncio.StreamReader):
     """
 
     idle: Callable[[], object] | None = None
+    follower: Callable[[], object] | None = None
+    """Called once, in the moment in which anything comes, the end included."""
     is_spoiled = False
     unread = 0
 
@@ -40,11 +43,36 @@ class Reader(asyncio.StreamReader):
         if self.idle is not None:
             self._spoil(self.idle)
         super().feed_data(data)
+        self._tell()
 
     def feed_eof(self) -> None:
         if self.idle is not None:
             self._spoil(self.idle)
         super().feed_eof()
+        self._tell()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        self._tell()
+
+    def take(self, most: int) -> bytes:
+        """What has come, without waiting; nothing where ``read`` would wait or raise."""
+        if not self.unread or self.exception() is not None:
+            return b""
+        reading = self.read(most)
+        try:
+            reading.send(None)
+        except StopIteration as done:
+            data: bytes = done.value
+            self.unread -= len(data)
+            return data
+        reading.close()
+        return b""
+
+    def _tell(self) -> None:
+        follower, self.follower = self.follower, None
+        if follower is not None:
+            follower()
 
     def _spoil(self, tell: Callable[[], object]) -> None:
         self.is_spoiled = True
@@ -89,6 +117,7 @@ class StreamedAnswer:
         self._body: ChunkedBody | UntilClose | None = None
         self._left = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._fault: Http1Error | None = None  # that ``take`` has found, for ``read``
         self._late = False
         self._closed = False
         self._is_over = False
@@ -128,18 +157,42 @@ class StreamedAnswer:
         body = self._body
         if body is None:
             return await self._rest()
+        if self._fault is not None:
+            raise self._fault
         while not body.complete:
             data = await self._received(_AT_ONCE)
             if not data and isinstance(body, UntilClose):
                 return b""
             if not data:
                 raise self._ended("in the middle of its answer")
-            taken = body.feed(data)
-            if body.complete:
-                self._is_over = taken == len(data)  # what follows was not asked for
-            if body.data:
-                return body.take()
+            if found := self._fed(body, data):
+                return found
         return b""
+
+    def take(self) -> bytes:
+        """What has come of a body in chunks, without waiting; none where there is none yet, or ``read`` knows more."""
+        body = self._body
+        if not isinstance(body, ChunkedBody) or body.complete or self._fault is not None:
+            return b""
+        try:
+            return self._fed(body, self._reader.take(_AT_ONCE))
+        except Http1Error as fault:
+            self._fault = fault
+            return b""
+
+    def follow(self, wake: Callable[[], object]) -> bool:
+        """Has it called, once, in the moment in which anything comes; False where ``read`` has to be asked."""
+        body, reader = self._body, self._reader
+        if not isinstance(body, ChunkedBody) or body.complete or self._fault is not None or self._closed:
+            return False
+        if reader.unread or reader.at_eof() or reader.exception() is not None:
+            return False
+        reader.follower = wake
+        return True
+
+    def unfollow(self) -> None:
+        """Nobody is called any more."""
+        self._reader.follower = None
 
     def close(self) -> None:
         """No more is read of it."""
@@ -158,6 +211,13 @@ class StreamedAnswer:
         """Ends it in the middle: a read that is under way fails."""
         self._is_over = False
         self.close()
+
+    def _fed(self, body: ChunkedBody | UntilClose, data: bytes) -> bytes:
+        """What the body has with these bytes."""
+        taken = body.feed(data)
+        if body.complete:
+            self._is_over = taken == len(data)  # what follows was not asked for
+        return body.take() if body.data else b""
 
     async def _rest(self) -> bytes:
         """The next bytes of a body of known length."""

@@ -8,24 +8,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from hf_transformer.predictors.base import Destination, DetachableCall, HeldCall, PlacingPredictor, UnknownRegion
 from hf_transformer.predictors.region_keeper import RegionKeeper
-from hf_transformer.predictors.shared_region import Region, aligned
+from hf_transformer.predictors.shared_region import Region
 from hf_transformer.types import Tensor
-from hf_transformer.wire.placements import Placement
 
 Outputs = Mapping[str, Tensor]
 Context = AbstractAsyncContextManager[Outputs]
-
-
-class Asked(NamedTuple):
-    """What a call asks of the transport."""
-
-    inputs: Sequence[Tensor]
-    outputs: Sequence[str]
-    headers: Mapping[str, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,29 +37,23 @@ class Slots:
         self.keeper = keeper
         self.batches = {"shared": 0, "inline_full": 0, "inline_unregistered": 0, "inline_resent": 0}
         """How many large batches have travelled how."""
-        self.held: dict[DetachableCall, asyncio.Task[Any] | None] = {}
-        """Calls that are being entered, and the tasks that do it."""
+        self.held: set[DetachableCall] = set()
+        """Calls that are being entered."""
         self._left: set[Slot] = set()
         self._calls: set[asyncio.Future[Any]] = set()
 
-    def take(self, outputs: Sequence[str], sizes: Mapping[str, int]) -> Slot | None:
-        """A slot for the outputs with known sizes, None where they travel inline."""
+    def take(self, lengths: tuple[tuple[str, int], ...]) -> Slot | None:
+        """A slot for outputs of so many bytes each, None where they travel inline."""
         region = self.keeper.region
         if region is None:
             self.keeper.want()
             self.batches["inline_unregistered"] += 1
             return None
-        lengths = [(name, sizes[name], aligned(sizes[name])) for name in outputs if name in sizes]
-        size = sum([room for _, _, room in lengths])
-        taken = region.take(size)
+        taken = region.place(lengths)
         if taken is None:
             self.batches["inline_full"] += 1
             return None
-        offset, memory = taken
-        placements, position = {}, 0
-        for name, length, room in lengths:
-            placements[name] = Placement(region.name, offset + position, memory[position : position + length])
-            position += room
+        offset, size, placements = taken
         return Slot(region, offset, size, Destination(region.name, placements))
 
     def give_back(self, slot: Slot) -> None:
@@ -115,10 +100,8 @@ class Slots:
     async def close(self) -> None:
         """Breaks off the calls that are under way."""
         while self.held:
-            for held, task in list(self.held.items()):
-                held.release()
-                if task is not None:
-                    task.cancel()
+            for held in tuple(self.held):
+                held.break_off()
             await asyncio.sleep(0)
         for slot in tuple(self._left):
             self.ended(slot)
@@ -136,20 +119,31 @@ class PlacedCall(AbstractAsyncContextManager[Outputs]):
     One that has a slot runs on, in a task of its own, when its caller goes away.
     """
 
-    __slots__ = ("_asked", "_context", "_sizes", "_slot", "_slots")
+    __slots__ = ("_context", "_deadline", "_headers", "_inputs", "_lengths", "_outputs", "_slot", "_slots")
 
-    def __init__(self, slots: Slots, asked: Asked, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        lengths: tuple[tuple[str, int], ...],
+    ) -> None:
+        """lengths: the outputs that go into the slot, and their bytes; the other arguments are those of ``infer``."""
         self._slots = slots
-        self._asked = asked
-        self._sizes = sizes
+        self._inputs = inputs
+        self._outputs = outputs
+        self._headers = headers
+        self._lengths = lengths
         self._slot: Slot | None = None
+        self._deadline: float | None = None
         self._context: Context
 
     async def __aenter__(self) -> Outputs:
         slots = self._slots
-        slot = slots.take(self._asked.outputs, self._sizes)
+        slot = slots.take(self._lengths)
         if slot is not None:
-            context = self._context = slots.transport.infer(*self._asked, destination=slot.destination)
+            context = self._context = self._placed(slot)
             try:
                 outputs = await self._entered(slot, context)
             except UnknownRegion:
@@ -185,43 +179,58 @@ class PlacedCall(AbstractAsyncContextManager[Outputs]):
             raise
         return outputs
 
+    def _placed(self, slot: Slot) -> Context:
+        transport = self._slots.transport
+        return transport.infer(self._inputs, self._outputs, self._headers, destination=slot.destination)
+
     def _inline(self) -> Context:
-        return self._slots.transport.infer(*self._asked)
+        return self._slots.transport.infer(self._inputs, self._outputs, self._headers)
 
 
 class HeldPlacedCall(PlacedCall, HeldCall):
     """The same over a transport whose calls are DetachableCalls, without a task."""
 
-    __slots__ = ("_deadline",)
-
-    def __init__(self, slots: Slots, asked: Asked, sizes: Mapping[str, int]) -> None:
-        super().__init__(slots, asked, sizes)
-        self._deadline: float | None = None
+    __slots__ = ()
 
     def hold(self, deadline: float) -> None:
         self._deadline = deadline
 
-    async def _entered(self, slot: Slot, context: Context) -> Outputs:
-        if not isinstance(context, DetachableCall):
-            return await super()._entered(slot, context)
+    async def __aenter__(self) -> Outputs:
         slots = self._slots
-        if self._deadline is None:
-            context.let_go(partial(slots.ended, slot))
-        else:
-            context.hold(self._deadline)
-        slots.held[context] = asyncio.current_task()
-        try:
-            return await context.__aenter__()
-        except UnknownRegion:
-            raise
-        except BaseException:
-            if context.goes_on:
-                slots.stays(slot)
+        slot = slots.take(self._lengths)
+        if slot is not None:
+            context = cast(DetachableCall, self._placed(slot))
+            if self._deadline is None:
+                context.let_go(partial(slots.ended, slot))
             else:
-                slots.give_back(slot)
-            raise
-        finally:
-            del slots.held[context]
+                context.hold(self._deadline)
+            slots.held.add(context)
+            try:
+                outputs = await context.__aenter__()
+            except UnknownRegion:
+                slots.unknown(slot)
+            except BaseException:
+                if context.goes_on:
+                    slots.stays(slot)
+                else:
+                    slots.give_back(slot)
+                raise
+            else:
+                self._slot = slot
+                slots.batches["inline_resent" if slot.destination.inline else "shared"] += 1
+                return outputs
+            finally:
+                slots.held.discard(context)
+        self._context = self._inline()
+        return await self._context.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if self._slot is None:
+            return await self._context.__aexit__(kind, error, trace)
+        self._slots.give_back(self._slot)  # the call itself has nothing to give back
+        return None
 
     def _inline(self) -> Context:
         context = super()._inline()

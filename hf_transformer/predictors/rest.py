@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from math import inf
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 from urllib.parse import quote
 
-import numpy as np
 import orjson
 
 from hf_transformer.errors import ConfigError, PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.following import Followed, Relay, source_of
 from hf_transformer.predictors import kinds
 from hf_transformer.predictors.address import Address, parse_address
 from hf_transformer.predictors.answers import verified
@@ -25,30 +24,23 @@ from hf_transformer.predictors.base import (
     UnknownRegion,
 )
 from hf_transformer.predictors.certificates import ssl_context
-from hf_transformer.predictors.headers import forwarded
+from hf_transformer.predictors.headers import header_lines
 from hf_transformer.predictors.http1 import Http1Client
-from hf_transformer.predictors.http1_connection import Hold
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Http1Error, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer
 from hf_transformer.predictors.http1_streams import StreamedCalls
+from hf_transformer.predictors.rest_bodies import JOINED, LENGTH_KEY, aligned_room, header_length_of, pieces
 from hf_transformer.predictors.rest_call import RestCall
 from hf_transformer.predictors.rest_errors import has_ended, mapped, message_of, refused
 from hf_transformer.predictors.rest_stream import responses
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_rest, v2_rest_regions
-from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.generate import encode_generate_request
 from hf_transformer.wire.placements import NOWHERE, Placement
 from hf_transformer.wire.v2_rest_calls import InferCalls
 
-_ALIGNMENT = 64
-_WORTH_ALIGNING = 16 * 1024
-"""Bytes of a body; for less it costs more to find the address than it saves."""
-
 _NO_CONFIG = frozenset({400, 404, 405, 501})
 """What servers other than Triton say of a route that they do not have."""
-
-_LENGTH_KEY = v2_rest.HEADER_LENGTH.lower()
 
 
 class RestPredictor(PlacingPredictor):
@@ -60,6 +52,10 @@ class RestPredictor(PlacingPredictor):
     """
 
     holds: ClassVar[bool] = True
+
+    @property
+    def needs_task(self) -> bool:
+        return False
 
     def __init__(self, settings: PredictorSettings) -> None:
         self._address = parse_address(settings)
@@ -74,16 +70,16 @@ class RestPredictor(PlacingPredictor):
             f"GET {path}{action} {fields}\r\n".encode() for action in ("", "/config", "/ready")
         )
         self._infer = f"POST {path}/infer {fields}Content-Type: application/octet-stream\r\n"
-        self._generate = f"POST {path}/generate_stream {fields}Content-Type: application/json\r\n"
+        self._generate = f"POST {path}/generate_stream {fields}Content-Type: application/json\r\n".encode()
         self._region = f"/v2/systemsharedmemory/region/{{}}/{{}} {fields}"
         self._regions = f"GET /v2/systemsharedmemory/status {fields}\r\n".encode()
         self._calls = InferCalls()
-        self._usual_head = lru_cache(maxsize=256)(self._head)
+        self._head = lru_cache(maxsize=256)(self._head_of)
         self._client: Http1Client
         self._streams = StreamedCalls(self._address, self._ssl, self._largest)
 
     async def __aenter__(self) -> Self:
-        self._client = Http1Client(self._address, self._ssl, self._seconds, _room, self._largest)
+        self._client = Http1Client(self._address, self._ssl, self._seconds, aligned_room, self._largest)
         return self
 
     async def __aexit__(
@@ -126,79 +122,112 @@ class RestPredictor(PlacingPredictor):
 
     async def run(self, call: RestCall) -> Mapping[str, Tensor]:
         """The outputs of one call."""
-        hold = call.held
+        destination, hold = call.destination, call.held
+        placements = NOWHERE if destination is None else destination.placements
+        head, body = self._request(call, placements)
         try:
-            if call.destination is None:
-                answer, placements = await self._send(call), NOWHERE
-            else:
-                answer, placements = await self._send_placed(call, call.destination)
-        except asyncio.CancelledError:
-            call.left()
-            raise
-        except Exception:
-            if hold is not None and hold.cancelled is not None:
-                raise hold.cancelled from None
-            raise
+            answer = await self._client.request(
+                head, *body, resend=destination is None, deadline=call.deadline, hold=hold
+            )
+        except (Exception, asyncio.CancelledError) as error:
+            answer, placements = await self._unanswered(call, error), NOWHERE
+        else:
+            if destination is not None:
+                destination.settled = answer.status == 200 or has_ended(answer)
         if hold is not None and hold.cancelled is not None:
             raise hold.cancelled
         if answer.status != 200 or "content-encoding" in answer.headers:
+            if placements and answer.status == 404:
+                self._check_region(answer, placements)
             self._raise_for_status(answer)
-        length = _header_length(answer.headers)
+        length = header_length_of(answer.headers) if LENGTH_KEY in answer.headers else None
         return verified(call.outputs, self._calls.decode(answer.body, length, placements))
 
-    def _send(
-        self, call: RestCall, placements: Mapping[str, Placement] = NOWHERE, *, fresh: bool = False
-    ) -> Coroutine[Any, Any, Answer]:
-        body, header_length = self._calls.encode(call.inputs, call.outputs, placements)
-        if call.headers:
-            head = self._head(header_length, len(body), _passed_on(call.headers))
-        else:
-            head = self._usual_head(header_length, len(body))
-        return self._call(head, body, resend=not placements, fresh=fresh, deadline=call.deadline, hold=call.held)
-
-    def _head(self, header_length: int, length: int, passed_on: str = "") -> bytes:
-        """The head of a request that infers."""
-        lengths = f"{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {length}\r\n"
-        return f"{self._infer}{lengths}{passed_on}\r\n".encode("latin-1")
-
-    async def _send_placed(self, call: RestCall, destination: Destination) -> tuple[Answer, Mapping[str, Placement]]:
+    def _request(
+        self, call: RestCall, placements: Mapping[str, Placement]
+    ) -> tuple[bytes, Sequence[bytes | memoryview]]:
+        """A request: all of it, or, if it is large, its beginning and what follows."""
         try:
-            answer = await self._send(call, destination.placements)
+            if self._client.closed:
+                raise self._closed()
+            header, chunks, length = self._calls.encode(call.inputs, call.outputs, placements)
+        except RequestError:
+            if call.destination is not None and placements:
+                call.destination.settled = True  # it is not sent
+            raise
+        head, fields = self._head(len(header), length), header_lines(call.headers)
+        if length <= JOINED:
+            return b"".join((head, fields, b"\r\n", header, *chunks)), ()
+        return pieces(b"".join((head, fields, b"\r\n", header)), chunks)
+
+    def _head_of(self, header_length: int, length: int) -> bytes:
+        """The head of a request that infers, up to the client's headers and the empty line."""
+        return f"{self._infer}{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {length}\r\n".encode()
+
+    async def _unanswered(self, call: RestCall, error: BaseException) -> Answer:
+        """Goes on after a request that had no answer: with the answer to another one, else raises what that means."""
+        destination, hold = call.destination, call.held
+        try:
+            if destination is not None:
+                match error:
+                    case asyncio.CancelledError():
+                        if hold is not None and not hold.released and not call.goes_on:
+                            destination.settled = True  # there was no connection yet: else it would have gone on
+                    case NoAnswer(kept=True) if hold is None or hold.cancelled is None:
+                        # What becomes of the request is not known. Sent again with the same places, two may write
+                        # there. Only for a kept connection, as anywhere: else it is a retry, which RetryingPredictor
+                        # decides on.
+                        destination.inline = True
+                        head, body = self._request(call, NOWHERE)
+                        return await self._client.request(head, *body, fresh=True, deadline=call.deadline, hold=hold)
+                    case OSError() | ConnectTimeout() | ConnectDeadline():
+                        destination.settled = True  # it was not sent
+            raise error
         except asyncio.CancelledError:
-            if call.held is not None and not call.held.released and not call.goes_on:
-                destination.settled = True  # there was no connection yet: else it would have gone on
+            call.left()
             raise
-        except RequestError as error:
-            match error.__cause__:
-                case NoAnswer(kept=True) if call.held is None or call.held.cancelled is None:
-                    # What becomes of the request is not known. Sent again with the same places, two may write there.
-                    # Only for a kept connection, as anywhere: else it is a retry, which RetryingPredictor decides on.
-                    destination.inline = True
-                    return await self._send(call, fresh=True), NOWHERE
-                case None | OSError() | ConnectTimeout() | ConnectDeadline():
-                    destination.settled = True  # it was not sent
+        except Exception as exc:
+            if hold is not None and hold.cancelled is not None:
+                raise hold.cancelled from None
+            if isinstance(exc, OSError | Http1Error):
+                # Its traceback leads to frames that lead back to it, and hold the inputs: only the collector would
+                # find these.
+                raise mapped(exc, self._where, self._seconds) from exc.with_traceback(None)
             raise
-        destination.settled = has_ended(answer)
-        if answer.status == 404 and destination.region in (message := message_of(answer.body, "identity")):
+
+    def _check_region(self, answer: Answer, placements: Mapping[str, Placement]) -> None:
+        """Raises UnknownRegion for a 404 that is about the region of a call."""
+        region = next(iter(placements.values())).region
+        if region in (message := message_of(answer.body, "identity")):
             raise UnknownRegion(f"the predictor at {self._where} answered 404: {message}")
-        return answer, destination.placements
 
     @property
     def streams_json(self) -> bool:
         return True
 
-    async def stream(
+    def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """Over Triton's generate_stream. Closing it early closes its connection."""
+        relay = Relay[Mapping[str, Tensor]]()
+        return Followed(self._streamed(relay, inputs, outputs, headers), relay)
+
+    async def _streamed(
+        self,
+        relay: Relay[Mapping[str, Tensor]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         if self._client.closed:
-            raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
+            raise self._closed()
         body = encode_generate_request(inputs)
-        head = f"{self._generate}Content-Length: {len(body)}\r\n{_passed_on(headers)}\r\n".encode("latin-1")
+        head = b"%sContent-Length: %d\r\n%s\r\n" % (self._generate, len(body), header_lines(headers))
         deadline = asyncio.get_running_loop().time() + self._seconds
         try:
             async with self._streams.call(head + body, deadline) as answer:
                 async with aclosing(responses(answer, frozenset(outputs), self._where, self._largest)) as events:
+                    relay.origin = source_of(events)
                     async for tensors in events:
                         yield tensors
         except (OSError, Http1Error) as exc:
@@ -217,24 +246,18 @@ class RestPredictor(PlacingPredictor):
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
         head = f"POST {self._region.format(_escaped(name), action)}Content-Length: {len(body)}\r\n\r\n"
-        self._raise_for_status(await self._call(head.encode(), body))
+        self._raise_for_status(await self._call(head.encode() + body))
 
-    async def _call(
-        self,
-        head: bytes,
-        body: bytes = b"",
-        *,
-        resend: bool = True,
-        fresh: bool = False,
-        deadline: float = inf,
-        hold: Hold | None = None,
-    ) -> Answer:
+    async def _call(self, request: bytes) -> Answer:
         if self._client.closed:
-            raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
+            raise self._closed()
         try:
-            return await self._client.request(head, body, resend=resend, fresh=fresh, deadline=deadline, hold=hold)
+            return await self._client.request(request)
         except (OSError, Http1Error) as exc:
             raise mapped(exc, self._where, self._seconds) from exc
+
+    def _closed(self) -> PredictorUnavailable:
+        return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
 
     def _raise_for_status(self, answer: Answer) -> None:
         encoding = answer.headers.get("content-encoding", "identity").lower()
@@ -246,11 +269,6 @@ class RestPredictor(PlacingPredictor):
                 )
             return
         raise refused(answer.status, f"the predictor at {self._where} answered {answer.status}", answer.body, encoding)
-
-
-def _passed_on(headers: Mapping[str, str]) -> str:
-    """The client's headers as lines of a head."""
-    return "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)])
 
 
 def _escaped(name: str) -> str:
@@ -270,26 +288,3 @@ def host_header(settings: PredictorSettings, address: Address) -> str:
     except UnicodeError as exc:
         raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
     return name if address.port == (443 if address.use_ssl else 80) else f"{name}:{address.port}"
-
-
-def _room(size: int, headers: Mapping[str, str]) -> memoryview:
-    """The place for a body, chosen so that the first binary tensor behind the JSON header is aligned.
-
-    Over elements at odd addresses an argmax takes numpy more than twice as long.
-    """
-    if size < _WORTH_ALIGNING:
-        return memoryview(bytearray(size))
-    try:
-        room = np.empty(size + _ALIGNMENT, np.uint8)
-    except (MemoryError, ValueError) as exc:
-        raise PredictorError(f"the predictor's response of {size} bytes does not fit into memory") from exc
-    address = room.__array_interface__["data"][0]
-    start = -(address + (_header_length(headers) or 0)) % _ALIGNMENT
-    return room.data[start : start + size]
-
-
-def _header_length(headers: Mapping[str, str]) -> int | None:
-    try:
-        return v2_rest.parse_header_length(headers.get(_LENGTH_KEY))
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc

@@ -61,9 +61,9 @@ class RestCall(DetachableCall):
         if self._on_end is not None:
             self._on_end()
 
-    def release(self) -> None:
+    def break_off(self) -> None:
         if self.held is not None:
-            self.held.released = True
+            self.held.break_off()
 
     def __aenter__(self) -> Coroutine[Any, Any, Mapping[str, Tensor]]:
         return self._run(self)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 
 from hf_transformer.errors import PredictorError, RequestError
+from hf_transformer.following import Followed
 from hf_transformer.predictors.answers import said
 from hf_transformer.predictors.http1_stream import StreamedAnswer
 from hf_transformer.predictors.rest_errors import refused
@@ -17,9 +19,9 @@ _ERROR_BYTES = 2**16
 """How much is read of an answer that is an error."""
 
 
-async def responses(
+def responses(
     answer: StreamedAnswer, outputs: Collection[str], where: str, largest: int
-) -> AsyncGenerator[Mapping[str, Tensor], None]:
+) -> Followed[Mapping[str, Tensor]]:
     """The outputs of each event that has any of them, until the answer ends.
 
     Args:
@@ -32,25 +34,77 @@ async def responses(
         RequestError: the predictor's error, or an answer that breaks the protocol.
         Http1Error: the connection's.
     """
-    if answer.status != 200:
-        raise await _refusal(answer, where)
-    content_type = answer.headers.get("content-type", "")
-    if not content_type.startswith("text/event-stream"):
-        raise PredictorError(
-            f"the predictor at {where} answered with the content type {content_type[:80]!r}, expected text/event-stream"
-            " (has it Triton's generate_stream? --predictor_protocol=grpc-v2 does without)"
-        )
-    events = EventReader(largest)
-    try:
-        while data := await answer.read():
-            for event in events.feed(data):
-                error, tensors = decode_generate_response(event, outputs)
+    made = _Responses(answer, outputs, where, largest)
+    return Followed(made.read(), made)
+
+
+class _Responses:
+    """Those of one answer, and a Source of them."""
+
+    def __init__(self, answer: StreamedAnswer, outputs: Collection[str], where: str, largest: int) -> None:
+        self._answer = answer
+        self._outputs = outputs
+        self._where = where
+        self._reader = EventReader(largest)
+        self._events: deque[bytes] = deque()
+        self._malformed: Malformed | None = None
+
+    async def read(self) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        answer, where, events = self._answer, self._where, self._events
+        if answer.status != 200:
+            raise await _refusal(answer, where)
+        content_type = answer.headers.get("content-type", "")
+        if not content_type.startswith("text/event-stream"):
+            raise PredictorError(
+                f"the predictor at {where} answered with the content type {content_type[:80]!r}, expected "
+                "text/event-stream (has it Triton's generate_stream? --predictor_protocol=grpc-v2 does without)"
+            )
+        try:
+            while True:
+                while events:
+                    error, tensors = decode_generate_response(events.popleft(), self._outputs)
+                    if error:
+                        raise said(error, where)
+                    if tensors:
+                        yield tensors
+                if self._malformed is not None:
+                    raise self._malformed
+                data = await answer.read()
+                if not data:
+                    return
+                events.extend(self._reader.feed(data))
+        except Malformed as exc:
+            raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+    def take(self) -> Mapping[str, Tensor] | None:
+        """Errors are left to ``read``."""
+        events = self._events
+        try:
+            while events or self._has_more():
+                error, tensors = decode_generate_response(events[0], self._outputs)
                 if error:
-                    raise said(error, where)
+                    return None
+                events.popleft()
                 if tensors:
-                    yield tensors
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+                    return tensors
+        except PredictorError:
+            pass  # the event is still there
+        return None
+
+    def _has_more(self) -> bool:
+        """Whether more events have come."""
+        try:
+            while self._malformed is None and not self._events and (data := self._answer.take()):
+                self._events.extend(self._reader.feed(data))
+        except Malformed as exc:
+            self._malformed = exc
+        return bool(self._events)
+
+    def follow(self, wake: Callable[[], object]) -> bool:
+        return not self._events and self._malformed is None and self._answer.follow(wake)
+
+    def unfollow(self) -> None:
+        self._answer.unfollow()
 
 
 async def _refusal(answer: StreamedAnswer, where: str) -> RequestError:

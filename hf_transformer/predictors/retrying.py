@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
+from hf_transformer.following import Followed, Relay, source_of
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors.base import HeldCall, Predictor
 from hf_transformer.predictors.kinds import RETRIED
@@ -62,6 +63,10 @@ class RetryingPredictor(WrappingPredictor):
         """Cancelled, it makes no more tries. The one under way it awaits, where the predictor would go on with it."""
         return True
 
+    @property
+    def needs_task(self) -> bool:
+        return self._inner.needs_task or self._inner.stops_when_cancelled({})  # those are timed by asyncio.timeout
+
     def infer(
         self,
         inputs: Sequence[Tensor],
@@ -77,15 +82,21 @@ class RetryingPredictor(WrappingPredictor):
             _entered if stops else _entered_or_ended,
         )
 
-    async def stream(
+    def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
         """Only what has not responded yet is tried again, and only up to there the tries have ``timeout`` seconds."""
+        relay = Relay[Outputs]()
+        return Followed(self._streamed(lambda: self._inner.stream(inputs, outputs, headers), relay), relay)
+
+    async def _streamed(
+        self, stream: Callable[[], AsyncGenerator[Outputs, None]], relay: Relay[Outputs]
+    ) -> AsyncGenerator[Outputs, None]:
         deadline = asyncio.get_running_loop().time() + self._timeout
         self._budget.deposit()
         retry = 0
         while True:
-            async with aclosing(self._inner.stream(inputs, outputs, headers)) as responses:
+            async with aclosing(stream()) as responses:
                 try:
                     response = await _first(responses, deadline)
                 except PredictorUnavailable as error:
@@ -96,6 +107,7 @@ class RetryingPredictor(WrappingPredictor):
                     raise self._too_late() from exc
                 else:
                     if response is not None:
+                        relay.origin = source_of(responses)
                         yield response
                         async for response in responses:
                             yield response

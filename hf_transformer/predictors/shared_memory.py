@@ -14,7 +14,7 @@ from typing import Self
 
 from hf_transformer.metrics import SharedMemoryUse
 from hf_transformer.predictors.base import PlacingPredictor, Predictor
-from hf_transformer.predictors.placed_calls import Asked, Context, HeldPlacedCall, Outputs, PlacedCall, Slots
+from hf_transformer.predictors.placed_calls import Context, HeldPlacedCall, Outputs, PlacedCall, Slots
 from hf_transformer.predictors.region_keeper import Pauses, RegionKeeper
 from hf_transformer.predictors.shared_region import FOLDER, remove_leftovers
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor
@@ -111,10 +111,21 @@ class SharedMemoryPredictor(Predictor):
         *,
         sizes: Mapping[str, int] | None = None,
     ) -> Context:
-        if not sizes or sum([sizes[name] for name in outputs if name in sizes]) < self._min_bytes:
+        if not sizes:
+            return self._transport.infer(inputs, outputs, headers)
+        lengths, total = [], 0
+        for name in outputs:
+            if name in sizes:
+                lengths.append((name, sizes[name]))
+                total += sizes[name]
+        if total < self._min_bytes:
             return self._transport.infer(inputs, outputs, headers)
         call = HeldPlacedCall if self._transport.holds else PlacedCall
-        return call(self._slots, Asked(inputs, outputs, headers), sizes)
+        return call(self._slots, inputs, outputs, headers, tuple(lengths))
+
+    @property
+    def needs_task(self) -> bool:
+        return self._transport.needs_task
 
     @property
     def streams_json(self) -> bool:

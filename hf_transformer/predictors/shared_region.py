@@ -15,8 +15,12 @@ import secrets
 import stat
 import weakref
 from bisect import bisect_left
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+
+from hf_transformer.wire.placements import Placement
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shm_open, which Triton opens a region's key with
 PREFIX = "hf_transformer_outputs_"
@@ -26,6 +30,9 @@ ALIGNMENT = 64
 """Bytes, of slots and of the outputs in them: a cache line, and more than any element."""
 
 _ATTEMPTS = 10
+
+_MOST_KEPT, _MOST_OUTPUTS = 256, 8
+"""Ways to divide a slot that are kept, and outputs of one: those of more, such as caches, grow with each call."""
 
 
 class Slots:
@@ -51,7 +58,11 @@ class Slots:
 
     def give_back(self, offset: int, size: int) -> None:
         """Ends what ``take`` gave; neighbouring gaps become one."""
-        index = bisect_left(self._gaps, (offset, 0))
+        gaps = self._gaps
+        if gaps and gaps[0][0] == offset + size:  # as usual: no gap lies before it
+            gaps[0] = (offset, gaps[0][1] + size)
+            return
+        index = bisect_left(gaps, (offset, 0))
         first, last, begin, end = index, index, offset, offset + size
         if index and sum(self._gaps[index - 1]) == offset:
             first, begin = index - 1, self._gaps[index - 1][0]
@@ -84,6 +95,8 @@ class Region:
         self._end = weakref.finalize(self, _remove, self.path, self._file)
         self._slots = Slots(size)
         self._memory = memoryview(b"")
+        self._sizes: dict[tuple[tuple[str, int], ...], int] = {}
+        self._placements: dict[tuple[int, tuple[tuple[str, int], ...]], Mapping[str, Placement]] = {}
         self.taken_slots = self.taken_bytes = 0
         self.lost_slots = self.lost_bytes = 0
         os.fchmod(self._file, 0o666)  # Triton opens it for writing, and runs as another user
@@ -111,12 +124,45 @@ class Region:
     def take(self, size: int) -> tuple[int, memoryview] | None:
         """A slot of at least ``size`` bytes: its offset and its memory. None where there is none."""
         size = aligned(size)
+        offset = self._take(size)
+        return None if offset is None else (offset, self._memory[offset : offset + size])
+
+    def _take(self, size: int) -> int | None:
         offset = self._slots.take(size) if self._memory else None
+        if offset is not None:
+            self.taken_slots += 1
+            self.taken_bytes += size
+        return offset
+
+    def place(self, lengths: tuple[tuple[str, int], ...]) -> tuple[int, int, Mapping[str, Placement]] | None:
+        """A slot for outputs of so many bytes each: its offset, its size, and each output's own place in it. None where
+        there is no room."""
+        size = self._sizes.get(lengths) or self._size_of(lengths)
+        offset = self._take(size)
         if offset is None:
             return None
-        self.taken_slots += 1
-        self.taken_bytes += size
-        return offset, self._memory[offset : offset + size]
+        # Slots of the same few sizes begin at the same few offsets again and again.
+        return offset, size, self._placements.get((offset, lengths)) or self._placed(lengths, offset)
+
+    def _size_of(self, lengths: tuple[tuple[str, int], ...]) -> int:
+        size = sum([aligned(length) for _, length in lengths])
+        if len(lengths) <= _MOST_OUTPUTS:
+            if len(self._sizes) >= _MOST_KEPT:
+                self._sizes.clear()
+            self._sizes[lengths] = size
+        return size
+
+    def _placed(self, lengths: tuple[tuple[str, int], ...], offset: int) -> Mapping[str, Placement]:
+        places, position = {}, offset
+        for name, length in lengths:
+            places[name] = Placement(self.name, position, self._memory[position : position + length])
+            position += aligned(length)
+        placements = MappingProxyType(places)
+        if len(lengths) <= _MOST_OUTPUTS:
+            if len(self._placements) >= _MOST_KEPT:
+                self._placements.clear()
+            self._placements[offset, lengths] = placements
+        return placements
 
     def give_back(self, offset: int, size: int, *, settled: bool) -> None:
         """Ends a slot; one that the predictor may still write into (not ``settled``) is never handed out again."""
@@ -132,6 +178,7 @@ class Region:
         """Removes the file. What is mapped stays readable for as long as somebody holds a view of it."""
         self._end()
         self._memory = memoryview(b"")
+        self._placements.clear()  # they hold views
 
 
 def aligned(size: int) -> int:

@@ -30,6 +30,10 @@ class WrappingPredictor(Predictor):
         return self._inner.stops_when_cancelled(sizes)
 
     @property
+    def needs_task(self) -> bool:
+        return self._inner.needs_task
+
+    @property
     def streams_json(self) -> bool:
         return self._inner.streams_json
 

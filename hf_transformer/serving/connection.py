@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from hf_transformer.serving.http10 import Unchunked
 from hf_transformer.serving.short_requests import ShortRequest, ShortWayProtocol
-from hf_transformer.whole_response import WHOLE_RESPONSE
+from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
 
 LINGER = 1.0
 """Seconds in which a client that is refused may go on sending: a connection that is closed under it would be reset, and
@@ -105,13 +105,12 @@ class Connection(ShortWayProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        self._trailers = 0
         cycle.scope[WHOLE_RESPONSE] = partial(self._send_whole, cycle)  # type: ignore[typeddict-unknown-key]
+        cycle.scope[SEND_PART] = partial(self._send_part, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def short_begins(self, request: ShortRequest) -> None:
         self._running = request
-        self._trailers = 0
 
     def _send_whole(
         self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
@@ -142,6 +141,17 @@ class Connection(ShortWayProtocol):
         cycle.on_response()
         return True
 
+    def _send_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
+        """What the cycle's ``send`` does, for a part of a body in chunks; see whole_response."""
+        if not cycle.chunked_encoding or self.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+    def on_message_begin(self) -> None:
+        self._trailers = 0
+        super().on_message_begin()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Fields behind a chunked body are read and forgotten: nothing here looks at them, and a proxy may have."""
         if not self.on_short_way and (self.cycle is None or self.cycle.scope is not self.scope):
@@ -162,17 +172,20 @@ class Connection(ShortWayProtocol):
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
+                if isinstance(cycle, RequestResponseCycle):
+                    cycle.waiting_for_100_continue = False  # it would be asked for its body all the same
                 cycle.message_event.set()
         self.pipeline.clear()
 
-    def data_received(self, data: bytes) -> None:
+    def parse(self, data: bytes) -> None:
+        """Keeps the limits of a head; one that is known has kept them."""
         if len(data) > self._most and not self._has_short_head(data):
             self._refuse_head()
             return
         if self._refused:
             return
         before = self.scope
-        super().data_received(data)
+        super().parse(data)
         cycle = self.cycle
         if cycle is None or cycle.scope is not self.scope:
             if self.scope is before:

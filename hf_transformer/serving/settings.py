@@ -11,6 +11,7 @@ import uvicorn
 
 from hf_transformer.key_pair import KeyPair, read_server_pair
 from hf_transformer.renewal import Renewable
+from hf_transformer.serving.known_heads import KnownHeads
 from hf_transformer.serving.short_requests import DefaultHeaders
 
 
@@ -55,6 +56,7 @@ class ServerConfig(uvicorn.Config):
         self.ending = False
         """Set by the server; connections look at it."""
         self.default_headers = DefaultHeaders()
+        self.known_heads = KnownHeads()
         super().__init__(
             app,
             factory=True,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from hf_transformer.short_way import Headers, ShortWay, short_ways_of
+from hf_transformer.serving.known_heads import END, LONGEST, KnownHead, KnownHeads
+from hf_transformer.short_way import Begin, ShortWay, short_ways_of
+
+PATIENCE, PAUSE = 256, 32
+"""Where so many heads of one connection were not known in a row, one in 32 is looked up: its client puts something new
+into each, and a look-up costs 2 us. A client that sends requests of many lengths is known by then."""
 
 
 class DefaultHeaders:
@@ -37,17 +42,20 @@ class ShortRequest:
         "keep_alive",
         "response_complete",
         "response_started",
-        "scope",
     )
 
     more_body = False
 
     def __init__(self, connection: ShortWayProtocol, keep_alive: bool) -> None:
         self._connection = connection
-        self.scope = connection.scope
         self.keep_alive = keep_alive
         self.disconnected = self.response_started = self.response_complete = False
         self.cancel: Callable[[], object] | None = None
+
+    @property
+    def scope(self) -> object:
+        """What tells it from other requests."""
+        return self
 
     @property
     def message_event(self) -> ShortRequest:
@@ -59,23 +67,31 @@ class ShortRequest:
         if self.disconnected and self.cancel is not None:
             self.cancel()
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+    def respond(self, status: int, lines: bytes, body: bytes) -> None:
         """Sends the response in one write."""
         if self.disconnected or self.response_complete:
             return
         self.response_started = self.response_complete = True
         self.cancel = None
-        self._connection.send_response(self, status, headers, body)
+        self._connection.send_response(self, status, lines, body)
 
 
 class ShortWayProtocol(HttpToolsProtocol):
     """One connection. The first request of a read goes its short way, if the application has one for it, all of it is
-    there and no other request is before it; any other goes uvicorn's."""
+    there and no other request is before it; any other goes uvicorn's.
+
+    Where such a request is all that was read, and its head was there before, it is not parsed again.
+    """
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
         self._default_headers: DefaultHeaders = config.default_headers
         self._ways: Mapping[bytes, ShortWay] = short_ways_of(self.app)
+        self._known: KnownHeads = config.known_heads
+        self._learning: tuple[bytes, int] | None = None
+        """A head that this read begins with and is worth keeping, and how many bytes stand behind it."""
+        self._unknown = 0
+        """Reads in a row that began with heads that are not known."""
         self._way: ShortWay | None = None
         self._first = True
         self._body = b""
@@ -125,18 +141,61 @@ class ShortWayProtocol(HttpToolsProtocol):
             return
         self._way = None
         body, self._body = self._body, b""
-        request = ShortRequest(self, self.parser.should_keep_alive())
-        self.cycle = request  # type: ignore[assignment]  # has what is used of one
+        begin, keep_alive = way(self.headers), self.parser.should_keep_alive()
+        if self._learning is not None:
+            head, behind = self._learning
+            if behind == len(body) and keep_alive:  # so the body is all that stands there
+                self._known.keep(head, self.headers, KnownHead(begin, behind))
+        self._begin(begin, body, keep_alive)
+
+    def _begin(self, begin: Begin, body: bytes, keep_alive: bool) -> None:
+        request = ShortRequest(self, keep_alive)
+        self.cycle = self.scope = request  # type: ignore[assignment]  # has what is used of one
         self.short_begins(request)
-        cancel = way(self.headers, body, "http" if self.scheme is None else self.scheme, request.respond)
+        cancel = begin(body, "http" if self.scheme is None else self.scheme, request.respond)
         if not request.response_complete:
             request.cancel = cancel
 
     def data_received(self, data: bytes) -> None:
+        self._learning = None
+        before, scope = self.cycle, cast(object, self.scope)
+        # Nothing was read yet, or a short request last and no byte behind it: the parser is where a request begins.
+        if (
+            before is scope
+            and (before is None or before.response_complete)
+            and not self._refused
+            and self._begins_known(data)
+        ):
+            return
+        self.parse(data)
+
+    def parse(self, data: bytes) -> None:
+        """Has the parser of HTTP go on with what was read."""
         self._first = True
         super().data_received(data)
         if self._way is not None:
             self._go_long()
+
+    def _begins_known(self, data: bytes) -> bool:
+        """Begins the request that a read is, if its head is known. One that may be kept is noted."""
+        self._unknown += 1
+        if self._unknown > PATIENCE and self._unknown % PAUSE:
+            return False
+        end = data.find(END, 0, LONGEST) + len(END)
+        if end < len(END):
+            return False
+        head = data[:end]
+        known = self._known.find(head)
+        if known is None:
+            if self._known.comes_again(head):
+                self._learning = head, len(data) - end
+            return False
+        if len(data) - end != known.length or self.flow.write_paused or self.transport.is_closing():
+            return False
+        self._unknown = 0
+        self._unset_keepalive_if_required()
+        self._begin(known.begin, data[end:], True)
+        return True
 
     def _go_long(self) -> None:
         """The body is not whole: the request goes uvicorn's way, as if it had from the beginning."""
@@ -147,18 +206,14 @@ class ShortWayProtocol(HttpToolsProtocol):
         if body:
             super().on_body(body)
 
-    def send_response(self, request: ShortRequest, status: int, headers: Headers, body: bytes) -> None:
+    def send_response(self, request: ShortRequest, status: int, lines: bytes, body: bytes) -> None:
         """Writes it, and goes on with whatever comes next."""
         defaults = self._default_headers
         defaults.update(self.server_state.default_headers)
         keep = request.keep_alive and not defaults.close
-        parts = [STATUS_LINE[status], defaults.lines]
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        if not (keep or defaults.close):
-            parts.append(b"connection: close\r\n")
-        parts += (b"content-length: %d\r\n\r\n" % len(body), body)
-        self.transport.write(b"".join(parts))
+        said = b"" if keep or defaults.close else b"connection: close\r\n"
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        self.transport.write(b"".join((STATUS_LINE[status], defaults.lines, lines, said, length, body)))
         if not keep:
             self.transport.close()
         self._answered()

@@ -20,6 +20,9 @@ DEFAULT_TOP_K = 5
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 """Words, and characters per word: each may have to be tokenized, which happens on the event loop."""
 
+MOST_WORDS, LONGEST_WORD = 4096, 64
+"""Tokens whose text is kept, and its characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class FillMaskOptions:
@@ -51,6 +54,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         self._mask_id = vocabulary.mask_id
         self._mask_token = vocabulary.mask_token or ""
         size = vocabulary.vocab_size
+        self._words: dict[int, str] = {}
         self._columns: int | None = None
         columns = Axis(name="vocabulary", minimum=size, why=f"the tokenizer has {size} tokens")
         declared = settings.model_config.get("vocab_size")
@@ -120,6 +124,8 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return masks * min(options.top_k, choices) * len(encoding)
 
     def decode(self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
+        if options.form == "plain" and encoding.ids.count(self._mask_id) == 1:
+            return self._word(argmax(outputs["logits"][encoding.ids.index(self._mask_id), : self._columns]))
         positions = self.mask_positions(encoding)
         # Columns that the runtime added to round up its matrices are no tokens. Views: a vocabulary has 100 KB, and to
         # copy it takes longer than to find its best token.
@@ -137,6 +143,17 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             scores = softmax_at(row, best).tolist()
             lists.append(self.candidates(encoding, position, best.tolist(), scores, alone=len(positions) == 1))
         return lists[0] if len(lists) == 1 else lists
+
+    def _word(self, token: int) -> str:
+        """The text of one token alone: it is the same each time, and to put it together takes as long as argmax."""
+        word = self._words.get(token)
+        if word is None:
+            word = self.settings.vocabulary.decode([token])
+            if len(word) <= LONGEST_WORD:
+                if len(self._words) >= MOST_WORDS:
+                    self._words.clear()
+                self._words[token] = word
+        return word
 
     def mask_positions(self, encoding: Encoding) -> list[int]:
         """Where the mask tokens are."""

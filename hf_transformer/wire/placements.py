@@ -18,7 +18,7 @@ from hf_transformer.wire.datatypes import Malformed, decode_raw
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where one output goes: ``memory`` is the part of the region, from ``offset`` on, that belongs to it."""
 

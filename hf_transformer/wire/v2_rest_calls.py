@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 import orjson
@@ -29,18 +30,22 @@ class InferCalls:
     """Writes the requests of one model and reads their responses, as ``decode_infer_response`` would."""
 
     def __init__(self) -> None:
-        self._headers: dict[tuple[object, ...], bytes] = {}
+        self._headers: dict[tuple[object, ...], tuple[bytes, int]] = {}
         self._layouts: dict[bytes, _Layout] = {}
 
     def encode(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
-    ) -> tuple[bytes, int]:
-        """The body of a request, and the length of its JSON header in bytes; see ``encode_infer_header``.
+    ) -> tuple[bytes, list[bytes | memoryview], int]:
+        """The body of a request: its JSON header, see ``encode_infer_header``, what stands behind that, in pieces, and
+        the number of bytes of all.
+
+        Pieces of large tensors are views of them, where they are already as they should be: nobody may change those
+        before the request is answered.
 
         Raises:
             PredictorError: an input's data doesn't fit its datatype.
         """
-        chunks: list[bytes | memoryview] = [b""]
+        chunks: list[bytes | memoryview] = []
         told: list[object] = [*outputs, None]
         try:
             for tensor in inputs:
@@ -52,15 +57,17 @@ class InferCalls:
         for name, place in placements.items():
             told += (name, place.region, place.offset, len(place.memory))
         key = tuple(told)
-        header = self._headers.get(key)
-        if header is None:
-            header = encode_infer_header(inputs, [len(chunk) for chunk in chunks[1:]], outputs, placements)
+        known = self._headers.get(key)
+        if known is None:
+            sizes = [len(chunk) for chunk in chunks]
+            header = encode_infer_header(inputs, sizes, outputs, placements)
+            known = header, len(header) + sum(sizes)
             if len(header) <= LONGEST:
                 if len(self._headers) >= MOST:
                     self._headers.clear()
-                self._headers[key] = header
-        chunks[0] = header
-        return b"".join(chunks), len(header)
+                self._headers[key] = known
+        header, length = known
+        return header, chunks, length
 
     def decode(
         self, body: memoryview, header_length: int | None, placements: Mapping[str, Placement] = NOWHERE
@@ -73,7 +80,7 @@ class InferCalls:
         length = len(body) if header_length is None else header_length
         if not 0 <= length <= min(len(body), LONGEST):
             return decode_infer_response(body, header_length, placements)
-        header = bytes(body[:length])
+        header = bytes(body if length == len(body) else body[:length])
         layout = self._layouts.get(header)
         if layout is not None:
             known = layout.tensors(body, placements)
@@ -87,13 +94,19 @@ class InferCalls:
         return tensors
 
 
+_Entry: TypeAlias = tuple[str, str, np.dtype[Any], tuple[int, ...], int, int | None]
+"""Name, datatype (also as numpy's), shape, bytes, and where it begins; see _Layout."""
+
+
 class _Layout:
     """What a response's header says, once it was found to be right: each tensor's name, datatype, shape and size in
     bytes, and where it begins in the body, None where it has been written to its place in shared memory."""
 
     __slots__ = ("_entries", "_length")
 
-    def __init__(self, entries: Sequence[tuple[str, str, tuple[int, ...], int, int | None]], length: int) -> None:
+    def __init__(
+        self, entries: Sequence[tuple[str, str, np.dtype[Any], tuple[int, ...], int, int | None]], length: int
+    ) -> None:
         self._entries = entries
         self._length = length
 
@@ -103,14 +116,14 @@ class _Layout:
         if len(body) != self._length:
             return None
         tensors = {}
-        for name, datatype, shape, size, start in self._entries:
+        for name, datatype, dtype, shape, size, start in self._entries:
             if start is not None:
-                data: Array = np.ndarray(shape, NUMPY_DTYPES[datatype], body, start)
+                data: Array = np.ndarray(shape, dtype, body, start)
             else:
                 place = placements.get(name)
                 if place is None or size > len(place.memory):
                     return None
-                data = np.ndarray(shape, NUMPY_DTYPES[datatype], place.memory)
+                data = np.ndarray(shape, dtype, place.memory)
             tensors[name] = Tensor(name, datatype, data)
         return tensors
 
@@ -127,6 +140,6 @@ def _layout(header: bytes) -> _Layout | None:
             return None
         parameters = entry.get("parameters")  # of one that was placed, anything at all
         placed = not (isinstance(parameters, dict) and "binary_data_size" in parameters)
-        entries.append((name, datatype, shape, size, None if placed else start))
+        entries.append((name, datatype, NUMPY_DTYPES[datatype], shape, size, None if placed else start))
         start += 0 if placed else size
     return _Layout(entries, start)

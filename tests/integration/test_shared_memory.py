@@ -100,6 +100,22 @@ async def test_the_numbers_are_those_of_the_response(loaded: LocalTriton, protoc
         assert (use.batches["shared"], use.slots["in_use"], use.slots["quarantined"]) == (len(shapes), 0, 0)
 
 
+async def test_a_large_input_is_the_one_that_was_given(loaded: LocalTriton) -> None:
+    """Over REST it is sent from where it is."""
+    given = ids(1100, 8)
+    assert given.data.nbytes > 2**16
+    load(loaded, "bert_batch0")
+    async with (
+        shared(loaded, "v2", 64 * 2**20, "bert_batch0") as rest,
+        transport(loaded, "grpc-v2", "bert_batch0") as grpc,
+    ):
+        await registered(rest)
+        expected = await logits(grpc, given)
+        for _ in range(2):
+            assert np.array_equal(await logits(rest, given), expected)
+        assert rest.use().batches["shared"] == 2
+
+
 async def test_several_outputs_one_of_them_inline(loaded: LocalTriton, protocol: str) -> None:
     names = ["logits", "pooled"]
     given = [ids(2, 6)]

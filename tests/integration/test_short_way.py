@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.local_triton import HOST
+from hf_transformer.local_triton.child_process import poll
 from tests.integration.conftest import Serve
-from tests.integration.hostile.wire import BODY, PREDICT, TEXT, Answer, connected, next_answer
+from tests.integration.hostile.wire import BODY, PREDICT, SECONDS, TEXT, Answer, connected, next_answer
 from tests.service import Service
 
 PAUSE = 0.05
 """Seconds after which what follows is another read of the service's."""
+TIMES = 4
+"""Of a head that comes so often the last ones are known."""
 KEY = "a-key-for-this-test"
 INFER = json.dumps({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}).encode()
 LIMITS = ("--max_request_bytes=2000", "--max_instances=3")
@@ -46,20 +49,33 @@ REQUESTS: dict[str, tuple[str, bytes, list[str]]] = {
 }
 
 
-def answer_to(service: Service, path: str, body: bytes, lines: list[str], *, in_pieces: bool) -> Answer:
-    first = [f"POST {path} HTTP/1.1", f"host: {HOST}", f"content-length: {len(body)}", *lines, "", ""]
-    head = "\r\n".join(first).encode("latin-1")
+def answer_to(service: Service, path: str, body: bytes, lines: list[str]) -> Answer:
+    """The answer to a request that does not come whole."""
+    head = head_of(path, body, lines)
     with connected(service) as connection:
-        if in_pieces:
-            # The head alone sends a request the long way, also one whose body is empty.
-            connection.sendall(head[:-2])
-            time.sleep(PAUSE)
-            connection.sendall(head[-2:] + body[:1])
-            time.sleep(PAUSE)
-            connection.sendall(body[1:])
-        else:
-            connection.sendall(head + body)
+        # The head alone sends a request the long way, also one whose body is empty.
+        connection.sendall(head[:-2])
+        time.sleep(PAUSE)
+        connection.sendall(head[-2:] + body[:1])
+        time.sleep(PAUSE)
+        connection.sendall(body[1:])
         return next_answer(connection)
+
+
+def short_answers(service: Service, path: str, body: bytes, lines: list[str]) -> list[Answer]:
+    """Those to the same request, one after the other on one connection; the last ones have a head that is known."""
+    whole = head_of(path, body, lines) + body
+    with connected(service) as connection:
+        answers = []
+        for _ in range(TIMES):
+            connection.sendall(whole)
+            answers.append(next_answer(connection))
+        return answers
+
+
+def head_of(path: str, body: bytes, lines: list[str]) -> bytes:
+    first = [f"POST {path} HTTP/1.1", f"host: {HOST}", f"content-length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(first).encode("latin-1")
 
 
 def compared(answer: Answer) -> tuple[int, dict[str, str], bytes]:
@@ -76,9 +92,12 @@ def compared(answer: Answer) -> tuple[int, dict[str, str], bytes]:
 def test_both_ways_give_the_same(serve: Serve, name: str) -> None:
     service = serve("bert", "v2", *LIMITS)
     path, body, lines = REQUESTS[name]
-    short = answer_to(service, path, body, lines, in_pieces=False)
-    assert compared(short) == compared(answer_to(service, path, body, lines, in_pieces=True))
-    assert short.status in (200, 400, 404, 413, 415), short
+    long = compared(answer_to(service, path, body, lines))
+    answers = short_answers(service, path, body, lines)
+    assert [compared(answer) for answer in answers] == [long] * TIMES
+    assert long[0] in (200, 400, 404, 413, 415), long
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert ids == {"mine"} if name == "an id" else len(ids) == TIMES
 
 
 @pytest.mark.parametrize("key", [f"x-api-key: {KEY}", f"authorization: Bearer {KEY}", "x-api-key: another", ""])
@@ -89,6 +108,25 @@ def test_both_ways_ask_for_the_key(serve: Serve, tmp_path: Path, key: str, name:
     service = serve("bert", "v2", f"--api_keys_file={file}", *LIMITS)
     path, body, lines = REQUESTS[name]
     given = [*lines, *([key] if key else ())]
-    short = answer_to(service, path, body, given, in_pieces=False)
-    assert compared(short) == compared(answer_to(service, path, body, given, in_pieces=True))
-    assert (short.status == 401) == (KEY not in key)
+    long = compared(answer_to(service, path, body, given))
+    assert [compared(answer) for answer in short_answers(service, path, body, given)] == [long] * TIMES
+    assert (long[0] == 401) == (KEY not in key)
+
+
+def test_a_key_that_is_taken_back_is_refused_on_a_connection_that_has_used_it(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(KEY)
+    service = serve("bert", "v2", f"--api_keys_file={file}", *LIMITS)
+    path, body, _ = REQUESTS["a text"]
+    whole = head_of(path, body, [f"x-api-key: {KEY}"]) + body
+
+    def status() -> int:
+        connection.sendall(whole)
+        return next_answer(connection).status
+
+    with connected(service) as connection:
+        assert [status() for _ in range(TIMES)] == [200] * TIMES
+        file.write_text("another-key-for-this-test")
+        assert poll(lambda: status() == 401, SECONDS)
+        file.write_text(KEY)
+        assert poll(lambda: status() == 200, SECONDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.following import source_of
 from hf_transformer.predictors.base import PredictorSettings
 from hf_transformer.predictors.grpc import GrpcPredictor
 from hf_transformer.types import Tensor
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from tests.predictors.fault_server import HOST, nobody
+from tests.predictors.following import Responses, following
 
 pytestmark = pytest.mark.asyncio
 
@@ -53,9 +55,17 @@ def answer(*ids: int, name: str = "output_ids", final: bool = False, error: str 
     return message.SerializeToString()
 
 
+@pytest.fixture(autouse=True, params=["asked", "followed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds for both ways of reading a stream."""
+    if request.param == "followed":
+        asked = stream
+        monkeypatch.setattr(f"{__name__}.stream", lambda *args, **options: following(asked(*args, **options)))
+
+
 def stream(
     client: GrpcPredictor, headers: Mapping[str, str] | None = None, outputs: Sequence[str] = ("output_ids",)
-) -> AsyncGenerator[Mapping[str, Tensor], None]:
+) -> Responses:
     return client.stream([IDS], outputs, headers or {})
 
 
@@ -242,3 +252,39 @@ async def test_many_at_a_time_do_not_mix() -> None:
     async with serving(handler) as host, predictor(host) as client:
         found = await asyncio.gather(*[one(number) for number in range(1, 33)])
     assert found == [[[number, step] for step in range(20)] for number in range(1, 33)]
+
+
+async def test_a_response_is_there_in_the_moment_in_which_it_comes() -> None:
+    more = asyncio.Event()
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(answer(5))
+        for response in (answer(6), answer(7), answer(1, name="logits"), answer(8, final=True)):
+            await more.wait()
+            more.clear()
+            await context.write(response)
+
+    async with serving(handler) as host, predictor(host) as client:
+        responses = client.stream([IDS], ["output_ids"], {})
+        source = source_of(responses)
+        assert source is not None and source.take() is None and not source.follow(more.set)
+        await anext(responses)
+        taken: list[Any] = []
+        moment = asyncio.Event()
+
+        def wake() -> None:
+            taken.append(source.take())
+            moment.set()
+
+        for _ in range(3):
+            assert source.follow(wake)
+            more.set()
+            async with asyncio.timeout(20):
+                await moment.wait()
+            moment.clear()
+        six, seven, unknown = taken
+        assert (six["output_ids"].data.tolist(), seven["output_ids"].data.tolist()) == ([6], [7])
+        assert unknown is None and not source.follow(wake)
+        source.unfollow()
+        with pytest.raises(PredictorError, match="'logits', which was not asked for"):
+            await anext(responses)

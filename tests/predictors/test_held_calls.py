@@ -131,19 +131,18 @@ async def test_its_deadline() -> None:
             await hold_and_infer(rest, asyncio.get_running_loop().time() + 0.05)
 
 
-async def test_it_is_released() -> None:
+async def test_it_is_broken_off() -> None:
     gate = Gate()
     async with scripted(gate) as host, predictor(host) as rest:
         call = rest.infer([IDS], ["logits"], {})
-        call.release()  # which changes nothing for one that is not held
+        call.break_off()  # which changes nothing for one that is not under way
         call.hold(inf)
         task = asyncio.create_task(call.__aenter__())
         await gate.arrived.wait()
         task.cancel()
         await turns()
         assert not task.done()
-        call.release()
-        task.cancel()
+        call.break_off()
         with pytest.raises(asyncio.CancelledError):
             await task
 

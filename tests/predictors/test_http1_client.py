@@ -58,6 +58,34 @@ async def test_bodies_of_any_size(size: int) -> None:
             assert await body_of(client.request(*post(body))) == body
 
 
+@on_both_loops
+async def test_a_body_in_pieces_to_a_server_that_reads_slowly() -> None:
+    """What the socket does not take at once is sent later, in its order, and nothing waits for it."""
+    pieces = [random.Random(size).randbytes(size) for size in (LARGE, 3, 2**17, 2**20)]
+    body, others_are_done = b"".join(pieces), asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.reader.readuntil(b"\r\n\r\n")
+        await others_are_done.wait()
+        got = bytearray()
+        while len(got) < len(body):
+            got += await connection.reader.read(2**18)
+            await asyncio.sleep(0.001)
+        await connection.answer("200 OK", str(got == body).encode())
+        await connection.until_closed()
+
+    async with scripted(script) as host, client_of(host) as client:
+        slow = asyncio.create_task(body_of(client.request(post(body)[0], *[memoryview(piece) for piece in pieces])))
+        await asyncio.sleep(0.01)
+        for _ in range(3):
+            assert await body_of(client.request(*post(b"small"))) == b"small"
+        others_are_done.set()
+        assert await slow == b"True"
+        assert client.idle == 2, "all was sent, so its connection is as good as the other"
+
+
 ENDINGS = {
     "close": b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
     "HTTP/1.0": b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from hf_transformer.predictors.http1_connection import Connection
+from hf_transformer.predictors.http1_connection import Connection, Hold
 from hf_transformer.predictors.http1_errors import AnswerTooLarge, DeadlineExceeded, Disconnected, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer, AnswerReader, Room
 from tests.predictors.fault_server import Connection as Served
@@ -78,9 +78,15 @@ class Owned:
         buffer[: len(data)] = data
         self.connection.buffer_updated(len(data))
 
+    async def exchange(
+        self, body: Sequence[bytes | memoryview] = (), seconds: float = 10.0, hold: Hold | None = None
+    ) -> Answer:
+        waiter = self.connection.send(GET, body, self.loop.now + seconds, hold)
+        return await self.connection.answered(waiter, hold)
+
     def call(self, seconds: float = 10.0, body: bytes = b"") -> asyncio.Task[Answer]:
         """A request under way."""
-        task = self.loop.create_task(self.connection.exchange(GET, body, self.loop.now + seconds))
+        task = self.loop.create_task(self.exchange((body,) if body else (), seconds))
         self.turn()
         return task
 
@@ -100,10 +106,12 @@ def test_a_request_and_its_answer(loop: Clock) -> None:
     assert (owned.told, owned.wire.aborted) == (["made", "free", "free"], False)
 
 
-def test_a_large_body_is_written_whole(loop: Clock) -> None:
+def test_a_body_in_pieces_is_written_whole(loop: Clock) -> None:
     owned = Owned(loop)
-    call = owned.call(body=bytes(2**17))
-    assert owned.wire.written == GET + bytes(2**17)
+    views = (memoryview(b"abc"), b"", memoryview(bytearray(2**17)), b"d")
+    call = loop.create_task(owned.exchange(views))
+    owned.turn()
+    assert owned.wire.written == GET + b"abc" + bytes(2**17) + b"d"
     call.cancel()
     owned.turn()
 
@@ -131,7 +139,7 @@ def test_a_cancellation_that_crosses_the_answer(loop: Clock) -> None:
     owned = Owned(loop)
     call = owned.call()
     owned.receive(OK)
-    later = loop.create_task(owned.connection.exchange(GET, b"", loop.now + 10))
+    later = loop.create_task(owned.exchange())
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(call)
@@ -174,7 +182,7 @@ def test_no_room(loop: Clock, raised: Exception, expected: type[Exception]) -> N
 
     owned = Owned(loop, place)
     call = owned.call()
-    owned.receive(OK)
+    owned.receive(OK[:-1])
     with pytest.raises(expected):
         loop.run_until_complete(call)
     assert owned.wire.aborted

@@ -9,7 +9,6 @@ import pytest
 from hf_transformer.predictors.http1_connection import Hold
 from hf_transformer.predictors.http1_errors import DeadlineExceeded, Disconnected
 from hf_transformer.predictors.http1_parser import Answer
-from tests.predictors.http1_calls import GET
 from tests.predictors.test_http1_connection import OK, Clock, Owned, loop
 
 __all__ = ["loop"]
@@ -17,7 +16,7 @@ __all__ = ["loop"]
 
 def held(owned: Owned, hold: Hold, seconds: float = 10.0) -> asyncio.Task[Answer]:
     """A request under way that was cancelled."""
-    task = owned.loop.create_task(owned.connection.exchange(GET, b"", owned.loop.now + seconds, hold))
+    task = owned.loop.create_task(owned.exchange(seconds=seconds, hold=hold))
     owned.turn()
     task.cancel("first")
     return task
@@ -38,7 +37,7 @@ def test_it_ends_with_the_answer(loop: Clock) -> None:
 
 def test_nobody_was_cancelled(loop: Clock) -> None:
     owned, hold = Owned(loop), Hold()
-    call = loop.create_task(owned.connection.exchange(GET, b"", loop.now + 10, hold))
+    call = loop.create_task(owned.exchange(hold=hold))
     owned.turn()
     owned.receive(OK)
     assert loop.run_until_complete(call).status == 200
@@ -49,7 +48,7 @@ def test_an_answer_that_crosses_the_cancellation(loop: Clock) -> None:
     owned, hold = Owned(loop), Hold()
     call = held(owned, hold)
     owned.receive(OK)  # before the task has run again
-    later = loop.create_task(owned.connection.exchange(GET, b"", loop.now + 10))
+    later = loop.create_task(owned.exchange())
     assert loop.run_until_complete(call).status == 200
     assert hold.cancelled is not None
     owned.turn()
@@ -60,7 +59,7 @@ def test_an_answer_that_crosses_the_cancellation(loop: Clock) -> None:
 
 def test_a_cancellation_that_crosses_the_answer(loop: Clock) -> None:
     owned, hold = Owned(loop), Hold()
-    call = loop.create_task(owned.connection.exchange(GET, b"", loop.now + 10, hold))
+    call = loop.create_task(owned.exchange(hold=hold))
     owned.turn()
     owned.receive(OK)
     call.cancel()

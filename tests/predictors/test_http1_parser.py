@@ -17,7 +17,7 @@ from hf_transformer.predictors.http1_errors import (
     NoAnswer,
     NotHttp,
 )
-from hf_transformer.predictors.http1_parser import HEAD_LIMIT, Answer, AnswerReader
+from hf_transformer.predictors.http1_parser import HEAD_LIMIT, Answer, AnswerReader, Heads, parse_head
 from tests.predictors.http1_calls import room
 
 LIMIT = 2**20
@@ -262,3 +262,51 @@ def test_damage_never_shows_as_another_error(data: st.DataObject) -> None:
         reader.end()
     except Http1Error as error:
         assert str(error)
+
+
+@given(st.data())
+def test_a_reader_that_knows_heads_reads_as_a_new_one_does(data: st.DataObject) -> None:
+    """Damaged or not, cut anywhere, behind answers with heads of which this one may be a beginning or an end."""
+    samples = [answer[0] for answer in ANSWERS.values()]
+    sent = bytearray(data.draw(st.sampled_from(samples)))
+    heads = Heads()
+    knows = AnswerReader(room, LIMIT, heads)
+    for known in [*samples, bytes(sent)]:
+        if feed(knows, known) is None or not knows.keep_alive:
+            knows = AnswerReader(room, LIMIT, heads)  # the connection would be closed
+        knows.begin()
+    for _ in range(data.draw(st.integers(0, 3))):
+        sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(sent)))
+    assert outcome(knows, bytes(sent[:cut]), bytes(sent[cut:])) == outcome(
+        AnswerReader(room, LIMIT), bytes(sent[:cut]), bytes(sent[cut:])
+    )
+
+
+def outcome(reader: AnswerReader, *parts: bytes) -> tuple[object, ...]:
+    """What a reader makes of an answer."""
+    try:
+        for part in parts:
+            answer = feed(reader, part) if part else None
+            if answer is not None:
+                return answer.status, dict(answer.headers), bytes(answer.body), reader.keep_alive
+    except Http1Error as error:
+        return type(error), str(error)
+    return (reader.started,)
+
+
+def test_heads_are_parsed_once_and_only_so_many_are_kept() -> None:
+    heads = Heads()
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d"
+    first = heads.parsed(raw % 0)
+    assert heads.parsed(raw % 0) is first
+    for number in range(1000):
+        assert heads.parsed(raw % number).length == number
+        assert len(heads._known) <= 256
+    long = raw % 1 + b"\r\nX: " + b"x" * 1024
+    assert heads.parsed(long) == heads.parsed(long) and long not in heads._known
+
+
+def test_what_is_kept_of_a_head_can_not_be_changed() -> None:
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        parse_head(b"HTTP/1.1 200 OK\r\nA: b").headers["a"] = "c"  # type: ignore[index]  # that is what is tested

@@ -40,6 +40,8 @@ async def test_bodies(size: int) -> None:
     async with scripted(script, server_context()) as host, client_of(host, tls=client_context()) as client:
         for _ in range(3):
             assert await body_of(client.request(*post(body))) == body
+        view, half = memoryview(body), size // 2
+        assert await body_of(client.request(post(body)[0], view[:half], view[half:])) == body
     assert numbers == {0}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hf_transformer.errors import ConfigError, PredictorError
 from hf_transformer.predictors import PROTOCOLS, open_predictor
@@ -17,7 +20,7 @@ from hf_transformer.predictors.answers import quoted, verified
 from hf_transformer.predictors.base import PredictorSettings
 from hf_transformer.predictors.certificates import root_certificates, ssl_context
 from hf_transformer.predictors.circuit import CircuitPredictor
-from hf_transformer.predictors.headers import forwarded
+from hf_transformer.predictors.headers import forwarded, header_lines
 from hf_transformer.predictors.retrying import RetryingPredictor
 from hf_transformer.types import Tensor
 
@@ -172,6 +175,19 @@ def test_headers() -> None:
         "authorization": "Bearer x",
         "x-user": "Ren\xc3\x89e",
     }
+
+
+@given(st.dictionaries(st.sampled_from(["x-request-id", "X-User", "traceparent", "host", "a b"]), st.text()))
+def test_headers_as_lines(headers: dict[str, str]) -> None:
+    """What leaves is what a parser that knows nothing of headers would call one."""
+    lines = header_lines(headers).decode("latin-1").split("\r\n")
+    assert lines.pop() == ""
+    usual = re.compile(r"[ -~\x80-\xff]*")
+    assert lines == [
+        f"{name.lower()}: {value}"
+        for name, value in headers.items()
+        if name not in ("host", "a b") and usual.fullmatch(value)
+    ]
 
 
 def test_quotes() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -44,6 +46,31 @@ async def test_refused() -> None:
     async with predictor(nobody()) as rest:
         with pytest.raises(PredictorUnavailable, match=r"is unavailable: .*Connect call failed"):
             await infer(rest)
+
+
+@pytest.mark.parametrize("end", ["refused", "hung up", "late"])
+async def test_a_failed_call_leaves_its_inputs_to_nobody(end: str) -> None:
+    """Megabytes that only the collector would find may be there for long."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        if end == "late":
+            await connection.until_closed()
+
+    data = np.zeros((1, 2**16), np.int64)
+    inputs = weakref.ref(data)
+    async with scripted(script) as host:
+        async with predictor(nobody() if end == "refused" else host, 0.2 if end == "late" else 30.0) as rest:
+            gc.collect()
+            gc.disable()
+            try:
+                with pytest.raises((PredictorUnavailable, PredictorTimeout)):
+                    await infer(rest, [Tensor("input_ids", "INT64", data)])
+                del data
+                await asyncio.sleep(0.01)  # what the event loop has of it
+                assert inputs() is None
+            finally:
+                gc.enable()
 
 
 async def test_a_name_that_does_not_resolve() -> None:

@@ -11,7 +11,9 @@ import orjson
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.predictors import kinds
 from hf_transformer.predictors.base import Destination, UnknownRegion
+from hf_transformer.predictors.http1_connection import Connection as Http1Connection
 from hf_transformer.predictors.rest import RestPredictor
 from hf_transformer.wire.placements import Placement
 from tests.predictors.fault_server import Connection, nobody, scripted
@@ -103,6 +105,23 @@ async def test_a_call_that_was_not_sent_is_settled() -> None:
         with pytest.raises(PredictorUnavailable):
             await infer(rest, where)
     assert where.settled
+
+
+async def test_a_call_whose_connection_is_closed_as_soon_as_it_is_open_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = destination()
+    async with scripted(good_answer) as host, predictor(host) as rest:
+        made = rest._client.made
+
+        def hung_up(connection: Http1Connection) -> None:
+            made(connection)
+            connection.eof_received()
+
+        monkeypatch.setattr(rest._client, "made", hung_up)
+        with pytest.raises(PredictorUnavailable, match="as soon as it was open") as caught:
+            await infer(rest, where)
+    assert (where.settled, caught.value.kind) == (True, kinds.CONNECTION)
 
 
 async def test_a_call_without_a_connection_in_time_is_settled() -> None:

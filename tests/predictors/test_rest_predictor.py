@@ -60,17 +60,29 @@ async def test_large_outputs_are_aligned_views() -> None:
             assert found.ctypes.data % 64 == 0
 
 
-async def test_a_large_body_is_sent_whole() -> None:
-    lengths: list[int] = []
+async def test_large_inputs_are_sent_whole() -> None:
+    """In pieces, with what is small between them; as views, copied, and cast."""
+    wide = np.arange(512 * 512).reshape(512, 512)
+    inputs = [
+        Tensor("first", "INT64", wide),
+        Tensor("small", "INT32", np.arange(5)),
+        Tensor("turned", "INT64", wide.T),
+        Tensor("cast", "INT32", wide),
+        Tensor("last", "INT8", np.ones(3, np.int8)),
+    ]
+    expected = [wide.tobytes(), np.arange(5, dtype="<i4").tobytes(), wide.T.tobytes(), wide.astype("<i4").tobytes()]
+    bodies: list[bytes] = []
 
     async def script(connection: Connection) -> None:
-        headers, body = await connection.request()
-        lengths.append(len(body) - int(headers["inference-header-content-length"]))
-        await good_answer(connection)
+        for _ in range(2):
+            headers, body = await connection.request()
+            bodies.append(body[int(headers["inference-header-content-length"]) :])
+            await good_answer(connection)
 
     async with scripted(script) as host, predictor(host) as rest:
-        await infer(rest, [Tensor("input_ids", "INT64", np.zeros((512, 512), np.int64))])
-    assert lengths == [512 * 512 * 8]
+        for given in (inputs, inputs[1:3]):
+            await infer(rest, given)
+    assert bodies == [b"".join(expected) + bytes([1, 1, 1]), b"".join(expected[1:3])]
 
 
 async def test_a_chunked_answer() -> None:

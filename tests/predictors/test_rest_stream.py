@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 
 import numpy as np
@@ -11,9 +11,11 @@ import orjson
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.following import source_of
 from hf_transformer.predictors.rest import RestPredictor
 from hf_transformer.types import Tensor
 from tests.predictors.fault_server import Connection, nobody, scripted
+from tests.predictors.following import Responses, following
 from tests.predictors.rest_calls import predictor
 
 pytestmark = pytest.mark.asyncio
@@ -33,7 +35,15 @@ def chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> AsyncGenerator[Mapping[str, Tensor], None]:
+@pytest.fixture(autouse=True, params=["asked", "followed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds for both ways of reading a stream."""
+    if request.param == "followed":
+        asked = stream
+        monkeypatch.setattr(f"{__name__}.stream", lambda *args, **options: following(asked(*args, **options)))
+
+
+def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> Responses:
     return rest.stream([TEXT], ["text_output"], headers or {})
 
 
@@ -254,3 +264,41 @@ async def test_a_slow_reader_holds_the_server_up() -> None:
         assert written < 1000 * len(part)
         assert sum([1 async for _ in responses]) == 9999
     assert written == 1000 * len(part)
+
+
+async def test_a_response_is_there_in_the_moment_in_which_it_comes() -> None:
+    more = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(HEAD + chunk(event("a")))
+        for part in (chunk(event("b") + event("c")), chunk(event("d")), chunk(event(error="it broke"))):
+            await more.wait()
+            more.clear()
+            await connection.send(part)
+        await connection.until_closed()
+
+    async with scripted(script) as host, predictor(host) as rest:
+        responses = rest.stream([TEXT], ["text_output"], {})
+        source = source_of(responses)
+        assert source is not None and source.take() is None and not source.follow(more.set)
+        await anext(responses)
+        taken: list[str] = []
+        moment = asyncio.Event()
+
+        def wake() -> None:
+            while (response := source.take()) is not None:
+                taken.append(response["text_output"].data[0].decode())
+            moment.set()
+
+        for expected in (["b", "c"], ["b", "c", "d"], ["b", "c", "d"]):
+            assert source.follow(wake)
+            more.set()
+            async with asyncio.timeout(20):
+                await moment.wait()
+            moment.clear()
+            assert taken == expected
+        assert not source.follow(wake)
+        source.unfollow()
+        with pytest.raises(PredictorError, match="it broke"):
+            await anext(responses)

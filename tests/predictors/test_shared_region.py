@@ -189,3 +189,45 @@ def test_what_a_process_leaves(tmp_path: Path, killed: bool) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ([name] if killed else [])
     assert remove_leftovers(tmp_path) == ([name] if killed else [])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_places_are_the_same_as_long_as_the_region_is_open(tmp_path: Path) -> None:
+    region = Region(2**16, tmp_path)
+    region.fill()
+    lengths = (("a", 100), ("b", 64), ("c", 1))
+    taken = region.place(lengths)
+    assert taken is not None
+    offset, size, places = taken
+    assert (offset, size, list(places)) == (0, 128 + 64 + 64, ["a", "b", "c"])
+    assert [(one.region, one.offset, len(one.memory)) for one in places.values()] == [
+        (region.name, 0, 100),
+        (region.name, 128, 64),
+        (region.name, 192, 1),
+    ]
+    other = region.place(lengths)
+    assert other is not None and other[0] == size and other[2] != places, "while the first one is in use"
+    region.give_back(offset, size, settled=True)
+    again = region.place(lengths)
+    assert again is not None and again[2] is places
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        places["a"] = places["b"]  # type: ignore[index]  # that is what is tested
+    region.close()
+    assert region.place(lengths) is None
+    assert not region._placements, "or the memory would stay for as long as the region is known"
+
+
+def test_so_many_places_are_kept_and_no_more(tmp_path: Path) -> None:
+    region = Region(2**16, tmp_path)
+    region.fill()
+    for length in range(1, 1000):
+        taken = region.place((("a", length),))
+        assert taken is not None
+        assert len(taken[2]["a"].memory) == length
+        region.give_back(taken[0], taken[1], settled=True)
+        assert max(len(region._sizes), len(region._placements)) <= 256
+    before = len(region._sizes), len(region._placements)
+    many = tuple((f"present.{number}", 64) for number in range(9))
+    taken = region.place(many)
+    assert taken is not None and list(taken[2]) == [name for name, _ in many] and taken[1] == 9 * 64
+    assert (len(region._sizes), len(region._placements)) == before
+    region.close()

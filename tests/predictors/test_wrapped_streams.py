@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.following import Followed, source_of
 from hf_transformer.metrics import Metrics
+from hf_transformer.predictors.base import Predictor
 from hf_transformer.predictors.circuit import CircuitPredictor
 from hf_transformer.predictors.retry_budget import RetryBudget
 from hf_transformer.predictors.retrying import RetryingPredictor
@@ -160,3 +162,67 @@ async def test_whether_streams_are_json() -> None:
 
     for inner, expected in ((Json(), True), (Streams(), False)):
         assert CircuitPredictor(retrying(inner), 2).streams_json is expected
+
+
+class FollowedStreams(Streams):
+    """Whose streams can be followed: what is pushed is a response at once."""
+
+    def __init__(self, *scripts: Sequence[int | Exception | None]) -> None:
+        super().__init__(*scripts)
+        self.pushed: list[int] = []
+        self.wake: Callable[[], object] | None = None
+
+    def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        return Followed(super().stream(inputs, outputs, headers), self)
+
+    def push(self, number: int) -> None:
+        self.pushed.append(number)
+        if self.wake is not None:
+            self.wake()
+
+    def take(self) -> Mapping[str, Tensor] | None:
+        return {"n": Tensor("n", "INT64", np.array([self.pushed.pop(0)]))} if self.pushed else None
+
+    def follow(self, wake: Callable[[], object]) -> bool:
+        self.wake = wake
+        return True
+
+    def unfollow(self) -> None:
+        self.wake = None
+
+
+@pytest.mark.parametrize("wrap", ["retrying", "circuit", "both"])
+async def test_what_is_wrapped_can_be_followed(wrap: str) -> None:
+    inner = FollowedStreams([DOWN], [1, LOST]) if wrap != "circuit" else FollowedStreams([1, LOST])
+    outer: Predictor = inner if wrap == "circuit" else retrying(inner)
+    if wrap != "retrying":
+        outer = CircuitPredictor(outer, 1)
+    responses = outer.stream([], ["n"], {})
+    source = source_of(responses)
+    assert source is not None
+    woken: list[bool] = []
+    assert wrap == "circuit" or (source.take() is None and not source.follow(lambda: woken.append(True)))
+    await anext(responses)
+    assert source.take() is None and source.follow(lambda: woken.append(True))
+    inner.push(2)
+    assert woken == [True]
+    taken = source.take()
+    assert taken is not None and taken["n"].data.tolist() == [2]
+    source.unfollow()
+    assert inner.wake is None
+    with pytest.raises(PredictorUnavailable):  # the end is heard of by those who ask, the circuit among them
+        await anext(responses)
+    if isinstance(outer, CircuitPredictor):
+        await outer.__aexit__(None, None, None)
+
+
+async def test_what_can_only_be_asked_can_only_be_asked() -> None:
+    assert source_of(CircuitPredictor(Streams([1]), 2).stream([], ["n"], {})) is None
+    responses = retrying(Streams([1, 2])).stream([], ["n"], {})
+    source = source_of(responses)
+    assert source is not None
+    await anext(responses)
+    assert source.take() is None and not source.follow(lambda: None)
+    assert await numbers(responses) == [2]

@@ -45,3 +45,24 @@ async def test_fields_behind_a_body_that_are_too_long_end_all_that_comes(
         assert status_of(answer) == 431 and answer.count(b"HTTP/1.1") == 1
     assert not app.taken and not app.begun
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_client_that_is_refused_is_not_asked_for_its_body_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn would write behind the end of the answer, and the application would fail."""
+    async with client_of(Ways()) as client:
+        client.send(post(b"text", "Expect: 100-continue") + b"no HTTP\r\n\r\n")
+        answer = await client.rest()
+        assert status_of(answer) == 400 and answer.count(b"HTTP/1.1") == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_fields_behind_a_body_count_for_their_own_request_only() -> None:
+    fields = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(5))
+    ending = b"2\r\nte\r\n0\r\n" + fields + b"\r\n"
+    async with client_of(Ways()) as client:
+        client.send((CHUNKED + ending).replace(TARGET.encode(), b"/other", 1))
+        assert (await client.answer())[1] == b"long:te"
+        client.send(CHUNKED + ending)
+        assert (await client.answer())[1] == b"short:te"
+        client.send(3 * (CHUNKED + ending))
+        assert [(await client.answer())[1][-2:] for _ in range(3)] == [b"te"] * 3

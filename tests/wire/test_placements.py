@@ -15,6 +15,7 @@ from hf_transformer.wire import v2_grpc, v2_rest, v2_rest_regions
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.placements import Placement
 from hf_transformer.wire.v2_rest_calls import InferCalls
+from tests.wire.requests import encoded
 
 IDS = Tensor("input_ids", "INT64", np.array([[1, 2]]))
 VALUES = np.arange(6, dtype="<f4")
@@ -52,7 +53,7 @@ both = pytest.mark.parametrize("decode", [rest, rest_again, grpc], ids=["rest", 
 
 
 def test_a_rest_request() -> None:
-    body, length = InferCalls().encode([IDS], ["logits", "pooled"], PLACES)
+    body, length = encoded([IDS], ["logits", "pooled"], PLACES)
     assert orjson.loads(body[:length])["outputs"] == [
         {
             "name": "logits",

@@ -12,11 +12,13 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.types import Tensor
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.v2_grpc_stream import (
+    KEPT_HEADS,
     KEPT_LAYOUTS,
+    PATIENCE,
     StreamDecoder,
+    StreamEncoder,
     StreamResponse,
     decode_stream_response,
-    encode_stream_request,
 )
 
 
@@ -34,7 +36,7 @@ IDS = ("output_ids", "INT32", [1, 1, 2], np.array([5, 6], "<i4").tobytes())
 
 
 def test_a_request_asks_for_a_last_response() -> None:
-    body = encode_stream_request("gpt2", [Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))], ["output_ids"])
+    body = StreamEncoder("gpt2").encode([Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))], ["output_ids"])
     request = pb.ModelInferRequest.FromString(body)
     assert request.model_name == "gpt2"
     assert request.parameters["triton_enable_empty_final_response"].bool_param
@@ -105,6 +107,9 @@ def test_what_breaks_the_protocol(body: bytes) -> None:
         decode_stream_response(body)
 
 
+EMPTY = StreamResponse("", {}, False)
+
+
 def told(response: StreamResponse) -> Any:
     """All of a response, to compare."""
     outputs = [(name, one.name, one.datatype, one.data.tolist(), one.data.dtype) for name, one in response[1].items()]
@@ -147,3 +152,63 @@ def test_a_stream_of_ever_longer_messages_keeps_few_of_them() -> None:
     for length in range(3 * KEPT_LAYOUTS):
         decoder.decode(token(1, text=b"x" * length))
     assert len(decoder._layouts) == KEPT_LAYOUTS
+
+
+def test_lengths_that_come_no_more_make_room_for_others() -> None:
+    decoder = StreamDecoder()
+    for length in range(KEPT_LAYOUTS):
+        decoder.decode(token(1, text=b"x" * length))
+    late = token(1, text=b"x" * 2 * KEPT_LAYOUTS)
+    for _ in range(PATIENCE):
+        assert decoder.usual(late) is None
+        decoder.decode(late)
+    assert told(decoder.usual(late) or EMPTY) == told(decode_stream_response(late))
+
+
+def test_only_what_looks_like_a_message_before_is_usual() -> None:
+    decoder = StreamDecoder()
+    decoder.decode(token(1, final=True))
+    assert decoder.usual(token(2, final=True)) is None  # the last one of a stream is never
+    assert decoder.usual(token(2, final=False)) is None
+    decoder.decode(token(3, final=False))
+    assert told(decoder.usual(token(4, final=False)) or EMPTY)[1][0][3] == [[[4]]]
+    assert decoder.usual(token(5, final=True)) is None
+    assert decoder.usual(memoryview(token(6, final=False))) is None
+
+
+def test_requests_of_any_shapes_are_those_that_protobuf_writes() -> None:
+    encoder = StreamEncoder("gpt2")
+    for count in (0, 1, 31, 32, 33, 5000, 1, 33):
+        ids = np.arange(count, dtype="<i4").reshape(1, count)
+        inputs = [
+            Tensor("input_ids", "INT32", ids),
+            Tensor("seed", "UINT64", np.array([count], "<u8")),
+            Tensor("text", "BYTES", np.array(["é" * count], np.object_)),
+        ]
+        for outputs in (["output_ids"], [], ["output_ids", "sequence_length"]):
+            request = pb.ModelInferRequest.FromString(encoder.encode(inputs, outputs))
+            assert [(one.name, one.datatype, list(one.shape)) for one in request.inputs] == [
+                ("input_ids", "INT32", [1, count]),
+                ("seed", "UINT64", [1]),
+                ("text", "BYTES", [1]),
+            ]
+            assert [one.name for one in request.outputs] == outputs
+            assert request.parameters["triton_enable_empty_final_response"].bool_param
+            text = ("é" * count).encode()
+            assert list(request.raw_input_contents) == [
+                ids.tobytes(),
+                count.to_bytes(8, "little"),
+                len(text).to_bytes(4, "little") + text,
+            ]
+
+
+def test_few_shapes_of_requests_are_kept() -> None:
+    encoder = StreamEncoder("gpt2")
+    for count in range(2 * KEPT_HEADS + 1):
+        encoder.encode([Tensor("input_ids", "INT32", np.zeros((1, count), "<i4"))], [])
+    assert len(encoder._heads) == 1
+
+
+def test_a_request_whose_data_do_not_fit_says_so() -> None:
+    with pytest.raises(PredictorError, match="'a' is INT32, its data is float64"):
+        StreamEncoder("gpt2").encode([Tensor("a", "INT32", np.array([0.5]))], [])

@@ -15,6 +15,7 @@ from hf_transformer.types import Tensor
 from hf_transformer.wire.placements import NOWHERE, Placement
 from hf_transformer.wire.v2_rest import decode_infer_response
 from hf_transformer.wire.v2_rest_calls import LONGEST, MOST, InferCalls
+from tests.wire.requests import encoded
 
 VALUES = np.arange(6, dtype="<f4")
 PLACE = Placement("region", 64, memoryview(VALUES.tobytes()))
@@ -44,7 +45,7 @@ def test_a_request() -> None:
             Tensor("input_ids", "INT64", np.array([[first, 103]])),
             Tensor("mask", "INT32", np.array([[1, 1]], np.int32)),
         ]
-        body, length = calls.encode(inputs, ["logits", "pooled"])
+        body, length = encoded(inputs, ["logits", "pooled"], calls=calls)
         assert orjson.loads(body[:length]) == {
             "inputs": [
                 {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "parameters": {"binary_data_size": 16}},
@@ -76,20 +77,29 @@ def test_requests_that_differ_in_one_thing() -> None:
         ([Tensor("a", "BYTES", texts)], ["x"], NOWHERE),
         ([Tensor("a", "BYTES", np.array([[b"a", b"b"]], object))], ["x"], NOWHERE),
     ):
-        body, length = calls.encode(inputs, outputs, places)
-        assert InferCalls().encode(inputs, outputs, places) == (body, length) == calls.encode(inputs, outputs, places)
+        body, length = encoded(inputs, outputs, places, calls)
+        assert encoded(inputs, outputs, places) == (body, length) == encoded(inputs, outputs, places, calls)
         seen.add(body[:length])
     assert len(seen) == 13
 
 
 def test_a_request_for_all_outputs() -> None:
-    body, length = InferCalls().encode([], [])
+    body, length = encoded([], [])
     assert orjson.loads(body[:length])["parameters"] == {"binary_data_output": True}
 
 
 def test_a_request_that_can_not_be_written() -> None:
     with pytest.raises(PredictorError, match="'x' is INT64, its data is float64"):
         InferCalls().encode([Tensor("x", "INT64", np.array([0.5]))], [])
+
+
+def test_a_large_input_is_not_copied() -> None:
+    large, small = np.zeros((3, 2**16), "<f4"), np.ones((2, 2), "<i8")
+    inputs = [Tensor("a", "INT64", small), Tensor("b", "FP32", large), Tensor("c", "FP32", large.T)]
+    _, chunks, _ = InferCalls().encode(inputs, ["x"])
+    assert [len(chunk) for chunk in chunks] == [32, large.nbytes, large.nbytes]
+    shared = [np.shares_memory(np.frombuffer(chunk, "u1"), one.data) for chunk, one in zip(chunks, inputs, strict=True)]
+    assert shared == [False, True, False], "only what lies there as it travels"
 
 
 @pytest.mark.parametrize(

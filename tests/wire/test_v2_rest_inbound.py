@@ -16,11 +16,11 @@ from hf_transformer.types import NUMPY_DTYPES, Tensor
 from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
 from hf_transformer.wire.v2_rest import decode_infer_response
-from hf_transformer.wire.v2_rest_calls import InferCalls
 from hf_transformer.wire.v2_rest_inbound import decode_infer_request, encode_infer_response
 from tests.wire.fuzz_v2_rest import Body, assert_bounded, bodies, decode, framed, fuzz, tensor
 from tests.wire.fuzzing import MAX_ELEMENTS
 from tests.wire.mutations import DEEP, dump
+from tests.wire.requests import encoded
 
 TEXTS = [b"paris", "é".encode()]
 ENTRY = tensor("text", [2], data=["paris", "é"])
@@ -79,7 +79,7 @@ def test_what_the_other_side_writes(datatype: str) -> None:
     numbers = np.array([[0, 1], [1, 0]], NUMPY_DTYPES.get(datatype, np.dtype("<f4")))
     texts = np.array(TEXTS, np.object_)
     inputs = [Tensor("n", datatype, numbers), Tensor("text", "BYTES", texts)]
-    body, length = InferCalls().encode(inputs, ["a"])
+    body, length = encoded(inputs, ["a"])
     found = decode_infer_request(body, length, MAX_ELEMENTS)
     np.testing.assert_array_equal(found.inputs["n"].data, numbers)
     assert found.inputs["text"].data.tolist() == TEXTS
