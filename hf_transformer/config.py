@@ -196,7 +196,7 @@ class Config:
         PREDICTOR, "Bytes of the largest gRPC message received; -1 is unlimited.", Integer(-1), -1)
 
     host: str = option(
-        SERVER, "Address to listen on.", Text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104
+        SERVER, "Address to listen on.", Text("ADDRESS", "an address", r"[^\s/]+"), "0.0.0.0")  # noqa: S104 - for a pod's probes
     http_port: int = option(SERVER, "Port to listen on; 0 takes a free one.", Integer(0, 65535), 8080)
     enable_grpc: bool = option(SERVER, "Serve the V2 protocol over gRPC too.", BOOLEAN, True)
     grpc_port: int = option(SERVER, "Port for gRPC; 0 takes a free one.", Integer(0, 65535), 8081)

@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 import uvloop
 
-from benchmarks.speed.bare_times import figures
+from benchmarks.speed.bare_calls import figures, flags
 from benchmarks.speed.bodies import HEADER, Region, binary
 from benchmarks.speed.cases import SYNTHETIC
 from benchmarks.speed.http_calls import Body, post
@@ -97,12 +97,7 @@ async def measure(options: argparse.Namespace, region: Region | None) -> dict[st
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("url", "protocol", "shared_memory", "model", "output"):
-        parser.add_argument(f"--{name}", required=True)
-    for name in ("tokens", "output_bytes", "seconds"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    options = parser.parse_args()
+    options = flags(__doc__)
     if options.shared_memory == "none":
         print(json.dumps(uvloop.run(measure(options, None))))
         return

@@ -17,19 +17,14 @@ import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shared
 
-from benchmarks.speed.bare_times import figures
+from benchmarks.speed.bare_calls import figures, flags
 
 WARM_UP = 20
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("url", "protocol", "shared_memory", "model", "output"):
-        parser.add_argument(f"--{name}", required=True)
-    for name in ("tokens", "output_bytes", "seconds"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    options = parser.parse_args()
+    options = flags(__doc__)
     api: Any = tritonclient.http if options.protocol == "http" else tritonclient.grpc
     with api.InferenceServerClient(options.url) as client:
         if options.shared_memory == "none":

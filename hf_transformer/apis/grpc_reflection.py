@@ -35,7 +35,7 @@ class Reflection:
     def __init__(self, services: Sequence[str], methods: Collection[str], closing: asyncio.Event) -> None:
         pool = _described(methods)
         # The type stubs don't know of aio.
-        self._servicer: Any = reflection.aio.ReflectionServicer(services, pool)  # type: ignore[attr-defined]
+        self._servicer: Any = reflection.aio.ReflectionServicer(services, pool)  # type: ignore[attr-defined]  # not in stubs
         self._closing = closing
 
     async def ServerReflectionInfo(self, requests: AsyncIterator[Any], rpc: Rpc) -> None:

@@ -215,7 +215,7 @@ def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
         return _as_grpc_has_it(pair.value) if pair.renew() else None
 
     # The type stubs don't know that None means that nothing has changed.
-    return grpc.dynamic_ssl_server_credentials(_as_grpc_has_it(pair.value), renewed)  # type: ignore[arg-type]
+    return grpc.dynamic_ssl_server_credentials(_as_grpc_has_it(pair.value), renewed)  # type: ignore[arg-type]  # wrong stub
 
 
 def _as_grpc_has_it(pair: KeyPair) -> grpc.ServerCertificateConfiguration:

@@ -31,7 +31,7 @@ def load_with_transformers(
             f"the tokenizer in {folder} can only be loaded by transformers: pip install transformers, or save"
             " tokenizer.json there"
         ) from exc
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options = {} if lower_case else {"do_lower_case": False}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(

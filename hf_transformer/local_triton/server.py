@@ -25,7 +25,7 @@ from hf_transformer.local_triton.child_process import ChildProcess
 from hf_transformer.local_triton.installation import TritonInstallation, find_triton
 
 HOST = "127.0.0.1"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
 
 _BIND_ATTEMPTS = 5
 _BIND_FAILED = "already in use"

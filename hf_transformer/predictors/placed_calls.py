@@ -149,8 +149,7 @@ class PlacedCall(AbstractAsyncContextManager[Outputs]):
             except UnknownRegion:
                 slots.unknown(slot)
             else:
-                self._slot = slot
-                slots.batches["inline_resent" if slot.destination.inline else "shared"] += 1
+                self._answered(slot)
                 return outputs
         self._context = self._inline()
         return await self._context.__aenter__()
@@ -178,6 +177,11 @@ class PlacedCall(AbstractAsyncContextManager[Outputs]):
             slots.give_back(slot)
             raise
         return outputs
+
+    def _answered(self, slot: Slot) -> None:
+        """The outputs are there, in the slot unless they were asked for inline after all."""
+        self._slot = slot
+        self._slots.batches["inline_resent" if slot.destination.inline else "shared"] += 1
 
     def _placed(self, slot: Slot) -> Context:
         transport = self._slots.transport
@@ -216,8 +220,7 @@ class HeldPlacedCall(PlacedCall, HeldCall):
                     slots.give_back(slot)
                 raise
             else:
-                self._slot = slot
-                slots.batches["inline_resent" if slot.destination.inline else "shared"] += 1
+                self._answered(slot)
                 return outputs
             finally:
                 slots.held.discard(context)

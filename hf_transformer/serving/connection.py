@@ -89,7 +89,7 @@ class Connection(ShortWayProtocol):
         self._trailers = 0
         self._running: RequestResponseCycle | ShortRequest | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self.flow = Flow(transport, self.pipeline)
         if self._ours.ending:
@@ -104,6 +104,7 @@ class Connection(ShortWayProtocol):
             self.refuse(503, f"{limit} connections are open, as many as --max_connections allows; try again")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # Keys of our own: an ASGI scope may have any.
         self._running = cycle
         cycle.scope[WHOLE_RESPONSE] = partial(self._send_whole, cycle)  # type: ignore[typeddict-unknown-key]
         cycle.scope[SEND_PART] = partial(self._send_part, cycle)  # type: ignore[typeddict-unknown-key]

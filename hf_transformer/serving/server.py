@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
 
     def _break_off(self) -> None:
         for connection in list(self.server_state.connections):
-            connection.break_off()  # type: ignore[union-attr]
+            connection.break_off()  # type: ignore[union-attr]  # all are ours
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Is the handler of SIGTERM and SIGINT."""

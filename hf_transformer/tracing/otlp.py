@@ -48,7 +48,7 @@ class Sender:
 
     def shutdown(self) -> None:
         """Ends a pause between two tries, from another thread."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the library's has no types
 
     def _readable(self, span: Span, trace: Trace) -> ReadableSpan:
         trace_id = int(trace.trace_id, 16)
