@@ -19,6 +19,7 @@ from hf_transformer.key_file import read_keys
 from hf_transformer.key_pair import read_server_pair
 from hf_transformer.logs import configure_logging
 from hf_transformer.model_parts import load_parts
+from hf_transformer.predictors.shared_region import clean_up
 from hf_transformer.serving.connection import Connection
 from hf_transformer.serving.server import Server
 from hf_transformer.serving.settings import ClientLimits, ServerConfig
@@ -109,6 +110,7 @@ def server_config(config: Config, app: Callable[..., Any]) -> ServerConfig:
         ),
         grace=config.grace_period_seconds,
         certificate=None if files[0] is None or files[1] is None else (files[0], files[1]),
+        clean_up=clean_up,
         host=config.host,
         port=config.http_port,
         workers=config.workers,

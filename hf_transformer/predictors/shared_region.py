@@ -91,7 +91,8 @@ class Region:
         self.size = size
         self.path, self._file = _new_file(folder)
         self.name = self.path.name
-        # Also when the interpreter ends without ``close``; not after SIGKILL, for which there is remove_leftovers.
+        # Also when the interpreter ends without ``close``; not after SIGKILL or os._exit, for which
+        # there are remove_leftovers and clean_up.
         self._end = weakref.finalize(self, _remove, self.path, self._file)
         self._slots = Slots(size)
         self._memory = memoryview(b"")
@@ -200,6 +201,17 @@ def remove_leftovers(folder: Path = FOLDER) -> list[str]:
             finally:
                 os.close(file)
     return removed
+
+
+def clean_up(folder: Path = FOLDER) -> None:
+    """Removes the files of this process too: for one that ends without a word, when nothing else will."""
+    with suppress(OSError):
+        for file in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # that of the listing itself, or closed meanwhile
+                path = Path(os.readlink(f"/proc/self/fd/{file}"))
+                if path.parent == folder and path.name.startswith(PREFIX):
+                    path.unlink()
+    remove_leftovers(folder)
 
 
 def is_alive(name: str, folder: Path = FOLDER) -> bool:

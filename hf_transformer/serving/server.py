@@ -111,4 +111,5 @@ class Server(uvicorn.Server):
             self._told_at = now
             super().handle_exit(sig, frame)
         elif self._impatient and now - self._told_at > SAME_WISH:
+            self.config.clean_up()
             os._exit(SIGNALLED + sig)

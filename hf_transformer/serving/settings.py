@@ -37,6 +37,7 @@ class ServerConfig(uvicorn.Config):
         limits: what a client may take.
         grace: seconds that requests in flight have to finish when the server ends.
         certificate: the PEM files of the certificate and its key, None without TLS.
+        clean_up: removes what a process leaves behind that ends without a word, this one or a worker that did.
         options: uvicorn's own.
     """
 
@@ -47,11 +48,13 @@ class ServerConfig(uvicorn.Config):
         limits: ClientLimits,
         grace: float,
         certificate: tuple[str, str] | None,
+        clean_up: Callable[[], object],
         **options: Any,
     ) -> None:
         self.client_limits = limits
         self.grace = grace
         self.certificate_files = certificate
+        self.clean_up = clean_up
         self.certificate: Renewable[KeyPair] | None = None
         self.ending = False
         """Set by the server; connections look at it."""

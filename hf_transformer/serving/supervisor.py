@@ -216,6 +216,7 @@ class Supervisor:
                 if self._told_at is not None:
                     return 0
                 code, pid = worker.end(), worker.process.pid
+                self._config.clean_up()
                 if code is not None and code > 0 and not self._has_served:
                     logger.error("worker %s could not start (exit code %d); the service ends", pid, code)
                     return FAILED
@@ -259,10 +260,11 @@ class Supervisor:
             worker.tell(number)
 
     def _end(self) -> None:
-        """Ends the workers, and kills those that take too long."""
+        """Ends the workers, and kills those that take too long. One may have died unnoticed before."""
         self._tell(signal.SIGTERM)  # again, for those that had not been started when the first one came
         deadline = time.monotonic() + self._config.grace + LATE
         while alive := [worker.process.sentinel for worker in self._workers() if worker.process.exitcode is None]:
             if self._killed_by or time.monotonic() > deadline:
                 self._tell(signal.SIGKILL)
             wait(alive, timeout=TICK)
+        self._config.clean_up()

@@ -15,7 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.predictors.shared_region import ALIGNMENT, PREFIX, Region, Slots, aligned, remove_leftovers
+from hf_transformer.predictors.shared_region import (
+    ALIGNMENT,
+    PREFIX,
+    Region,
+    Slots,
+    aligned,
+    clean_up,
+    remove_leftovers,
+)
 
 ROOT = Path(__file__).parents[2]
 SIZE = 64 * 2**10
@@ -189,6 +197,19 @@ def test_what_a_process_leaves(tmp_path: Path, killed: bool) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ([name] if killed else [])
     assert remove_leftovers(tmp_path) == ([name] if killed else [])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_about_to_end_without_a_word_takes_its_own_file_along(tmp_path: Path) -> None:
+    mine = Region(SIZE, tmp_path)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdin is not None and process.stdout is not None
+        theirs = process.stdout.readline().strip()
+        (tmp_path / f"{PREFIX}dead").write_bytes(b"x")
+        clean_up(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [theirs]
+        process.stdin.close()
+    mine.close()
 
 
 def test_places_are_the_same_as_long_as_the_region_is_open(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class Site:
             limits=limits,
             grace=1,
             certificate=None,
+            clean_up=bool,
             http=Connection,
             timeout_keep_alive=keep_alive,
             proxy_headers=False,

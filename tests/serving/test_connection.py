@@ -58,6 +58,7 @@ async def serving(
         limits=limits,
         grace=SECONDS,
         certificate=certificate,
+        clean_up=bool,
         http=Connection,
         timeout_keep_alive=keep_alive,
         proxy_headers=False,
