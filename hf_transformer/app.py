@@ -31,6 +31,7 @@ from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.model_wiring import pipeline_builder, predictor_settings
 from hf_transformer.predictors import open_predictor
 from hf_transformer.predictors.base import Predictor
+from hf_transformer.predictors.shared_region import remove_own_and_leftovers
 from hf_transformer.served_model import ServedModel
 from hf_transformer.tracing.export import Exporter
 from hf_transformer.tracing.spans import Tracing
@@ -83,6 +84,11 @@ def build_app(
     if config.access_log_format:
         return AccessLog(app, config.access_log_format, logging.getLogger(ACCESS_LOGGER))
     return app
+
+
+def clean_up() -> None:
+    """Removes what an application leaves on the machine if its process, this or another one, ends without a word."""
+    remove_own_and_leftovers()
 
 
 def _served_model(

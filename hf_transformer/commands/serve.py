@@ -12,14 +12,13 @@ from types import FrameType
 from typing import Any
 
 from hf_transformer import __version__
-from hf_transformer.app import build_app
+from hf_transformer.app import build_app, clean_up
 from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
 from hf_transformer.config import Config, parse_config
 from hf_transformer.key_file import read_keys
 from hf_transformer.key_pair import read_server_pair
 from hf_transformer.logs import configure_logging
 from hf_transformer.model_parts import load_parts
-from hf_transformer.predictors.shared_region import clean_up
 from hf_transformer.serving.connection import Connection
 from hf_transformer.serving.server import Server
 from hf_transformer.serving.settings import ClientLimits, ServerConfig

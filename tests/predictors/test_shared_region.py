@@ -21,8 +21,8 @@ from hf_transformer.predictors.shared_region import (
     Region,
     Slots,
     aligned,
-    clean_up,
     remove_leftovers,
+    remove_own_and_leftovers,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,9 @@ def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> N
     taken: list[tuple[int, int]] = []
     for count, ended in steps:
         size = count * ALIGNMENT
+        fits = slots.fits(size)
         offset = slots.take(size)
+        assert fits == (offset is not None)
         if offset is not None:
             assert offset % ALIGNMENT == 0 and 0 <= offset <= 32 * ALIGNMENT - size
             assert all(offset + size <= other or offset >= other + length for other, length in taken)
@@ -206,7 +208,7 @@ def test_a_process_that_is_about_to_end_without_a_word_takes_its_own_file_along(
         assert process.stdin is not None and process.stdout is not None
         theirs = process.stdout.readline().strip()
         (tmp_path / f"{PREFIX}dead").write_bytes(b"x")
-        clean_up(tmp_path)
+        remove_own_and_leftovers(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [theirs]
         process.stdin.close()
     mine.close()
