@@ -1,7 +1,7 @@
 """Heads of requests that were there before: a client that keeps its connection sends the same bytes again and again.
 
-Nothing is parsed here. What is kept of a head is what the parser of HTTP said of exactly these bytes; a request with
-any other byte in its head is parsed.
+Nothing is parsed here. What is kept of a head is what the parser of HTTP, or plain_heads.py, said of exactly these
+bytes; a request with any other byte in its head is read as if it were the first.
 
 Measured in process with 32 connections: a fifth of the CPU of a short request. A client that puts something new into
 each head pays about 1 us for what is looked up in vain.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from hf_transformer.serving.plain_heads import PlainHeads
 from hf_transformer.short_way import Begin, Headers
 
 END: Final = b"\r\n\r\n"
@@ -59,6 +60,8 @@ class KnownHeads:
         self._young: dict[bytes, KnownHead] = {}
         self._old: dict[bytes, KnownHead] = {}
         self._seen: set[int] = set()
+        self.plain = PlainHeads()
+        """Reads those that are not known."""
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -87,7 +90,7 @@ class KnownHeads:
 
         Args:
             head: of LONGEST bytes at most, in a request in which nothing but the body stood behind it.
-            headers: what the parser has found in it.
+            headers: what was found in it.
         """
         lengths = [value for name, value in headers if name == b"content-length"]
         if (

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from hf_transformer.serving import plain_heads
 from hf_transformer.serving.known_heads import END, LONGEST, KnownHead, KnownHeads
 from hf_transformer.short_way import Begin, ShortWay, short_ways_of
 
@@ -80,7 +81,7 @@ class ShortWayProtocol(HttpToolsProtocol):
     """One connection. The first request of a read goes its short way, if the application has one for it, all of it is
     there and no other request is before it; any other goes uvicorn's.
 
-    Where such a request is all that was read, and its head was there before, it is not parsed again.
+    Where such a request is all that was read, it is not parsed if its head was there before, or is a plain one.
     """
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
@@ -88,6 +89,8 @@ class ShortWayProtocol(HttpToolsProtocol):
         self._default_headers: DefaultHeaders = config.default_headers
         self._ways: Mapping[bytes, ShortWay] = short_ways_of(self.app)
         self._known: KnownHeads = config.known_heads
+        self._plain = self._known.plain
+        self._longest = min(plain_heads.LONGEST, config.client_limits.header_bytes)
         self._learning: tuple[bytes, int] | None = None
         """A head that this read begins with and is worth keeping, and how many bytes stand behind it."""
         self._unknown = 0
@@ -164,7 +167,7 @@ class ShortWayProtocol(HttpToolsProtocol):
             before is scope
             and (before is None or before.response_complete)
             and not self._refused
-            and self._begins_known(data)
+            and self._begins_whole(data)
         ):
             return
         self.parse(data)
@@ -176,25 +179,41 @@ class ShortWayProtocol(HttpToolsProtocol):
         if self._way is not None:
             self._go_long()
 
-    def _begins_known(self, data: bytes) -> bool:
-        """Begins the request that a read is, if its head is known. One that may be kept is noted."""
+    def _begins_whole(self, data: bytes) -> bool:
+        """Begins the request that a read is, if its head is known or plain. One that may be kept is noted."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
         self._unknown += 1
-        if self._unknown > PATIENCE and self._unknown % PAUSE:
+        if self._unknown <= PATIENCE or not self._unknown % PAUSE:
+            end = data.find(END, 0, LONGEST) + len(END)
+            if end >= len(END):
+                head = data[:end]
+                known = self._known.find(head)
+                if known is not None:
+                    if len(data) - end != known.length:
+                        return False
+                    self._unknown = 0
+                    self._unset_keepalive_if_required()
+                    self._begin(known.begin, data[end:], True)
+                    return True
+                if self._known.comes_again(head):
+                    self._learning = head, len(data) - end
+        return self._begins_plain(data)
+
+    def _begins_plain(self, data: bytes) -> bool:
+        """Begins the request that a read is, if its head can be read without the parser; see plain_heads.py."""
+        if not self._ways or data.endswith(END):  # many clients send the body by itself
             return False
-        end = data.find(END, 0, LONGEST) + len(END)
-        if end < len(END):
+        plain = self._plain.read(data, self._longest)
+        way = None if plain is None else self._ways.get(plain[0])
+        if plain is None or way is None:
             return False
-        head = data[:end]
-        known = self._known.find(head)
-        if known is None:
-            if self._known.comes_again(head):
-                self._learning = head, len(data) - end
-            return False
-        if len(data) - end != known.length or self.flow.write_paused or self.transport.is_closing():
-            return False
-        self._unknown = 0
+        _, headers, end = plain
+        begin = way(headers)
+        if self._learning is not None:
+            self._known.keep(self._learning[0], headers, KnownHead(begin, len(data) - end))
         self._unset_keepalive_if_required()
-        self._begin(known.begin, data[end:], True)
+        self._begin(begin, data[end:], True)
         return True
 
     def _go_long(self) -> None:

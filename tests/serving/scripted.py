@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 from hf_transformer.local_triton import HOST
 from hf_transformer.serving.connection import Connection
 from hf_transformer.serving.known_heads import KnownHeads
+from hf_transformer.serving.plain_heads import PlainHeads
 from hf_transformer.serving.settings import ClientLimits, ServerConfig
 from tests.serving.test_short_requests import Ways
 
@@ -20,6 +21,13 @@ DATE = (b"date", b"Sat, 21 Nov 2026 22:00:00 GMT")
 ANSWER, PAUSE, RESUME, END = "answer", "pause", "resume", "end"
 """What may happen but reads: the short requests are answered, the client takes nothing, takes something again, the
 server ends."""
+
+
+class Unread(PlainHeads):
+    """Leaves every head to the parser."""
+
+    def read(self, data: bytes, longest: int) -> None:
+        """Nothing is read."""
 
 
 class Wire(asyncio.Transport):
@@ -148,8 +156,9 @@ async def turns() -> None:
 async def compared(
     taught: Sequence[bytes], steps: Sequence[bytes | str], *, late: bool = False, keep_alive: int = 65
 ) -> tuple[int, Wire]:
-    """Hits, and what was written, the same as by a server that knows no heads."""
+    """Hits, and what was written, the same as by a server that knows no heads and reads none by itself."""
     sites = [Site(known, late=late, keep_alive=keep_alive) for known in (KnownHeads(), KnownHeads(0))]
+    sites[1].known.plain = Unread()
     wires = []
     for site in sites:
         await site.teach(*taught)
