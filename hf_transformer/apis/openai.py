@@ -15,23 +15,19 @@ Source: https://platform.openai.com/docs/api-reference
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis import openai_chat, openai_completions, openai_embeddings, openai_rerank, v1
-from hf_transformer.apis.base import Call, JsonResponse, Models, RenderError, Reply, Service, error_json
-from hf_transformer.apis.endpoint import Endpoint
+from hf_transformer.apis.base import JsonResponse, Models, RenderError, Service, error_json
+from hf_transformer.apis.endpoint import Endpoint, Handle
 from hf_transformer.apis.openai_bodies import known_model, render_error
-from hf_transformer.apis.streaming import Stream
 from hf_transformer.types import Json
 
-Create = Callable[[Service, Call], Coroutine[Any, Any, Reply | Stream]]
-"""Answers one POST request."""
 OWNER = "hf_transformer"
 SHARED = "/v1/models"
 """What V1 has under /v1: it keeps its own errors there."""
@@ -48,14 +44,14 @@ def routes(service: Service, prefix: str) -> list[BaseRoute]:
     async def show_model(request: Request) -> Response:
         return JsonResponse(cards[known_model(service.models, request.path_params["model"]).name])
 
-    def endpoint(path: str, create: Create) -> Route:
-        return Route(f"{root}/v1/{path}", Endpoint("openai", partial(create, service), render_error, service))
+    def endpoint(path: str, handle: Handle) -> Route:
+        return Route(f"{root}/v1/{path}", Endpoint("openai", handle, render_error, service))
 
     found: list[BaseRoute] = [
-        endpoint("completions", openai_completions.create),
-        endpoint("chat/completions", openai_chat.create),
-        endpoint("embeddings", openai_embeddings.create),
-        endpoint("rerank", openai_rerank.create),
+        endpoint("completions", partial(openai_completions.create, service, openai_completions.readings(service))),
+        endpoint("chat/completions", partial(openai_chat.create, service, openai_chat.readings(service))),
+        endpoint("embeddings", partial(openai_embeddings.create, service)),
+        endpoint("rerank", partial(openai_rerank.create, service)),
     ]
     if root:
         found += [Route(f"{root}/v1/models", list_models), Route(f"{root}/v1/models/{{model}}", show_model)]

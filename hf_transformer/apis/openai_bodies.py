@@ -9,8 +9,8 @@ Source: https://platform.openai.com/docs/guides/error-codes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 
 import orjson
 
@@ -99,13 +99,23 @@ async def ask(model: Model, query: Query, context: Context, *, single: bool) -> 
         return await model.predict(query, context)
 
 
-@contextmanager
-def named_as_sent(whole: str | None = None) -> Iterator[None]:
+class named_as_sent:
     """Lets errors name fields as they are in the body: parameters are fields here, and ``whole`` is no list."""
-    try:
-        yield
-    except RequestError as error:
-        message = str(error).removeprefix("parameters.")
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: str | None = None) -> None:
+        self._whole = whole
+
+    def __enter__(self) -> None:
+        """What follows may raise."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, RequestError):
+            return
+        message, whole = str(error).removeprefix("parameters."), self._whole
         for prefix in (f"{whole}[0].texts", f"{whole}[0]") if whole is not None else ():
             if message.startswith(prefix):
                 message = f"{whole}{message.removeprefix(prefix)}"

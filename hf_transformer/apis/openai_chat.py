@@ -16,15 +16,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from hf_transformer.apis.base import Call, Model, Reply, Service
 from hf_transformer.apis.openai_bodies import find_model, named_as_sent, read_fields
 from hf_transformer.apis.openai_chat_form import ChatForm
-from hf_transformer.apis.openai_generation import SHARED, Generating, generating_task, read_sampling, read_stream
+from hf_transformer.apis.openai_generation import (
+    SHARED,
+    Fields,
+    Generating,
+    generating_task,
+    read_sampling,
+    read_stream,
+)
 from hf_transformer.apis.openai_messages import read_messages, read_tool_choice, read_tools
+from hf_transformer.apis.openai_readings import Readings
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Json
@@ -49,24 +58,30 @@ OURS = ("messages", "tools", "add_generation_prompt", "self")
 """Variables of a template that a request can't set beside: it has them itself, or Jinja does."""
 
 
-async def create(service: Service, call: Call) -> Reply | Stream:
+class Reading(NamedTuple):
+    """What a request says beside its messages and what its template gets."""
+
+    model: Model
+    sampling: Sampling
+    one_call: bool
+    stream: bool
+    usage: bool
+
+
+def readings(service: Service) -> Readings[Reading]:
+    """What ``create`` takes."""
+    return Readings(partial(_read, service), ("messages", "tools", "tool_choice", "chat_template_kwargs", "user"))
+
+
+async def create(service: Service, read: Readings[Reading], call: Call) -> Reply | Stream:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)
-        model = find_model(service.models, fields, "chat/completions")
+        model, sampling, one_call, stream, usage = read(fields)
         given = Parameters(fields, FIELDS)
-        task = generating_task(model)
-        stream, usage = read_stream(given)
-        _check_rest(given)
-        sampling = read_sampling(
-            given,
-            task,
-            tokens=given.one_of("max_completion_tokens", "max_tokens"),
-            logprobs=_read_logprobs(given),
-        )
+        given.string("user")  # OpenAI's way to find abuse; there is nothing to do with it here
         tools = read_tools(given.get("tools"))
         may_call = read_tool_choice(given.get("tool_choice"), tools)
-        one_call = not given.flag("parallel_tool_calls", True)
         render = _prompt(model, given, tools if may_call else [], call.limits)
         loop = asyncio.get_running_loop()
         prompt = render() if len(call.body) <= INLINE_BYTES else await loop.run_in_executor(service.executor, render)
@@ -75,9 +90,23 @@ async def create(service: Service, call: Call) -> Reply | Stream:
     return await Generating(model, request, call, form, stream, usage, "chatcmpl").answer()
 
 
-def _check_rest(given: Parameters) -> None:
-    """The fields that change nothing: each has to be of its type, and to ask for what is done anyway."""
-    given.string("user")  # OpenAI's way to find abuse; there is nothing to do with it here
+def _read(service: Service, fields: Fields) -> Reading:
+    """Raises RequestError for a field that is missing, not of its type, out of range, or can't be honoured."""
+    model = find_model(service.models, fields, "chat/completions")
+    given = Parameters(fields, FIELDS)
+    stream, usage = read_stream(given)
+    _check_response_format(given)
+    sampling = read_sampling(
+        given,
+        generating_task(model),
+        tokens=given.one_of("max_completion_tokens", "max_tokens"),
+        logprobs=_read_logprobs(given),
+    )
+    return Reading(model, sampling, not given.flag("parallel_tool_calls", True), stream, usage)
+
+
+def _check_response_format(given: Parameters) -> None:
+    """It changes nothing, so it has to ask for what is done anyway."""
     wanted = given.get("response_format")
     if wanted is None:
         return

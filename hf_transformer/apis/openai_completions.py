@@ -12,8 +12,10 @@ Choice number i * n + k is the k-th of prompt i. See openai_generation.py for th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
-from hf_transformer.apis.base import Call, Reply, Service
+from hf_transformer.apis.base import Call, Model, Reply, Service
 from hf_transformer.apis.openai_bodies import find_model, named_as_sent, read_fields, require_few
 from hf_transformer.apis.openai_generation import (
     SHARED,
@@ -25,9 +27,10 @@ from hf_transformer.apis.openai_generation import (
     read_sampling,
     read_stream,
 )
+from hf_transformer.apis.openai_readings import Readings
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
+from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
@@ -40,26 +43,45 @@ USUAL_TOKENS = 16
 PROMPT = "a string, a list of strings, a list of token ids or a list of such lists"
 
 
-async def create(service: Service, call: Call) -> Reply | Stream:
+class Reading(NamedTuple):
+    """What a request says beside its prompts."""
+
+    model: Model
+    vocab_size: int
+    sampling: Sampling
+    echo: bool
+    stream: bool
+    usage: bool
+
+
+def readings(service: Service) -> Readings[Reading]:
+    """What ``create`` takes."""
+    return Readings(partial(_read, service), ("prompt", "user"))
+
+
+async def create(service: Service, read: Readings[Reading], call: Call) -> Reply | Stream:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)
-        model = find_model(service.models, fields, "completions")
-        given = Parameters(fields, FIELDS)
-        request = parse(fields, generating_task(model), service.max_texts)
-        stream, usage = read_stream(given)
-    form = CompletionForm(request.sampling.logprobs)
+        if "user" in fields:  # OpenAI's way to find abuse; there is nothing to do with it here
+            Parameters(fields, FIELDS).string("user")
+        model, vocab_size, sampling, echo, stream, usage = read(fields)
+        prompts, single = read_prompts(fields.get("prompt"), vocab_size, service.max_texts)
+    request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
+    form = CompletionForm(sampling.logprobs)
     return await Generating(model, request, call, form, stream, usage, "cmpl").answer()
 
 
-def parse(fields: Fields, task: TextGeneration, max_texts: int) -> GenerationRequest:
-    """What a request asks for.
+def _read(service: Service, fields: Fields) -> Reading:
+    """Raises RequestError for a field that is missing, not of its type, out of range, or can't be honoured."""
+    model = find_model(service.models, fields, "completions")
+    task, given = generating_task(model), Parameters(fields, FIELDS)
+    sampling, echo = _read_sampling(given, task)
+    return Reading(model, task.settings.vocabulary.vocab_size, sampling, echo, *read_stream(given))
 
-    Raises:
-        RequestError: a field is missing, not of its type, out of range, or can't be honoured.
-    """
-    given = Parameters(fields, FIELDS)
-    given.string("user")  # OpenAI's way to find abuse; there is nothing to do with it here
+
+def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
+    """How texts are continued, and whether they begin with their prompts."""
     if given.string("suffix"):
         raise InvalidInput("parameters.suffix: text in front of something else can't be generated here; leave it out")
     echo = given.flag("echo", False)
@@ -80,8 +102,7 @@ def parse(fields: Fields, task: TextGeneration, max_texts: int) -> GenerationReq
             f"parameters.best_of: {best}, expected as many as n, {sampling.n}: all that is generated is given, and "
             "nothing is chosen"
         )
-    prompts, single = read_prompts(fields.get("prompt"), task.settings.vocabulary.vocab_size, max_texts)
-    return GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
+    return sampling, echo
 
 
 def _usual_tokens(task: TextGeneration) -> int:

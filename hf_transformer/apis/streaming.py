@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from starlette.types import Send
 
@@ -48,13 +50,23 @@ class Stream:
 
 
 class StreamEnd:
-    """Breaks off one stream because the service ends."""
+    """Breaks off one stream because the service ends. Entered while the stream runs."""
 
-    __slots__ = ("_broken", "_task")
+    __slots__ = ("_broken", "_open", "_task")
 
-    def __init__(self, task: asyncio.Task[object] | None) -> None:
-        self._task = task
+    def __init__(self, open_ones: set[StreamEnd]) -> None:
+        self._task: asyncio.Task[object] | None = asyncio.current_task()
+        self._open = open_ones
         self._broken = False
+
+    def __enter__(self) -> Self:
+        self._open.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.discard(self)
 
     def break_off(self) -> None:
         self._broken = True
@@ -95,17 +107,11 @@ class OpenStreams:
         if self._timer is not None:
             self._timer.cancel()
 
-    @contextmanager
-    def one(self) -> Iterator[StreamEnd]:
-        """While one stream runs, in the current task. Raises Unavailable where the service is about to end."""
+    def one(self) -> StreamEnd:
+        """For a stream of the current task. Raises Unavailable where the service is about to end."""
         if self._over:
             raise shutting_down()
-        end = StreamEnd(asyncio.current_task())
-        self._open.add(end)
-        try:
-            yield end
-        finally:
-            self._open.discard(end)
+        return StreamEnd(self._open)
 
 
 class Pushing:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.replacing import Replacing
@@ -24,6 +25,8 @@ CONTEXT = 8
 
 MOST_PENDING = 32
 """Tokens without any text that is certain, after which it is given as it is: no character needs so many."""
+
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
 
 HALF = 4
 """As many bytes as a character can have; each token is a byte at least."""
@@ -67,14 +70,17 @@ class Vocabulary:
     def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for what follows after the ids of a prompt, or of a text of its own without them."""
         context: list[int] = []
-        most = HALF if self.tokenizer.byte_level else CONTEXT
+        byte_level = self.tokenizer.byte_level
+        most = HALF if byte_level else CONTEXT
         for number in reversed(prompt):
             if not self.is_special(number):
+                if byte_level and not context and self.whole_text(number):
+                    break  # the prompt ends with a whole character: nothing is open
                 context.append(number)
                 if len(context) == most:
                     break
         context.reverse()
-        made = Bytes(self, context) if self.tokenizer.byte_level else Window(self, context)
+        made = Bytes(self, context) if byte_level else Window(self, context)
         return Cleaned(made) if self.tokenizer.cleans_up else made
 
     def is_special(self, number: int) -> bool:
@@ -155,11 +161,13 @@ class Vocabulary:
 class Bytes(Detokenizer):
     """For byte-level BPE: the tokens' bytes, joined, are the text; what is invalid becomes U+FFFD."""
 
-    def __init__(self, vocabulary: Vocabulary, context: Iterable[int]) -> None:
+    def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
         self._byte_string = vocabulary.byte_string
         self._whole_text = vocabulary.whole_text
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decode(b"".join(map(self._byte_string, context)))
+        self._decoder = _UTF8("replace")
+        self._open = False
+        if context:
+            self._decode(b"".join(map(self._byte_string, context)))
 
     def push(self, number: int) -> str:
         text = None if self._open else self._whole_text(number)

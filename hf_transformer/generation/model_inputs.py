@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +49,9 @@ STREAMING: Final = ("streaming", "stream")
 
 KEPT_NUMBERS: Final = 32
 """Tensors of one number that an input keeps: making them all was two thirds of what the tensors of a request took."""
+
+KEPT_SAMPLINGS: Final = 64
+"""Samplings whose tensors are kept: clients ask for the same again and again."""
 
 _ALSO_OPTIONAL: Final = frozenset({*STREAMING, "exclude_input_in_output"})
 """Those of CONSTANT that a model gets even if it can do without."""
@@ -153,6 +156,7 @@ class ModelInputs:
         constant = {name: one for name, one in constant.items() if name in _ALSO_OPTIONAL or not one.optional}
         self.problems = self._unfilled({*own, *constant})
         self._constant: list[Tensor] = []
+        self._kept: dict[int, tuple[Sampling, Sequence[Tensor]]] = {}  # by identity: a Sampling has no hash
         for name, one in constant.items():
             value = spec.decoupled if name in STREAMING else CONSTANT[name]
             try:
@@ -193,14 +197,29 @@ class ModelInputs:
         What a model does without temperature, top_k, top_p and a seed differs (tensorrtllm_backend is greedy then, and
         has one seed for all), so these are always sent; the rest where it is not neutral, or required.
         """
+        kept = self._kept.get(id(sampling))
+        if kept is None:
+            if len(self._kept) == KEPT_SAMPLINGS:
+                self._kept.clear()
+            kept = self._kept[id(sampling)] = sampling, self._seedless(sampling)
+        seed = self._fields.get("seed")
+        return [*kept[1]] if seed is None else [*kept[1], self._seed(seed, sampling)]
+
+    def _seed(self, one: ModelInput, sampling: Sampling) -> Tensor:
+        """The seed, a new one for each request that has none."""
+        if sampling.greedy:
+            return one.tensor(0)
+        return one.tensor((random.getrandbits(63) if sampling.seed is None else sampling.seed) % 2**one.bits)
+
+    def _seedless(self, sampling: Sampling) -> Sequence[Tensor]:
+        """All but the seed."""
         tensors = [*self._constant]
         greedy = self._greedy if sampling.greedy else {}
         for field, one in self._fields.items():
             value = greedy[field] if field in greedy else getattr(sampling, field)
             if field == "seed":
-                seed = random.getrandbits(63) if value is None else value
-                tensors.append(one.tensor(seed % 2**one.bits))
-            elif field == "top_k":  # a client may say "all" by any number, however large
+                continue
+            if field == "top_k":  # a client may say "all" by any number, however large
                 tensors.append(one.tensor(min(value, 2**one.bits - 1)))
             elif field == "logprobs":
                 if value is not None or not one.optional:
@@ -217,7 +236,7 @@ class ModelInputs:
     def _greedy(self) -> Mapping[str, float]:
         """What makes the model take the likeliest token: top_k where there is one, since not all take a top_p of 0."""
         likeliest: Mapping[str, float] = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
-        return {"temperature": 1.0, "min_p": 0.0, "seed": 0, **likeliest}
+        return {"temperature": 1.0, "min_p": 0.0, **likeliest}
 
 
 _NEUTRAL = Sampling()

@@ -18,6 +18,7 @@ from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.text import Continuation, Tally
+from hf_transformer.generation.text_ends import TokenCounter
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Prompt, Sampling
 from hf_transformer.generation.writing import Collected as Collected
 from hf_transformer.generation.writing import Generation as Generation
@@ -31,8 +32,6 @@ EVERYBODYS = frozenset({"stop", "n", "max_tokens", "max_length"})
 """What every kind of model can honour, since it is done here."""
 
 CANARY = "A short text."
-
-COUNTING = Tokenization(whole=True, special_tokens=False)
 
 
 class GenerativeTask(Protocol):
@@ -76,6 +75,7 @@ class GenerationPipeline:
         self._timeout = timeout
         self._log_texts = log_texts
         self._vocabulary = Vocabulary(tokenizer)
+        self._count_text = TokenCounter(tokenizer, executor).count
 
     @property
     def kind(self) -> str:
@@ -166,11 +166,6 @@ class GenerationPipeline:
                 f"{count}, at most {most} are written in one request (--max_sequences)"
             )
         return length
-
-    async def _count_text(self, text: str) -> int:
-        """How many tokens a text would have, of a model that gives text alone."""
-        [[encoding]] = await self.tokenizer.encode_off_loop((text,), self._executor, COUNTING)
-        return len(encoding)
 
     def _refuse(self, sampling: Sampling) -> None:
         """Raises InvalidInput for what this model can't honour, or nobody could."""

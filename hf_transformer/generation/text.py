@@ -99,6 +99,7 @@ class Text(Source[Piece]):
         "_source",
         "_steps",
         "_tally",
+        "_total",
         "_wake",
         "_written",
         "is_awaited",
@@ -130,6 +131,7 @@ class Text(Source[Piece]):
         self._reader = reader
         self._written = written
         self._first = 0.0
+        self._total: int | None = None  # tokens of all the text, where the generator has counted them
         self._begun = self._over = False
         self._error: RequestError | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -164,6 +166,7 @@ class Text(Source[Piece]):
                 at_once = not self._first
                 if at_once:
                     self._first = self._tally.first()
+                self._total = step.total
                 piece = self._add(step)
                 if piece is not None:
                     return piece if piece.finish is None else await self._finished(piece, at_once)
@@ -263,7 +266,7 @@ class Text(Source[Piece]):
         await self._steps.aclose()
         if assembler.text_only:
             text = "".join(assembler.written)
-            piece.count = await self._count_text(text)
+            piece.count = await self._count_text(text) if self._total is None else self._total
             self._tally.settle(len(text), piece.count)
         count = assembler.count or piece.count
         if count > 1 and not at_once:  # which tells nothing

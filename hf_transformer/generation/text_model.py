@@ -51,6 +51,8 @@ _IN_JSON: Final = (
 )
 """Fields of Sampling that vLLM's SamplingParams has under the same name, and with the same neutral value."""
 
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
+
 _REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
 
 
@@ -112,7 +114,7 @@ class TextGenerator(Generator):
                 reading.take(tensors)
             reading.finish()
             written = await self._cut(reading, limit)
-            yield Step(text=written, finish=await self._reason(reading, sampling))
+            yield await self._last(written, reading, sampling)
             return
         async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:
             if limit is None:  # else tokens have to be counted, which takes a turn
@@ -125,8 +127,7 @@ class TextGenerator(Generator):
                 if reading.is_cut:
                     break
         reading.finish()
-        written = await self._cut(reading, limit)
-        yield Step(text=written, finish=await self._reason(reading, sampling))
+        yield await self._last(await self._cut(reading, limit), reading, sampling)
 
     async def canary(self, prompt: Prompt) -> None:
         sampling = Sampling(max_tokens=1, greedy=True)
@@ -158,13 +159,16 @@ class TextGenerator(Generator):
         reading.is_cut, reading.reason = True, "length"
         return reading.text[before:kept]
 
-    async def _reason(self, reading: _Reading, sampling: Sampling) -> FinishReason:
-        """Why the text has ended: what the model says, or whether there are as many tokens as there may be."""
+    async def _last(self, text: str, reading: _Reading, sampling: Sampling) -> Step:
+        """The last step, with the rest of the text, and why it has ended: what the model says, or whether there are as
+        many tokens as there may be."""
         if reading.reason is not None:
-            return reading.reason
+            return Step(text=text, finish=reading.reason)
         most = sampling.max_tokens or 1
-        count = reading.count if COUNT in self._outputs else await self._counter.count(reading.text, most)
-        return "length" if count >= most else "stop"
+        if COUNT in self._outputs:
+            return Step(text=text, finish="length" if reading.count >= most else "stop")
+        count = await self._counter.count_if(reading.text, most)
+        return Step(text=text, finish="length" if (count or 0) >= most else "stop", total=count)
 
     def _problems(self, spec: ModelSpec, wanted: Sequence[str]) -> list[str]:
         """What does not fit, in a sentence each."""
@@ -210,7 +214,7 @@ class _Reading:
     def __init__(self, outputs: Sequence[str], prompt: str) -> None:
         """prompt: what may stand in front."""
         self._output = outputs[0]
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _UTF8("replace")
         self._leading = Leading(prompt)
         self.text = ""
         """All of it so far."""

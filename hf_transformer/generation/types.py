@@ -93,13 +93,15 @@ class Step:
     are counted and the text is taken.
 
     ``scores`` has one element per id where the sampling asks for logprobs. ``finish`` is not None in the last step. An
-    end-of-sequence token is never among the ids.
+    end-of-sequence token is never among the ids. ``total`` is how many tokens all of a text has that came without ids,
+    in the last step of a generator that has counted them.
     """
 
     ids: Sequence[int] = ()
     text: str = ""
     scores: Sequence[TokenScore] = ()
     finish: FinishReason | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,12 @@ class Reader(asyncio.StreamReader):
     """Called once, in the moment in which anything comes, the end included."""
     is_spoiled = False
     unread = 0
+    _at_hand = b""
 
     def feed_data(self, data: Any) -> None:
+        if self.follower is not None and not self.unread and 0 < len(data) <= _AT_ONCE:
+            self._hand(bytes(data))
+            return
         self.unread += len(data)
         if self.idle is not None:
             self._spoil(self.idle)
@@ -57,17 +61,28 @@ class Reader(asyncio.StreamReader):
 
     def take(self, most: int) -> bytes:
         """What has come, without waiting; nothing where ``read`` would wait or raise."""
+        if self._at_hand:
+            data, self._at_hand, self.unread = self._at_hand, b"", 0
+            return data
         if not self.unread or self.exception() is not None:
             return b""
         reading = self.read(most)
         try:
             reading.send(None)
         except StopIteration as done:
-            data: bytes = done.value
-            self.unread -= len(data)
-            return data
+            read: bytes = done.value
+            self.unread -= len(read)
+            return read
         reading.close()
         return b""
+
+    def _hand(self, data: bytes) -> None:
+        """Gives what has come to the follower, past the buffer; what it does not take goes there."""
+        self.unread, self._at_hand = len(data), data
+        self._tell()
+        if self._at_hand:
+            self._at_hand = b""
+            super().feed_data(data)
 
     def _tell(self) -> None:
         follower, self.follower = self.follower, None

@@ -213,7 +213,7 @@ async def test_a_fault_of_the_service_is_logged_and_told(
 
 
 async def test_a_cancellation_from_elsewhere_is_none_of_its_own() -> None:
-    end = StreamEnd(asyncio.current_task())
+    end = StreamEnd(set())
     assert not end.has_cancelled()
     end.break_off()
     with pytest.raises(asyncio.CancelledError):

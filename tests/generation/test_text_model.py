@@ -12,11 +12,11 @@ import pytest
 
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.text_ends import Leading, leading_token
+from hf_transformer.generation.text_ends import Leading, TokenCounter, added_tokens, leading_token
 from hf_transformer.generation.text_model import TextGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer import Tokenizer
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.types import ModelSpec, Tensor, Tokenization
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec, steps, text
 from tests.generation.tokenizers import ALL, load
 
@@ -298,3 +298,25 @@ async def test_canary(bench: Bench) -> None:
 async def test_models_that_do_not_fit(bench: Bench, inputs: Any, outputs: Any, json: bool, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         bench.generator(model(inputs, outputs), json=json)
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_a_text_has_as_many_tokens_as_the_tokenizer_makes_of_it(
+    tmp_path: Path, executor: ThreadPoolExecutor, name: str
+) -> None:
+    tokenizer = load(ALL[name](tmp_path / "model"))
+    counter = TokenCounter(tokenizer, executor)
+    assert (added_tokens(tokenizer) is None) == (name == "byt5")  # which adds no end where there is one
+    for text_ in ("a", " a", "the capital of france is paris", " 1 2 3", "\n\n", "é\u0301 a  b", "a " * 200, "a</s>"):
+        [[bare]] = tokenizer.encode_windows([text_], Tokenization(whole=True, special_tokens=False))
+        for _ in range(2):  # as new words, and as known ones
+            assert await counter.count(text_) == len(bare.ids)
+
+
+async def test_a_generator_that_has_counted_tells_how_many(bench: Bench) -> None:
+    written = "the cat sat"
+    count = len(bench.tokenizer.encode([written])[0].ids)
+    *_, last = await steps(bench.generator(OLD_VLLM, text(written)), PROMPT, Sampling(max_tokens=2, greedy=True))
+    assert last.total == count
+    *_, last = await steps(bench.generator(OLD_VLLM, text(written)), PROMPT, Sampling(max_tokens=50, greedy=True))
+    assert last.total is None  # there can't be so many, so nobody has counted

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.contract import ContractError
+from hf_transformer.generation.model_inputs import ModelInputs
 from hf_transformer.generation.token_model import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.types import ModelSpec, TensorSpec
@@ -82,6 +83,18 @@ async def test_greedy_is_not_honoured_without_an_input_for_it() -> None:
         found = generator(model([*NEEDED, *more], OUTPUTS), ScriptedModel())
         assert ("greedy" in found.honours) is expected, names
         assert found.honours - {"greedy"} == {"max_tokens", *names}
+
+
+async def test_one_sampling_s_tensors_are_kept_but_not_its_seed() -> None:
+    generative, sampling = model(REAL, OUTPUTS), Sampling(max_tokens=1, temperature=0.5)
+    inputs = ModelInputs(generative, (), end=None)
+    (first, second), other = (
+        [{one.name: one for one in inputs.tensors(sampling)} for _ in range(2)],
+        {one.name: one for one in inputs.tensors(Sampling(max_tokens=2, temperature=0.5))},
+    )
+    assert first["temperature"] is second["temperature"]
+    assert first["random_seed"].data.tolist() != second["random_seed"].data.tolist()
+    assert other["request_output_len"].data.tolist() == [[2]]
 
 
 async def test_without_a_seed_there_is_a_new_one_each_time() -> None:

@@ -1,0 +1,51 @@
+"""What requests say beside their prompts: clients send the same fields again and again, so these are read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final, Generic, TypeVar
+
+import orjson
+
+from hf_transformer.apis.openai_generation import Fields
+from hf_transformer.types import Json
+
+T = TypeVar("T")
+
+MOST: Final = 256
+"""Readings that are kept."""
+LONGEST: Final = 512
+"""Bytes of JSON that fields may have whose reading is kept."""
+
+
+class Readings(Generic[T]):
+    """What ``read`` makes of fields, kept by exactly what they are; what it refuses is read again.
+
+    The tensors that a token model gets of a sampling are kept by it, too (generation/model_inputs.py).
+
+    Args:
+        read: makes something that nobody changes, of the fields alone; it may raise.
+        apart: the names of fields that it does not get.
+    """
+
+    def __init__(self, read: Callable[[Fields], T], apart: Collection[str]) -> None:
+        self._read = read
+        self._apart = frozenset(apart)
+        self._kept: dict[bytes, T] = {}
+
+    def __call__(self, fields: Fields) -> T:
+        """What they say. Raises what ``read`` raises."""
+        apart = self._apart
+        rest: dict[str, Json] = {name: value for name, value in fields.items() if name not in apart}
+        try:
+            key = orjson.dumps(rest)
+        except orjson.JSONEncodeError:  # lists in lists may be read more deeply than written
+            return self._read(rest)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._read(rest)
+            if len(key) <= LONGEST:
+                if len(self._kept) == MOST:
+                    self._kept.clear()
+                self._kept[key] = found
+        return found
