@@ -92,7 +92,7 @@ class Region:
         self.path, self._file = _new_file(folder)
         self.name = self.path.name
         # Also when the interpreter ends without ``close``; not after SIGKILL or os._exit, for which
-        # there are remove_leftovers and clean_up.
+        # there are remove_leftovers and remove_own_and_leftovers.
         self._end = weakref.finalize(self, _remove, self.path, self._file)
         self._slots = Slots(size)
         self._memory = memoryview(b"")
@@ -203,7 +203,7 @@ def remove_leftovers(folder: Path = FOLDER) -> list[str]:
     return removed
 
 
-def clean_up(folder: Path = FOLDER) -> None:
+def remove_own_and_leftovers(folder: Path = FOLDER) -> None:
     """Removes the files of this process too: for one that ends without a word, when nothing else will."""
     with suppress(OSError):
         for file in os.listdir("/proc/self/fd"):
