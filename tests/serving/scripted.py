@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from hf_transformer.local_triton import HOST
-from hf_transformer.serving.connection import Connection
+from hf_transformer.serving.connection import Connection, State
 from hf_transformer.serving.known_heads import KnownHeads
 from hf_transformer.serving.plain_heads import PlainHeads
 from hf_transformer.serving.settings import ClientLimits, ServerConfig
@@ -31,15 +31,20 @@ class Unread(PlainHeads):
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written until it is closed."""
+    """Keeps what is written until it is closed.
 
-    def __init__(self) -> None:
+    Args:
+        tls: whether it says that it is encrypted.
+    """
+
+    def __init__(self, *, tls: bool = False) -> None:
         super().__init__()
         self.written = b""
         self.closing = False
+        self._tls = tls
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": (HOST, 1), "sockname": (HOST, 2)}.get(name, default)
+        return {"peername": (HOST, 1), "sockname": (HOST, 2), "sslcontext": self._tls}.get(name, default)
 
     def write(self, data: Any) -> None:
         if not self.closing:
@@ -72,12 +77,16 @@ class Site:
     Args:
         known: the heads that it knows.
         late: whether requests on the short way are answered at ANSWER only.
+        tls: whether the connections are encrypted.
     """
 
-    def __init__(self, known: KnownHeads, *, late: bool = False, keep_alive: int = 65) -> None:
+    def __init__(self, known: KnownHeads, *, late: bool = False, keep_alive: int = 65, tls: bool = False) -> None:
         self.app = Ways()
         self.late = late
         self.known = known
+        self.tls = tls
+        self.views: list[tuple[object, ...]] = []
+        """How connections stood after each step of a run; see view_of."""
         self.state = ServerState()
         self.state.default_headers = [DATE]
         limits = ClientLimits(connections=9, header_bytes=4096, seconds=60, idle_seconds=60)
@@ -95,7 +104,7 @@ class Site:
         self.config.known_heads = known
 
     def connect(self) -> tuple[Connection, Wire]:
-        connection, wire = Connection(self.config, self.state, {}), Wire()
+        connection, wire = Connection(self.config, self.state, {}), Wire(tls=self.tls)
         connection.connection_made(wire)
         return connection, wire
 
@@ -117,6 +126,7 @@ class Site:
     async def run(self, steps: Sequence[bytes | str]) -> Wire:
         """One connection, with these reads and events."""
         connection, wire = self.connect()
+        before = connection.state()
         for step in steps:
             if wire.closing:
                 break
@@ -129,6 +139,9 @@ class Site:
             else:
                 (connection.pause_writing if step == PAUSE else connection.resume_writing)()
             await turns()
+            state = connection.state()
+            self.views.append(view_of(connection, state, before))
+            before = state
         connection.resume_writing()
         for _ in range(len(steps)):
             self.answer()
@@ -148,16 +161,33 @@ class Site:
         return len(self.app.taken) - len(self.app.asked)
 
 
+def view_of(connection: Connection, state: State | None, before: State | None) -> tuple[object, ...]:
+    """What the sweeper, its clock, uvicorn's timer and the end of the server have of a connection."""
+    return (
+        None if state is None else (state.kind, state.unsent),
+        state is not None and before is not None and state.is_still(before),
+        connection.timeout_keep_alive_task is None,
+        connection.in_head,
+        connection.flow.read_paused,
+        len(connection.pipeline),
+    )
+
+
 async def turns() -> None:
     for _ in range(TURNS):
         await asyncio.sleep(0)
 
 
 async def compared(
-    taught: Sequence[bytes], steps: Sequence[bytes | str], *, late: bool = False, keep_alive: int = 65
+    taught: Sequence[bytes],
+    steps: Sequence[bytes | str],
+    *,
+    late: bool = False,
+    keep_alive: int = 65,
+    tls: bool = False,
 ) -> tuple[int, Wire]:
     """Hits, and what was written, the same as by a server that knows no heads and reads none by itself."""
-    sites = [Site(known, late=late, keep_alive=keep_alive) for known in (KnownHeads(), KnownHeads(0))]
+    sites = [Site(known, late=late, keep_alive=keep_alive, tls=tls) for known in (KnownHeads(), KnownHeads(0))]
     sites[1].known.plain = Unread()
     wires = []
     for site in sites:
@@ -168,8 +198,9 @@ async def compared(
     assert wires[0].written == wires[1].written
     assert wires[0].closing == wires[1].closing
     for site in sites:
-        assert all(one.scheme == "http" for one in site.app.taken)
+        assert all(one.scheme == ("https" if tls else "http") for one in site.app.taken)
     took = [[(list(one.headers), one.body) for one in site.app.taken] for site in sites]
     assert took[0] == took[1]
+    assert knowing.views == other.views
     assert knowing.state.total_requests == other.state.total_requests
     return knowing.hits, wires[0]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.serving.known_heads import KnownHeads
-from hf_transformer.serving.plain_heads import LONGEST, LONGEST_NAME, MOST_NAMES, PlainHeads
+from hf_transformer.serving.plain_heads import LONGEST, LONGEST_NAME, MOST_FIELDS, MOST_NAMES, PlainHeads
 from tests.serving.scripted import ANSWER, PAUSE, RESUME, Site, compared
 from tests.serving.test_short_requests import CHUNKED, TARGET, post
 
@@ -160,6 +160,10 @@ def test_usual_ones_are_read(lines: list[str]) -> None:
     assert is_read(post(b"text", *lines)) and is_read(post(b"", *lines))
 
 
+def test_as_many_fields_as_there_may_be_are_read() -> None:
+    assert is_read(post(b"text", *[f"X-{number}: a" for number in range(MOST_FIELDS - 2)]))
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -175,6 +179,7 @@ def test_usual_ones_are_read(lines: list[str]) -> None:
         post(target="*"),
         post(target='/"short"'),
         post(b"text", f"X: {'a' * LONGEST}"),
+        post(b"text", *["X: a"] * (MOST_FIELDS - 1)),
         post().replace(b"POST", b"PUT"),
         post().replace(b"POST", b"post"),
         post().replace(b"Content-Length: 4\r\n", b""),
