@@ -82,6 +82,8 @@ class BatchCosts:
 
     def __init__(self, instances: int) -> None:
         self.overhead: float | None = None
+        self._learnt: float | None = None
+        """The overhead as it was learnt, without doubts."""
         self._instances = instances
         self._at_work = 0
         self._behind: deque[Timing] = deque()
@@ -121,6 +123,10 @@ class BatchCosts:
         overhead = self.overhead
         return overhead is None or (padded - tokens <= WORTH * overhead and padded <= ENOUGH * overhead)
 
+    def outweighed(self, tokens: int) -> bool:
+        """Whether a batch takes the model longer for so many tokens than for all else; not as long as nobody knows."""
+        return self._learnt is not None and tokens >= self._learnt
+
     def _add(self, seconds: float, tokens: int) -> None:
         self._count += 1
         if self._count <= COLD:
@@ -158,7 +164,8 @@ class BatchCosts:
         self._a = max(0.0, (self._xy / self._weight - x * y) / variance)
         self._b = y - self._a * x
         known = self.overhead is not None
-        self.overhead = max(LEAST, self._a / max(self._b, y * _FREE))
+        self._learnt = self._a / max(self._b, y * _FREE)
+        self.overhead = max(LEAST, self._learnt)
         if not known:
             logger.info(
                 "one more batch takes the model as long as %.0f more tokens; batches are made accordingly",

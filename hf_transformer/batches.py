@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -87,8 +87,10 @@ class Filling:
 class EncodingForm(Form[Encoding]):
     """Batches of texts, for models that read each of them once.
 
-    ``max_tokens`` and ``max_output_bytes`` bound a batch beside what the model's configuration says. ``costs`` do so
-    too where texts of different lengths may share one and each row costs time; elsewhere they are of no use.
+    ``max_tokens`` and ``max_output_bytes`` bound a batch beside what the model's configuration says; ``more`` says
+    whether its outputs may have so many bytes all the same, and is asked where their sizes are known beforehand.
+    ``costs`` bound it too where texts of different lengths may share one and each row costs time; elsewhere they are of
+    no use.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class EncodingForm(Form[Encoding]):
         *,
         max_tokens: int,
         max_output_bytes: int,
+        more: Callable[[int], bool] | None = None,
         costs: BatchCosts | None = None,
     ) -> None:
         self._binding = binding
@@ -117,6 +120,7 @@ class EncodingForm(Form[Encoding]):
             padding=binding.masked or binding.length is not None,
             fixed_length=binding.length,
             costs=self.costs,
+            more=more if all(output.row_bytes(1) is not None for output in binding.outputs) else None,
         )
 
     def length(self, item: Encoding) -> int:

@@ -264,7 +264,7 @@ class Config:
         Integer(1), 16384)
     max_batch_output_bytes: int | None = option(
         LIMITS, "Bytes of a batch's outputs: logits of a whole vocabulary are megabytes, and key-value caches more.",
-        Integer(1), default_text="4194304; 268435456 for texts that are written from a model's logits")
+        Integer(1), default_text="4194304 (8388608 through shared memory); 268435456 for texts made from logits")
     max_cache_bytes: int = option(
         LIMITS, "Bytes of the key-value caches of texts in the making, which grow with them. A text whose cache finds "
         "no room to begin is answered with 429, one that finds none to grow waits until others have ended, and what "

@@ -22,7 +22,13 @@ from hf_transformer.model_parts import Parts
 from hf_transformer.pipeline import Pipeline
 from hf_transformer.places import Places
 from hf_transformer.predictors.base import Predictor, PredictorSettings
-from hf_transformer.scheduler import OUTPUT_BYTES, STEP_OUTPUT_BYTES, Scheduler, SchedulerSettings
+from hf_transformer.scheduler import (
+    OUTPUT_BYTES,
+    SHARED_OUTPUT_BYTES,
+    STEP_OUTPUT_BYTES,
+    Scheduler,
+    SchedulerSettings,
+)
 from hf_transformer.tasks.base import Task
 from hf_transformer.tasks.reductions import reading
 from hf_transformer.tasks.text_generation import TextGeneration
@@ -135,6 +141,7 @@ def predictive_builder(
                 filling(tokenizer, binding),
                 max_tokens=settings.max_batch_tokens,
                 max_output_bytes=settings.max_batch_output_bytes,
+                more=more_when_shared(config, predictor),
                 costs=BatchCosts(spec.instances),
             ),
             settings,
@@ -168,14 +175,36 @@ def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPU
 
     Without a flag, one batch for each of the model's ``instances`` and one that is on its way or being decoded. More
     would only be smaller, and every batch costs some time of its own (benchmarks/, "Batches in flight"). Its outputs
-    then have ``output_bytes``, or what the predictor may respond with where that is less.
+    then have ``output_bytes``, or what the predictor may respond with where that is less; see ``more_when_shared``.
     """
     return SchedulerSettings(
         max_batches_in_flight=config.max_batches_in_flight or instances + 1,
         max_batch_tokens=config.max_batch_tokens,
-        max_batch_output_bytes=config.max_batch_output_bytes or min(output_bytes, config.max_predictor_response_bytes),
+        max_batch_output_bytes=config.max_batch_output_bytes or min(output_bytes, largest_response(config)),
         timeout=config.predictor_request_timeout_seconds,
     )
+
+
+def largest_response(config: Config) -> int:
+    """Bytes of a response of the predictor at most, by the flags."""
+    most, longest = config.max_predictor_response_bytes, config.grpc_max_receive_message_length
+    return most if config.predictor_protocol == "v2" or longest == -1 else min(most, longest)
+
+
+def most_shared_bytes(config: Config) -> int:
+    """Bytes that a batch's outputs have through shared memory at most; 0 where none travel so, or a flag bounds them
+    whatever their way."""
+    if config.predictor_shared_memory == "off" or config.max_batch_output_bytes is not None:
+        return 0
+    # They come inline after all where the region is lost in that moment: never more than a response may have.
+    return min(SHARED_OUTPUT_BYTES, config.predictor_shared_memory_bytes, largest_response(config))
+
+
+def more_when_shared(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
+    """Whether a batch's outputs may have so many bytes, more than they have inline, because they would travel through
+    shared memory now. None where they may not in any case."""
+    most = most_shared_bytes(config)
+    return (lambda size: size <= most and predictor.shares(size)) if most else None
 
 
 def fitted(tokenizer: Tokenizer, binding: Binding) -> Tokenizer:

@@ -38,8 +38,10 @@ thread keeps the interpreter before others get their turn (sys.getswitchinterval
 
 
 OUTPUT_BYTES = 4 * 2**20
-"""Of a batch, where no flag says it. Twice as much takes a quarter less CPU through shared memory, but costs a fifth of
-the requests inline (benchmarks/, "Batches in flight"), and which way outputs will come is not known here."""
+"""Of a batch whose outputs come inline, where no flag says it. Twice as much costs a fifth of the requests there."""
+
+SHARED_OUTPUT_BYTES = 8 * 2**20
+"""The same through shared memory: a quarter less CPU than with half as much (benchmarks/, "Batches in flight")."""
 
 STEP_OUTPUT_BYTES = 256 * 2**20
 """The same for a step of texts that are being written. It has much to gain, since a model needs about as long for one
@@ -171,7 +173,7 @@ class Scheduler(Generic[Item]):
         """Nobody waits for a request any more; what of it still queues is forgotten."""
         request.future.cancel()
         request.leave()
-        self._waiting.left(sum(not entry.taken for entry in request.entries))
+        self._waiting.left(request.entries)
 
     def _send_arrived(self) -> None:
         """Sends what has arrived in the last turn."""
@@ -199,7 +201,7 @@ class Scheduler(Generic[Item]):
 
     def _next(self) -> Batch[Item] | None:
         """A batch that takes a place; None if nobody waits."""
-        entries = self._waiting.take()
+        entries = self._waiting.take(self._places.count + 1)
         if not entries:
             return None
         batch = Batch(entries)
@@ -246,6 +248,7 @@ class Scheduler(Generic[Item]):
                 timing.ended(time.perf_counter())
             batch.close()
             self._in_flight.discard(batch)
+            self._waiting.answered(len(entries))
             # Once those who were answered have run: what they ask for next can be in the very next batch.
             self._loop.call_soon(self._places.give_back)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -22,8 +22,8 @@ MOST_GONE = 64
 
 
 class Entry(Protocol):
-    """One instance that waits. ``length`` is in tokens; instances of different ``key`` never share a batch; ``gone``
-    says that nobody wants its answer any more."""
+    """One instance that waits. ``length`` is in tokens; instances of different ``key`` never share a batch; ``taken``
+    says that it waits no more, be it in a batch or given up; ``gone`` that nobody wants its answer any more."""
 
     length: int
     key: str
@@ -42,7 +42,8 @@ class BatchLimits:
 
     ``output_bytes`` gives the bytes of one row's outputs by the batch's width in tokens. With ``padding`` false only
     instances of one length share a batch, else ``max_padding`` is the largest part of it that may be padding, and
-    ``costs`` say whether that is worth it. A batch of one instance is always allowed.
+    ``costs`` say whether that is worth it. More bytes of outputs than ``max_output_bytes`` are allowed where ``more``
+    says so of them. A batch of one instance is always allowed.
     """
 
     max_rows: int
@@ -53,11 +54,15 @@ class BatchLimits:
     fixed_length: int | None = None
     max_padding: float = MAX_PADDING
     costs: BatchCosts | None = None
+    more: Callable[[int], bool] | None = None
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
         """Whether a batch may have so many rows, padded to ``width``, with ``tokens`` that are no padding."""
         padded = rows * width
-        if rows > self.max_rows or padded > self.max_tokens or rows * self.output_bytes(width) > self.max_output_bytes:
+        if rows > self.max_rows or padded > self.max_tokens:
+            return False
+        size = rows * self.output_bytes(width)
+        if size > self.max_output_bytes and (self.more is None or not self.more(size)):
             return False
         if self.fixed_length is not None:
             return True
@@ -65,12 +70,24 @@ class BatchLimits:
             return False
         return self.costs is None or self.costs.allow(padded, tokens)
 
+    def most(self, share: int, width: int) -> int:
+        """The most instances of a batch of this width whose fair share is ``share``; see Waiting."""
+        if share < self.max_rows and self.more is not None and self.costs is not None:
+            if self.costs.outweighed(share * width) and self.more(self.output_bytes(width)):
+                return share
+        return self.max_rows
+
 
 class Waiting(Generic[One]):
     """The queue. The instance that has waited longest is always in the next batch, so none is overtaken for ever;
     those nearest to it in length fill the batch up, in the order of their arrival.
 
     ``limits`` gives those of the batch that an instance is the oldest in; one key's are all the same.
+
+    Where already one instance's outputs go through shared memory, so that moving them takes long, and a batch costs
+    little beside, instances share batches evenly: each has its part of all that wait or are under way, those of the
+    last batch included, since their clients ask again. Then one batch is with the clients while each place has another.
+    A batch that takes as many as it may leaves few to the next one, and the predictor idle after that.
     """
 
     def __init__(self, limits: Callable[[One], BatchLimits]) -> None:
@@ -80,29 +97,60 @@ class Waiting(Generic[One]):
         """Those that have arrived since the last batch: one that leaves alone, as most do, needs no group."""
         self._gone = 0
         self._groups: dict[str, _Group[One]] = {}
+        self._count = self._under_way = self._answered = 0
+        """Instances that wait, that have left and are not answered, and of the batch that was answered last."""
 
     def add(self, entry: One) -> None:
         """Puts an instance at the end of the queue."""
         self._arrived.append(entry)
         self._ungrouped.append(entry)
+        self._count += 1
 
-    def left(self, count: int) -> None:
-        """Says that nobody waits any more for so many of the instances here; once they are many they are taken out."""
-        self._gone += count
+    def left(self, entries: Iterable[One]) -> None:
+        """Says that nobody waits any more for those of these instances that are here; once such are many they are taken
+        out."""
+        for entry in entries:
+            if not entry.taken:
+                self._give_up(entry)
+                self._gone += 1
         if self._gone > MOST_GONE and self._gone * 2 > len(self._arrived):
-            staying = [entry for entry in self._arrived if not (entry.taken or entry.gone)]
+            waited, self._count = [entry for entry in self._arrived if not entry.taken], 0
             self._clear()
-            for entry in staying:
+            for entry in waited:
                 self.add(entry)
 
-    def take(self) -> list[One]:
-        """The next batch, oldest instance first; empty if nobody waits."""
+    def _give_up(self, entry: One) -> None:
+        """Counts an instance out, once: ``left`` may be told of it before or after its turn."""
+        entry.taken = True
+        self._count -= 1
+
+    def take(self, parts: int = 1) -> list[One]:
+        """The next batch, oldest instance first; empty if nobody waits.
+
+        Args:
+            parts: batches that all instances are shared by.
+        """
+        if not self._arrived:
+            return []
+        batch = self._take(-(-(self._count + self._under_way + self._answered) // parts))
+        self._count -= len(batch)
+        self._under_way += len(batch)
+        return batch
+
+    def answered(self, count: int) -> None:
+        """A batch of so many instances that has left has ended."""
+        self._under_way -= count
+        self._answered = count
+
+    def _take(self, share: int) -> list[One]:
         while self._arrived:
             first = self._arrived.popleft()
             if first.taken:
                 continue
             batch: list[One] = []
-            if not first.gone:
+            if first.gone:
+                self._give_up(first)
+            else:
                 first.taken = True
                 batch = [first]
             if not self._arrived:  # nobody else waits
@@ -110,10 +158,11 @@ class Waiting(Generic[One]):
                 return batch
             self._group()
             if batch:
-                self._fill(batch, self._groups[first.key])
+                self._fill(batch, self._groups[first.key], share)
             self._forget(first)
             if batch:
                 return batch
+        self._clear()  # those that were given up are in there yet
         return []
 
     def _clear(self) -> None:
@@ -139,14 +188,15 @@ class Waiting(Generic[One]):
             if not group:
                 del self._groups[entry.key]
 
-    def _fill(self, batch: list[One], group: _Group[One]) -> None:
+    def _fill(self, batch: list[One], group: _Group[One], share: int) -> None:
         """Adds the nearest lengths, first those that cost the least padding."""
         limits = self._limits(batch[0])
         width = limits.fixed_length or batch[0].length
         tokens = batch[0].length
+        most = limits.most(share, width)
         for length in group.nearest(batch[0].length) if limits.padding else (batch[0].length,):
             wider = max(width, length)
-            while limits.allow(len(batch) + 1, wider, tokens + length):
+            while len(batch) < most and limits.allow(len(batch) + 1, wider, tokens + length):
                 entry = group.pop(length)
                 if entry is None:
                     break
@@ -154,7 +204,7 @@ class Waiting(Generic[One]):
                 batch.append(entry)
                 width = wider
                 tokens += length
-            if len(batch) >= limits.max_rows:
+            if len(batch) >= most:
                 break
 
 

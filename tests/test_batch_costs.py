@@ -147,3 +147,14 @@ def test_batches_without_an_answer_teach_nothing_and_leave_their_place() -> None
     third.ended(3.0, 100)
     assert costs.sent(4.0).began == 4.0
     assert costs.overhead is None
+
+
+def test_tokens_outweigh_what_a_batch_costs_beside_them_once_it_is_known() -> None:
+    costs = BatchCosts(1)
+    work_off(costs, SIZES[: FIRST - 1], line(120.0))
+    assert not costs.outweighed(10**9)
+    work_off(costs, SIZES[FIRST - 1 :], line(120.0))
+    assert (costs.outweighed(110), costs.outweighed(130)) == (False, True)
+    work_off(costs, [300] * 10_000, line(120.0), started=100.0)
+    assert costs.overhead is not None and costs.overhead > 200, "equal batches are doubted"
+    assert costs.outweighed(130), "not so what was learnt before"

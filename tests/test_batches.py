@@ -54,6 +54,14 @@ def test_a_right_response_is_given_a_batch_axis() -> None:
     assert verify(tensor, LOGITS, 1, 3, batch_axis=False).shape == (1, 3, 5)
 
 
+@pytest.mark.parametrize(("sizes", "allowed"), [((-1, 5), True), ((-1, -1), False)], ids=["known", "unknown"])
+def test_more_bytes_of_outputs_only_where_their_sizes_are_known(sizes: tuple[int, ...], allowed: bool) -> None:
+    binding = replace(MASKED, outputs=(replace(LOGITS, sizes=sizes),))
+    form = EncodingForm(binding, RIGHT, max_tokens=100, max_output_bytes=120, more=lambda size: size <= 180)
+    limits = form.limits(encoding(3))  # a row has 60 bytes
+    assert [limits.allow(rows, 3, 3 * rows) for rows in (2, 3, 4)] == [True, allowed, False]
+
+
 @pytest.mark.parametrize(
     ("datatype", "shape", "says"),
     [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_transformer.batch_costs import BatchCosts
 from hf_transformer.waiting import MAX_PADDING, BatchLimits, Waiting
 
 UNLIMITED = 10**9
@@ -63,6 +64,19 @@ def test_every_instance_leaves_once_within_the_limits(given_entries: list[Entry]
             assert len(batch) * width <= within.max_tokens
             assert len(batch) * within.output_bytes(width) <= within.max_output_bytes
             assert sum(entry.length for entry in batch) >= (1 - MAX_PADDING) * width * len(batch)
+
+
+def test_more_bytes_are_allowed_for_as_long_as_they_are_said_to_be() -> None:
+    room = 600
+    within = replace(limits(rows=9, output_bytes=200), more=lambda size: size <= room)
+    waiting: Waiting[Entry] = Waiting(lambda entry: within)
+    for number in range(20):
+        waiting.add(Entry(10, number=number))
+    assert len(waiting.take()) == 6  # of 100 bytes each
+    room = 0
+    assert len(waiting.take()) == 2
+    room = 400
+    assert len(waiting.take()) == 4
 
 
 @given(entries, any_limits)
@@ -130,7 +144,7 @@ def test_one_that_waits_alone_leaves_nothing_behind() -> None:
         alone = Entry(3, gone=gone)
         waiting.add(alone)
         assert waiting.take() == ([] if gone else [alone])
-        assert alone.taken is not gone
+        assert alone.taken
         assert waiting.take() == []
         assert not (waiting._groups or waiting._arrived or waiting._ungrouped)
 
@@ -148,3 +162,62 @@ def test_those_that_came_before_and_after_a_batch_leave_together() -> None:
     assert waiting.take() == [early[4], late[0]]
     assert waiting.take() == [late[1]]
     assert waiting.take() == []
+
+
+class Known(BatchCosts):
+    """A batch costs as much as so many tokens, beside its own."""
+
+    def __init__(self, overhead: float) -> None:
+        super().__init__(1)
+        self.overhead = self._learnt = overhead
+
+
+def evenly(overhead: float, room: int, output_bytes: int = 50) -> BatchLimits:
+    """Up to 9 rows of 100 bytes each, for texts of 10 tokens, while there is ``room`` in shared memory."""
+    return replace(limits(rows=9, output_bytes=output_bytes), costs=Known(overhead), more=lambda size: size <= room)
+
+
+def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
+    waiting: Waiting[Entry] = Waiting(lambda entry: evenly(20, UNLIMITED))
+    for _ in range(16):
+        waiting.add(Entry(10))
+    sizes = [len(waiting.take(3)), len(waiting.take(3))]
+    for _ in range(9):  # one comes back, and its clients ask again; one of each batch does so at once
+        ended = sizes[-2]
+        waiting.add(Entry(10))
+        waiting.answered(ended)
+        sizes.append(len(waiting.take(3)))
+        for _ in range(ended - 1):
+            waiting.add(Entry(10))
+    assert all(5 <= size <= 7 for size in sizes), sizes
+
+
+@pytest.mark.parametrize(
+    ("within", "expected"),
+    [
+        pytest.param(evenly(20, UNLIMITED), 4, id="moving outputs takes longest"),
+        pytest.param(evenly(20, 150, 10**6), 4, id="one row would not come inline"),
+        pytest.param(evenly(41, UNLIMITED), 9, id="a batch costs more than its tokens"),
+        pytest.param(evenly(20, 99, 10**6), 9, id="one row comes inline"),
+        pytest.param(replace(evenly(20, UNLIMITED, 10**6), more=None), 9, id="a flag says it"),
+        pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=None), 9, id="no costs"),
+        pytest.param(replace(evenly(20, UNLIMITED, 10**6), costs=BatchCosts(1)), 9, id="not known yet"),
+    ],
+)
+def test_when_batches_are_shared_out(within: BatchLimits, expected: int) -> None:
+    waiting: Waiting[Entry] = Waiting(lambda entry: within)
+    for _ in range(12):
+        waiting.add(Entry(10))
+    assert len(waiting.take(3)) == expected
+
+
+def test_those_that_have_gone_have_no_share() -> None:
+    waiting: Waiting[Entry] = Waiting(lambda entry: evenly(20, UNLIMITED))
+    everyone = [Entry(10) for _ in range(100)]
+    for entry in everyone:
+        waiting.add(entry)
+    for gone, expected in ((everyone[:40], 9), (everyone[49:88], 7)):  # of 60; of 12 and the 9 before them
+        for entry in gone:
+            entry.gone = True
+        waiting.left(gone)
+        assert len(waiting.take(3)) == expected

@@ -12,7 +12,7 @@ from hf_transformer.diagnosis.pair import BoundPair
 from hf_transformer.diagnosis.probing import Outputs, ask, difference, highest, succeeds
 from hf_transformer.diagnosis.subject import Subject, known
 from hf_transformer.errors import PredictorDenied, PredictorError
-from hf_transformer.scheduler import OUTPUT_BYTES
+from hf_transformer.model_wiring import most_shared_bytes, scheduler_settings
 from hf_transformer.types import Encoding
 
 TOLERANCES = {"FP16": 2e-2, "BF16": 5e-2}
@@ -85,9 +85,10 @@ async def company(subject: Subject) -> Sequence[Finding]:
 
 def _most_rows(pair: BoundPair, width: int) -> int:
     """As many texts of so many tokens as the service's own limits let into a batch."""
-    config = pair.config
-    output_bytes = config.max_batch_output_bytes or OUTPUT_BYTES
-    return min(config.max_batch_tokens // width, output_bytes // pair.binding.output_bytes(width))
+    binding, settings = pair.binding, scheduler_settings(pair.config, pair.spec.instances)
+    sized = all(output.row_bytes(width) is not None for output in binding.outputs)
+    output_bytes = max(settings.max_batch_output_bytes, most_shared_bytes(pair.config) if sized else 0)
+    return min(settings.max_batch_tokens // width, output_bytes // binding.output_bytes(width))
 
 
 def _compared(alone: Outputs, together: Outputs, rows: int, pair: BoundPair) -> Sequence[Finding]:

@@ -29,6 +29,10 @@ class Predictor(ABC):
         """
         return False
 
+    def shares(self, size: int) -> bool:
+        """Whether outputs of ``size`` bytes together would travel through shared memory at this moment."""
+        return False
+
     @property
     def needs_task(self) -> bool:
         """Whether a call of ``infer`` has to be made in an asyncio.Task, as what asks for the current task has to

@@ -123,6 +123,10 @@ class SharedMemoryPredictor(Predictor):
         call = HeldPlacedCall if self._transport.holds else PlacedCall
         return call(self._slots, inputs, outputs, headers, tuple(lengths))
 
+    def shares(self, size: int) -> bool:
+        region = self._keeper.region
+        return size >= self._min_bytes and region is not None and region.fits(size)
+
     @property
     def needs_task(self) -> bool:
         return self._transport.needs_task

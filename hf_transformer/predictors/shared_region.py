@@ -48,6 +48,10 @@ class Slots:
     def free_bytes(self) -> int:
         return sum(length for _, length in self._gaps)
 
+    def fits(self, size: int) -> bool:
+        """Whether there is a gap of ``size`` bytes."""
+        return any(length >= size for _, length in self._gaps)
+
     def take(self, size: int) -> int | None:
         """The offset of ``size`` bytes, None where no gap is as large; ``size`` is a multiple of ALIGNMENT."""
         for index, (offset, length) in enumerate(self._gaps):
@@ -111,6 +115,10 @@ class Region:
     @property
     def free_bytes(self) -> int:
         return self._slots.free_bytes if self._memory else 0
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for ``size`` bytes more, in one piece."""
+        return bool(self._memory) and self._slots.fits(aligned(size))
 
     def fill(self) -> None:
         """Gives the file its memory, all of it at once, and maps it read-only: blocks for some 0.2 ms per MiB.

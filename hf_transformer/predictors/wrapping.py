@@ -29,6 +29,9 @@ class WrappingPredictor(Predictor):
     def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
         return self._inner.stops_when_cancelled(sizes)
 
+    def shares(self, size: int) -> bool:
+        return self._inner.shares(size)
+
     @property
     def needs_task(self) -> bool:
         return self._inner.needs_task

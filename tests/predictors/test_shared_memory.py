@@ -12,6 +12,7 @@ from hf_transformer.metrics import Metrics
 from hf_transformer.predictors import PROTOCOLS, open_predictor
 from hf_transformer.predictors.base import PlacingPredictor, PredictorSettings
 from hf_transformer.predictors.circuit import CircuitPredictor
+from hf_transformer.predictors.retry_budget import RetryBudget
 from hf_transformer.predictors.retrying import RetryingPredictor
 from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
 from hf_transformer.types import Tensor
@@ -63,6 +64,36 @@ async def test_calls_side_by_side_have_their_own_slots_and_the_rest_goes_inline(
         assert await asyncio.gather(*calls) == [[number] for number in range(6)]
         assert shared.batches("shared") == 4
         assert shared.predictor.use().bytes == {"in_use": 0, "quarantined": 0, "free": SIZE}
+
+
+async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> None:
+    assert not shared.predictor.shares(SIZE)
+    async with shared.predictor as predictor:
+        assert not predictor.shares(SIZE)
+        await shared.registered()
+        sizes = (1023, 1024, SIZE // 2, SIZE // 2 + 1, SIZE, SIZE + 1)
+        assert [size for size in sizes if predictor.shares(size)] == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
+        gate = shared.transport.gate(1)
+        call = asyncio.create_task(shared.infer(1, 2 * QUARTER))
+        await until(lambda: shared.slots("in_use") == 1)
+        assert [size for size in sizes if predictor.shares(size)] == [1024, SIZE // 2]
+        gate.set_result(None)
+        await call
+        assert predictor.shares(SIZE)
+        shared.transport.regions.clear()  # a restart: the next call finds out
+        assert await shared.infer(2) == [2]
+        assert not predictor.shares(1024)
+        await until(lambda: shared.predictor.use().registered)
+        assert predictor.shares(SIZE)
+    assert not shared.predictor.shares(1024)
+
+
+async def test_wrappers_ask_what_they_wrap(shared: Shared) -> None:
+    wrapped = CircuitPredictor(RetryingPredictor(shared.predictor, 1, 60.0, RetryBudget(0.1)), 1, Metrics("m"))
+    async with wrapped:
+        assert not wrapped.shares(SIZE)
+        await shared.registered()
+        assert wrapped.shares(SIZE) and not wrapped.shares(SIZE + 1)
 
 
 async def test_an_output_larger_than_the_region_goes_inline(shared: Shared) -> None:
