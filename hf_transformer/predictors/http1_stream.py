@@ -176,9 +176,9 @@ class StreamedAnswer:
             raise self._fault
         while not body.complete:
             data = await self._received(_AT_ONCE)
-            if not data and isinstance(body, UntilClose):
-                return b""
             if not data:
+                if isinstance(body, UntilClose) and not (self._late or self._closed):
+                    return b""  # the server has closed it, and nobody here
                 raise self._ended("in the middle of its answer")
             if found := self._fed(body, data):
                 return found

@@ -221,6 +221,14 @@ async def test_a_cancellation_from_elsewhere_is_none_of_its_own() -> None:
     assert end.has_cancelled()
 
 
+async def test_a_stream_that_is_over_is_not_broken_off() -> None:
+    streams = OpenStreams()
+    with streams.one() as end:
+        streams.end_within(0)
+    await asyncio.sleep(0.01)
+    assert not end.has_cancelled()
+
+
 async def test_no_stream_begins_after_the_end() -> None:
     streams = OpenStreams()
     streams.end_within(0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 from hf_transformer.contract import ContractError
-from hf_transformer.generation.model_inputs import ModelInputs
+from hf_transformer.generation.model_inputs import KEPT_SAMPLINGS, ModelInputs
 from hf_transformer.generation.token_model import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.types import ModelSpec, TensorSpec
@@ -73,6 +74,7 @@ async def test_what_the_real_backend_gets() -> None:
 async def test_greedy() -> None:
     found = await sent(model(REAL, OUTPUTS), GREEDY)
     assert (found["runtime_top_k"], found["runtime_top_p"], found["temperature"]) == ([[1]], [[1.0]], [[1.0]])
+    assert found["random_seed"] == [[0]]
     without_top_k = [one for one in REAL if one.name != "runtime_top_k"]
     assert (await sent(model(without_top_k, OUTPUTS), GREEDY))["runtime_top_p"] == [[0.0]]
 
@@ -95,6 +97,27 @@ async def test_one_sampling_s_tensors_are_kept_but_not_its_seed() -> None:
     assert first["temperature"] is second["temperature"]
     assert first["random_seed"].data.tolist() != second["random_seed"].data.tolist()
     assert other["request_output_len"].data.tolist() == [[2]]
+
+
+async def test_samplings_that_come_and_go_have_tensors_of_their_own() -> None:
+    """More than are kept, each in the place that the last one had in memory."""
+    inputs = ModelInputs(model(REAL, OUTPUTS), (), end=None)
+    first = Sampling(max_tokens=1, stop=("a",))
+    before = sys.getrefcount(first)
+    inputs.tensors(first)
+    for number in range(2 * KEPT_SAMPLINGS):
+        [found] = [one for one in inputs.tensors(Sampling(max_tokens=number)) if one.name == "request_output_len"]
+        assert found.data.tolist() == [[number]]
+    assert sys.getrefcount(first) == before, "it is forgotten"
+
+
+@pytest.mark.parametrize("names", [REAL, NEEDED], ids=["with a seed", "without"])
+async def test_a_request_s_list_of_tensors_is_its_own(names: tuple[TensorSpec, ...]) -> None:
+    inputs, sampling = ModelInputs(model(names, OUTPUTS), ("input_ids", "input_lengths"), end=None), GREEDY
+    first = inputs.tensors(sampling)
+    sent = [one.name for one in first]
+    first.clear()
+    assert [one.name for one in inputs.tensors(sampling)] == sent
 
 
 async def test_without_a_seed_there_is_a_new_one_each_time() -> None:

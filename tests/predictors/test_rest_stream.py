@@ -22,6 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 TEXT = Tensor("text_input", "BYTES", np.array([b"hello"], np.object_))
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+UNTIL_CLOSED = HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"")
 END = b"0\r\n\r\n"
 Script = Callable[[Connection], Awaitable[None]]
 
@@ -35,12 +36,14 @@ def chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-@pytest.fixture(autouse=True, params=["asked", "followed"])
+@pytest.fixture(autouse=True, params=["asked", "followed", "taken at once"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything holds for both ways of reading a stream."""
-    if request.param == "followed":
-        asked = stream
-        monkeypatch.setattr(f"{__name__}.stream", lambda *args, **options: following(asked(*args, **options)))
+    """Everything holds for all ways of reading a stream."""
+    if request.param != "asked":
+        asked, at_once = stream, request.param == "taken at once"
+        monkeypatch.setattr(
+            f"{__name__}.stream", lambda *args, **options: following(asked(*args, **options), at_once=at_once)
+        )
 
 
 def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> Responses:
@@ -96,9 +99,9 @@ async def test_cut_at_every_place() -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        HEAD.replace(b"Transfer-Encoding: chunked\r\n", b""),
+        UNTIL_CLOSED,
         HEAD.replace(b"Transfer-Encoding: chunked", f"Content-Length: {2 * len(event('a'))}".encode()),
-        b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD.replace(b"Transfer-Encoding: chunked\r\n", b""),
+        b"HTTP/1.1 100 Continue\r\n\r\n" + UNTIL_CLOSED,
     ],
     ids=["until it is closed", "of known length", "after an interim answer"],
 )
@@ -186,7 +189,11 @@ async def test_refused() -> None:
     assert caught.value.kind == "connection"
 
 
-@pytest.mark.parametrize("parts", [[], [HEAD, chunk(event("a"))]], ids=["at once", "midway"])
+@pytest.mark.parametrize(
+    "parts",
+    [[], [HEAD, chunk(event("a"))], [UNTIL_CLOSED, event("a")]],
+    ids=["at once", "midway", "where the server would close"],
+)
 async def test_no_end_in_time(parts: list[bytes]) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -225,10 +232,13 @@ async def test_leaving_early_closes_the_connection(by: str) -> None:
         await closed.wait()
 
 
-async def test_closing_the_predictor_ends_its_streams() -> None:
+@pytest.mark.parametrize(
+    "answer", [HEAD + chunk(event("a")), UNTIL_CLOSED + event("a")], ids=["chunked", "until closed"]
+)
+async def test_closing_the_predictor_ends_its_streams(answer: bytes) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(HEAD + chunk(event("a")))
+        await connection.send(answer)
         await connection.until_closed()
 
     async with scripted(script) as host:

@@ -8,6 +8,7 @@ import pytest
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from tests.predictors.fault_server import Connection, scripted
+from tests.predictors.following import following
 from tests.predictors.rest_calls import predictor
 from tests.predictors.test_rest_stream import END, HEAD, answering, chunk, event, read, stream
 
@@ -48,6 +49,27 @@ async def test_a_connection_is_used_again(answer: bytes) -> None:
         assert server.served == [3]
         assert await asyncio.gather(*(read(rest) for _ in range(4))) == [["a"]] * 4
         assert sum(server.served) == 7 and len(server.served) <= 4
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["followed", "taken at once"])
+async def test_nothing_of_an_answer_is_left_for_the_next_one(at_once: bool) -> None:
+    whole = chunk(event("a")) + chunk(event("b" * 70_000)) + chunk(event("é") + event("c")) + END
+    places = (0, 9, len(chunk(event("a"))), 70_000, len(whole) - 9, len(whole) - 1)
+    served = []
+
+    async def script(connection: Connection) -> None:
+        for place in places:
+            await connection.request()
+            served.append(connection.number)
+            for part in (HEAD, whole[:place], whole[place:]):
+                await connection.send(part)
+                await asyncio.sleep(0.01)  # so that it is read by itself
+
+    async with scripted(script) as host, predictor(host) as rest:
+        for place in places:
+            found = [one["text_output"].data[0] async for one in following(stream(rest), at_once=at_once)]
+            assert found == [b"a", b"b" * 70_000, "é".encode(), b"c"], place
+    assert served == [0] * len(places)
 
 
 async def test_an_error_with_a_status_ends_the_connection() -> None:
