@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TextIO
 
 from hf_transformer.json_log import REQUEST_ID, TIME_FORMAT, JsonFormatter, json_line
+from hf_transformer.milliseconds import MICRO, SHORT, TEXTS, in_milliseconds
 from hf_transformer.types import Context, Timings
 
 NAME_OF_LATENCY = "hf_transformer.latency"
@@ -45,8 +47,8 @@ class LatencyLog:
         self._second = 0
         self._time = ""
 
-    def add(self, context: Context) -> None:
-        """Logs one answered request."""
+    def add(self, contexts: Sequence[Context]) -> None:
+        """Logs requests that were answered just now."""
         if not self._lines:
             # Asked once per some lines: a handler may be added or taken away while the service runs.
             if not self._logger.isEnabledFor(logging.INFO):
@@ -55,30 +57,45 @@ class LatencyLog:
             if self._handler is not None:
                 self._json = isinstance(self._handler.formatter, JsonFormatter)
                 asyncio.get_running_loop().call_later(PERIOD, self.flush)
-        timings = context.timings
-        message = (
-            f"requestId: {context.request_id}, preprocess_ms: {timings.preprocess * 1e3:.3f}, explain_ms: 0, "
-            f"predict_ms: {timings.predict * 1e3:.3f}, postprocess_ms: {timings.postprocess * 1e3:.3f}"
-        )
         if self._handler is None:
-            self._logger.info("%s", message, extra={REQUEST_ID: context.request_id})
+            for context in contexts:
+                self._logger.info("%s", _message(context), extra={REQUEST_ID: context.request_id})
             return
         now = time.time()
         if self._json:
-            more = {REQUEST_ID: context.request_id, **milliseconds(timings)}
-            self._lines.append(json_line(now, "INFO", NAME_OF_LATENCY, message, more) + "\n")
+            self._lines += [_json_line(now, context) for context in contexts]
             return
         second = int(now)
         if second != self._second:
             self._second = second
             self._time = time.strftime(TIME_FORMAT, time.localtime(second))
-        self._lines.append(f"{self._time}.{int((now - second) * 1e3):03d} INFO {NAME_OF_LATENCY}: {message}\n")
+        prefix = f"{self._time}.{int((now - second) * 1e3):03d} INFO {NAME_OF_LATENCY}: "
+        for context in contexts:
+            self._lines.append(f"{prefix}{_message(context)}\n")
 
     def flush(self) -> None:
         """Writes the lines that wait."""
         lines, self._lines = self._lines, []
         if lines and self._handler is not None:
             self._handler.write("".join(lines))
+
+
+def _message(context: Context) -> str:
+    timings = context.timings
+    before, predict, after = timings.preprocess, timings.predict, timings.postprocess
+    if before + predict + after <= SHORT:
+        one = TEXTS[int(before * MICRO + 0.5)]
+        two = TEXTS[int(predict * MICRO + 0.5)]
+        three = TEXTS[int(after * MICRO + 0.5)]
+    else:
+        one, two, three = in_milliseconds(before, predict, after)
+    stages = f"preprocess_ms: {one}, explain_ms: 0, predict_ms: {two}, postprocess_ms: {three}"
+    return f"requestId: {context.request_id}, {stages}"
+
+
+def _json_line(now: float, context: Context) -> str:
+    more = {REQUEST_ID: context.request_id, **milliseconds(context.timings)}
+    return json_line(now, "INFO", NAME_OF_LATENCY, _message(context), more) + "\n"
 
 
 def milliseconds(timings: Timings) -> dict[str, float]:

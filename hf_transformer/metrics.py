@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from hf_transformer.generation_metrics import GenerationMetrics
 from hf_transformer.histograms import LightHistogram
-from hf_transformer.types import Timings
+from hf_transformer.types import Context
 from hf_transformer.worker_metrics import Board, SharedMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -103,12 +104,19 @@ class Metrics:
         self._registry.register(histogram)
         return histogram
 
-    def observe(self, timings: Timings) -> None:
-        """Adds one answered request's stages."""
-        self._preprocess.observe(timings.preprocess)
-        self._queue.observe(timings.queue)
-        self._predict.observe(timings.predict)
-        self._postprocess.observe(timings.postprocess)
+    def observe(self, answered: Iterable[Context]) -> None:
+        """Adds the stages of answered requests."""
+        before, queue, predict, after = self._preprocess, self._queue, self._predict, self._postprocess
+        for context in answered:
+            timings = context.timings
+            before.counts[bisect_left(SECONDS, timings.preprocess)] += 1
+            before.sum += timings.preprocess
+            queue.counts[bisect_left(SECONDS, timings.queue)] += 1
+            queue.sum += timings.queue
+            predict.counts[bisect_left(SECONDS, timings.predict)] += 1
+            predict.sum += timings.predict
+            after.counts[bisect_left(SECONDS, timings.postprocess)] += 1
+            after.sum += timings.postprocess
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Adds one batch on its way to the predictor."""

@@ -109,19 +109,18 @@ class ServedModel(BoundModel):
         """A request was answered whole."""
         if self._failures.failing:
             self._note_success()
-        self._log(context)
+        self._log((context,))
 
     def _note_answers(self) -> None:
         """Counts what was answered in the last turn of the event loop, now that the answers have been sent. It comes
         before whatever their clients ask for next."""
         answered, self._answered = self._answered, []
-        for context in answered:
-            self._log(context)
+        self._log(answered)
 
-    def _log(self, context: Context) -> None:
-        self._metrics.observe(context.timings)
+    def _log(self, answered: Sequence[Context]) -> None:
+        self._metrics.observe(answered)
         if self._latency_log is not None:
-            self._latency_log.add(context)
+            self._latency_log.add(answered)
 
     def describe(self) -> ModelDescription:
         """What the model is. Raises NotReady before the predictor has been found."""

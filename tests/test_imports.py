@@ -55,6 +55,7 @@ LAYERS = {
         "histograms",
         "generation_metrics",
         "latency_log",
+        "milliseconds",
         "endings",
         "json_log",
         "tracing",

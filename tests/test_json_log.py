@@ -78,8 +78,7 @@ def test_seconds_have_three_digits() -> None:
 async def test_the_latency_lines(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings(log_format="json"))
     log = LatencyLog()
-    log.add(Context('r"1"', {}, Timings(0.001, 0.0005, 0.0025, 0.000125)))
-    log.add(Context("r2", {}, Timings()))
+    log.add([Context('r"1"', {}, Timings(0.001, 0.0005, 0.0025, 0.000125)), Context("r2", {}, Timings())])
     assert capsys.readouterr().err == ""
     log.flush()
     first, second = written(capsys.readouterr().err)

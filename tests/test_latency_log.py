@@ -30,7 +30,7 @@ def logger() -> Iterator[logging.Logger]:
 
 
 def add(log: LatencyLog, request_id: str) -> None:
-    log.add(Context(request_id, {}, Timings(0.001, 0.0, 0.0025, 0.000125)))
+    log.add([Context(request_id, {}, Timings(0.001, 0.0, 0.0025, 0.000125))])
 
 
 async def test_lines_leave_together_as_records_would_look(logger: logging.Logger) -> None:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from hf_transformer.metrics import Metrics
-from hf_transformer.types import Timings
+from hf_transformer.types import Context, Timings
 from hf_transformer.worker_metrics import HALF, HEADER, PERIOD, PLACE, Board, SharedMetrics, Total, as_family
 from hf_transformer.workers import Roster
 
@@ -40,7 +40,7 @@ def work(board: Board, roster: Roster, orders: Connection) -> None:
         orders.send(metrics.render())
         for _ in range(orders.recv()):
             metrics.count_request("v1", 200)
-            metrics.observe(Timings(queue=0.003))
+            metrics.observe([Context("r", {}, Timings(queue=0.003))])
 
 
 class Worker:
@@ -198,7 +198,7 @@ def test_the_sum_of_one_looks_as_it_does_alone() -> None:
     shared.share(Board(roster))
     for metrics in (alone, shared):
         metrics.count_request("v1", 200)
-        metrics.observe(Timings(0.1, 0.2, 0.3, 0.4))
+        metrics.observe([Context("r", {}, Timings(0.1, 0.2, 0.3, 0.4))])
 
     def lines(metrics: Metrics) -> list[str]:
         text = metrics.render().decode()

@@ -1,0 +1,31 @@
+"""Durations as text, from the table and without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_transformer.apis.server_timing import server_timing
+from hf_transformer.milliseconds import MICRO, SHORT, TEXTS, in_milliseconds
+from hf_transformer.types import Timings
+
+
+def test_the_table_says_what_formatting_says() -> None:
+    for number in range(int(SHORT * MICRO) + 1):
+        assert TEXTS[number] == f"{number / 1000:.3f}"
+        assert in_milliseconds(number / MICRO) == (TEXTS[number],)
+
+
+def test_the_longest_short_duration_is_in_the_table() -> None:
+    assert int(SHORT * MICRO + 0.5) < len(TEXTS)
+
+
+@pytest.mark.parametrize("predict", [0.0009, 0.0100004, 59.9999])
+def test_the_header_for_short_and_long_requests(predict: float) -> None:
+    timings = Timings(0.0, 0.0002, predict, 0.0000126, 0.0001, 0.0000004)
+    rest = predict - 0.0002
+    expected = f"parse;dur=0.100, tokenize;dur=0.000, queue;dur=0.200, predict;dur={rest * 1e3:.3f}, decode;dur=0.013"
+    assert server_timing(timings) == expected.encode()
+
+
+def test_a_queue_longer_than_the_prediction() -> None:
+    assert b"predict;dur=0.000," in server_timing(Timings(queue=0.002, predict=0.001))
