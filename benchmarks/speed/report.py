@@ -20,14 +20,11 @@ PACKAGES = ("hf-transformer", "transformers", "tokenizers", "numpy", "uvicorn", 
 TRITON_PACKAGES = ("nvidia-pytriton", "numpy")
 BENCH_PACKAGES = ("kserve", "transformers", "tritonclient")
 _VERSIONS = """
-import importlib.metadata as m, json, platform, sys, sysconfig
-flags = sysconfig.get_config_var("CONFIG_ARGS") or ""
-optimized = "optimized" if "--enable-optimizations" in flags else "not optimized"
-python = f"{platform.python_version()} ({optimized})"
+import importlib.metadata as m, json, platform, sys
 def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
-print(json.dumps({"Python": python} | {name: version(name) for name in sys.argv[1:]}))
+print(json.dumps({"Python": platform.python_version()} | {name: version(name) for name in sys.argv[1:]}))
 """
 
 
