@@ -9,6 +9,8 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -44,9 +46,26 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._impatient = impatient
         self._told_at = 0.0
+        self._captures = False
         self._tasks: list[asyncio.Task[None]] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         """The one that serves, once it does."""
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with signals handled from before the coroutine is made until the event loop is closed: what is
+        in place outside raises SystemExit, which would break off either."""
+        with self.capture_signals():
+            super().run(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, which calls it within the coroutine."""
+        if self._captures:
+            yield
+            return
+        self._captures = True
+        with super().capture_signals():
+            yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to serve."""
