@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import TextIO
 
 from hf_transformer.json_log import REQUEST_ID, TIME_FORMAT, JsonFormatter, json_line
-from hf_transformer.milliseconds import MICRO, SHORT, TEXTS, in_milliseconds
+from hf_transformer.milliseconds import in_milliseconds
 from hf_transformer.types import Context, Timings
 
 NAME_OF_LATENCY = "hf_transformer.latency"
@@ -82,15 +82,10 @@ class LatencyLog:
 
 def _message(context: Context) -> str:
     timings = context.timings
-    before, predict, after = timings.preprocess, timings.predict, timings.postprocess
-    if before + predict + after <= SHORT:
-        one = TEXTS[int(before * MICRO + 0.5)]
-        two = TEXTS[int(predict * MICRO + 0.5)]
-        three = TEXTS[int(after * MICRO + 0.5)]
-    else:
-        one, two, three = in_milliseconds(before, predict, after)
-    stages = f"preprocess_ms: {one}, explain_ms: 0, predict_ms: {two}, postprocess_ms: {three}"
-    return f"requestId: {context.request_id}, {stages}"
+    return (
+        f"requestId: {context.request_id}, preprocess_ms: {in_milliseconds(timings.preprocess)}, explain_ms: 0, "
+        f"predict_ms: {in_milliseconds(timings.predict)}, postprocess_ms: {in_milliseconds(timings.postprocess)}"
+    )
 
 
 def _json_line(now: float, context: Context) -> str:

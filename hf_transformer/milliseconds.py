@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-MICRO = 1e6
 SHORT = 0.0099
-"""Seconds. Each duration that is no longer, and not negative, has its text in ``TEXTS``."""
-TEXTS = tuple(f"{whole}.{rest:03d}" for whole in range(10) for rest in range(1000))
-"""Milliseconds with three digits, by the number of microseconds."""
+"""Seconds. A duration that is no longer, and not negative, has its text in a table."""
+_TEXTS = tuple(f"{whole}.{rest:03d}" for whole in range(10) for rest in range(1000))
 
 
-def in_milliseconds(*durations: float) -> tuple[str, ...]:
-    """Durations in seconds as milliseconds with three digits."""
-    return tuple(f"{one * 1e3:.3f}" for one in durations)
+def in_milliseconds(seconds: float) -> str:
+    """A duration in milliseconds with three digits."""
+    return _TEXTS[int(seconds * 1e6 + 0.5)] if 0.0 <= seconds <= SHORT else f"{seconds * 1e3:.3f}"

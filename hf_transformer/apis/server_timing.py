@@ -5,7 +5,7 @@ Source: https://www.w3.org/TR/server-timing/
 
 from __future__ import annotations
 
-from hf_transformer.milliseconds import MICRO, SHORT, TEXTS, in_milliseconds
+from hf_transformer.milliseconds import in_milliseconds
 from hf_transformer.types import Timings
 
 NAME = "server-timing"
@@ -13,14 +13,11 @@ NAME = "server-timing"
 
 def server_timing(timings: Timings) -> bytes:
     """The header's value, in milliseconds; ``predict`` is what is left of it without ``queue``."""
-    parse, tokenize, queue, decode = timings.parse, timings.tokenize, timings.queue, timings.postprocess
-    predict = timings.predict - queue
-    if predict < 0.0:
-        predict = 0.0
-    if parse + tokenize + queue + predict + decode <= SHORT:
-        one, two = TEXTS[int(parse * MICRO + 0.5)], TEXTS[int(tokenize * MICRO + 0.5)]
-        three, four = TEXTS[int(queue * MICRO + 0.5)], TEXTS[int(predict * MICRO + 0.5)]
-        five = TEXTS[int(decode * MICRO + 0.5)]
-    else:
-        one, two, three, four, five = in_milliseconds(parse, tokenize, queue, predict, decode)
-    return f"parse;dur={one}, tokenize;dur={two}, queue;dur={three}, predict;dur={four}, decode;dur={five}".encode()
+    queue, predict = timings.queue, timings.predict
+    rest = predict - queue if predict > queue else 0.0
+    text = (
+        f"parse;dur={in_milliseconds(timings.parse)}, tokenize;dur={in_milliseconds(timings.tokenize)}, "
+        f"queue;dur={in_milliseconds(queue)}, predict;dur={in_milliseconds(rest)}, "
+        f"decode;dur={in_milliseconds(timings.postprocess)}"
+    )
+    return text.encode()
