@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_transformer.engines import Engine, RustEngine, characters, too_many_tokens
-from hf_transformer.errors import LoadError, TooLarge
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.loading.lexicon import MANY_IDS, python_words, rust_words
 from hf_transformer.loading.lexicon import Lexicon as Lexicon
 from hf_transformer.loading.tokenizer_fallback import PythonEngine, load_with_transformers, named_tokens
@@ -35,6 +35,8 @@ all of them are done, which for a thousand long ones would be gigabytes, and oth
 
 USUAL = (PLAIN, Tokenization(detail=True))
 """What is encoded without waiting for anybody."""
+
+_BARE = Tokenization(whole=True, special_tokens=False)
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 """Taken as the mask token where the settings name none and the vocabulary has one of them."""
@@ -194,9 +196,13 @@ class Tokenizer:
         return self._words.join(tokens)
 
     def first_token_id(self, text: str) -> int | None:
-        """The id of a text's first token, special tokens left out; None for a text without tokens."""
-        ids = self._words.encode_plain(text)
-        return ids[0] if ids else None
+        """The id of a text's first token, special tokens left out; None for a text without tokens, which one that the
+        tokenizer can't encode is, too."""
+        try:
+            [[found]] = self.encode_windows([text], _BARE)
+        except InvalidInput:
+            return None
+        return found.ids[0] if found.ids else None
 
     def with_max_length(self, length: int) -> Tokenizer:
         """The same tokenizer with another limit in tokens; the two share nothing that changes."""

@@ -91,9 +91,7 @@ class Waiting:
 
 
 def tokenizer_of(engine: Engine, decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: "") -> Tokenizer:
-    lexicon = Lexicon(
-        1, lambda token: None, lambda number: None, decode, lambda text: [], "".join, False, decode, False, False
-    )
+    lexicon = Lexicon(1, lambda token: None, lambda number: None, decode, "".join, False, decode, False, False)
     return Tokenizer(engine, lexicon, {}, max_length=LENGTH, padding_side="right")
 
 

@@ -19,6 +19,7 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.loading.tokenizer_files import NAMED, load_fast
 from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer, load_tokenizer
 from hf_transformer.types import Tokenization
+from tests.generation.tokenizers import without_unknown
 from tests.tiny_tokenizers.corpus import PAIRS, TEXTS, grid
 from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS, added_to_bert
 
@@ -223,6 +224,12 @@ def test_first_token(folders: Any) -> None:
         tokenizer = ours(folders(name))
         assert tokenizer.first_token_id("paris") == tokenizer.encode(["paris"])[0].ids[0 if name == "byt5" else 1]
         assert tokenizer.first_token_id("") is None
+
+
+def test_a_text_without_a_first_token(tmp_path: Path) -> None:
+    tokenizer = ours(without_unknown(tmp_path))
+    assert tokenizer.first_token_id("G A") == tokenizer.token_to_id("G")
+    assert tokenizer.first_token_id("g") is None
 
 
 def test_lone_surrogate_is_the_clients_mistake(folders: Any) -> None:

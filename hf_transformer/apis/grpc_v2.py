@@ -3,6 +3,7 @@
     inference.GRPCInferenceService
         ServerLive, ServerReady, ModelReady     {live} or {ready}
         ServerMetadata, ModelMetadata           names, versions, tensors
+        ModelConfig                             the tensors as Triton's configuration has them, for its clients
         ModelInfer, ModelStreamInfer            tensors -> tensors, raw or typed
     grpc.health.v1.Health, grpc.reflection.v1alpha.ServerReflection
 
@@ -25,7 +26,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServ
 from hf_transformer import __version__
 from hf_transformer.apis import grpc_calls, grpc_health, grpc_reflection
 from hf_transformer.apis.base import Model, Models, Service
-from hf_transformer.apis.grpc_calls import AtWork, Caller, Rpc, unary
+from hf_transformer.apis.grpc_calls import AtWork, Caller, unary
 from hf_transformer.apis.grpc_infer import Inference
 from hf_transformer.apis.grpc_stream import Streams
 from hf_transformer.apis.tensors import check_version, clients_fault
@@ -35,7 +36,7 @@ from hf_transformer.key_pair import KeyPair, read_server_pair
 from hf_transformer.renewal import Renewable
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.v2_grpc import SERVICE
-from hf_transformer.wire.v2_grpc_inbound import decode, encode_model_metadata
+from hf_transformer.wire.v2_grpc_inbound import decode, encode_model_config, encode_model_metadata
 
 # There is no maximum_concurrent_rpcs: it would refuse health checks too, and a busy service would be restarted. What
 # infers is within --max_concurrent_requests, and grpc_stream bounds what streams hold.
@@ -131,8 +132,7 @@ class GrpcServer:
         options = (*_OPTIONS, *self._settings.limits)
         self._server = grpc.aio.server(interceptors=self._interceptors, options=options)
         methods = {**_questions(self._service.models, self._at_work), **self._inference()}
-        refused = {"ModelConfig": grpc.unary_unary_rpc_method_handler(_no_configuration)}
-        handler = grpc.method_handlers_generic_handler(SERVICE, {**methods, **refused})
+        handler = grpc.method_handlers_generic_handler(SERVICE, methods)
         self._server.add_generic_rpc_handlers((handler,))
         health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
         add_HealthServicer_to_server(health, self._server)
@@ -249,12 +249,20 @@ def _questions(models: Models, at_work: AtWork) -> dict[str, grpc.RpcMethodHandl
         check_version(model, asked.version)
         return encode_model_metadata(model.describe(), PLATFORM)
 
+    async def model_config(body: bytes, caller: Caller) -> bytes:
+        with clients_fault():
+            asked = decode(pb.ModelConfigRequest, body)
+        model = models[asked.name]
+        check_version(model, asked.version)
+        return encode_model_config(model.describe(), PLATFORM)
+
     return {
         "ServerLive": unary(server_live, at_work),
         "ServerReady": unary(server_ready, at_work),
         "ModelReady": unary(model_ready, at_work),
         "ServerMetadata": unary(server_metadata, at_work),
         "ModelMetadata": unary(model_metadata, at_work),
+        "ModelConfig": unary(model_config, at_work),
     }
 
 
@@ -266,9 +274,3 @@ async def _is_ready(model: Model, version: str) -> bool:
     except NotReady:
         return False
     return True
-
-
-async def _no_configuration(body: bytes, rpc: Rpc) -> bytes:
-    await rpc.abort(
-        grpc.StatusCode.UNIMPLEMENTED, "there is no Triton configuration of a model here; ModelMetadata has its tensors"
-    )

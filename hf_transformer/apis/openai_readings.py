@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Generic, TypeVar
 
 import orjson
@@ -37,6 +37,8 @@ class Readings(Generic[T]):
         """What they say. Raises what ``read`` raises."""
         apart = self._apart
         rest: dict[str, Json] = {name: value for name, value in fields.items() if name not in apart}
+        if _is_long(rest):
+            return self._read(rest)
         try:
             key = orjson.dumps(rest)
         except orjson.JSONEncodeError:  # lists in lists may be read more deeply than written
@@ -49,3 +51,25 @@ class Readings(Generic[T]):
                     self._kept.clear()
                 self._kept[key] = found
         return found
+
+
+def _is_long(fields: dict[str, Json]) -> bool:
+    """Whether they certainly have more than LONGEST bytes of JSON. No more than so many values are looked at, where
+    writing millions of them would hold up the event loop."""
+    left = LONGEST
+    found: list[Iterable[Json]] = [fields, fields.values()]
+    for values in found:
+        for value in values:
+            kind = type(value)
+            if kind in _SIZED:
+                left -= len(value)
+                if left < 0:
+                    return True
+                if kind is not str:
+                    found.append(value)
+                    if kind is dict:
+                        found.append(value.values())
+    return False
+
+
+_SIZED = frozenset((str, list, dict))

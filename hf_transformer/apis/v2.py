@@ -5,6 +5,7 @@
     GET  /v2/health/ready                           {"ready": true}, 503 while a model is not
     GET  /v2/models                                 {"models": ["bert"]}
     GET  /v2/models/{m}[/versions/{v}]              {"name", "versions", "platform", "inputs", "outputs"}
+    GET  /v2/models/{m}[/versions/{v}]/config       the same as Triton's configuration has it, for its clients
     GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 while it is not
     POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or raw
 
@@ -27,11 +28,12 @@ from hf_transformer.apis.tensors import check_version, clients_fault, infer
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.types import Json, TensorSpec
 from hf_transformer.wire.infer import InferRequest
+from hf_transformer.wire.specs import data_type
 from hf_transformer.wire.v2_rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.wire.v2_rest_inbound import decode_infer_request, encode_infer_response
 
 SERVER = "hf_transformer"
-EXTENSIONS = ("binary_tensor_data",)
+EXTENSIONS = ("binary_tensor_data", "model_configuration")
 """What of Triton's extensions to the protocol is understood."""
 PLATFORM = "hf_transformer"
 """What the protocol calls the framework and format of a model."""
@@ -77,6 +79,9 @@ def _model_routes(service: Service) -> list[BaseRoute]:
     async def metadata(request: Request) -> Response:
         return JsonResponse(_metadata(_find(models, request.path_params)))
 
+    async def config(request: Request) -> Response:
+        return JsonResponse(_config(_find(models, request.path_params)))
+
     async def ready(request: Request) -> Response:
         try:
             model = models[request.path_params["model"]]
@@ -97,7 +102,12 @@ def _model_routes(service: Service) -> list[BaseRoute]:
     return [
         route
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        for route in (Route(f"{path}/infer", endpoint), Route(f"{path}/ready", ready), Route(path, metadata))
+        for route in (
+            Route(f"{path}/infer", endpoint),
+            Route(f"{path}/ready", ready),
+            Route(f"{path}/config", config),
+            Route(path, metadata),
+        )
     ]
 
 
@@ -127,6 +137,25 @@ def _metadata(model: Model) -> Json:
         "platform": PLATFORM,
         "inputs": _tensors(about.inputs),
         "outputs": _tensors(about.outputs),
+    }
+
+
+def _config(model: Model) -> Json:
+    """What perf_analyzer and other clients of Triton ask for. There is no batch axis of Triton's own, so shapes are
+    whole. Raises NotReady before the predictor has been found."""
+    about = model.describe()
+
+    def tensor(one: TensorSpec) -> dict[str, Json]:
+        return {"name": one.name, "data_type": data_type(one.datatype), "dims": one.shape}
+
+    return {
+        "name": about.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": 0,
+        "input": [{**tensor(one), "optional": one.optional} for one in about.inputs],
+        "output": [tensor(one) for one in about.outputs],
+        "model_transaction_policy": {"decoupled": False},
     }
 
 

@@ -28,6 +28,9 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Which input a field of Sampling goes into; the first that the model has."""
 
+NO_END: Final = -1
+"""No token ends the text, in tensorrtllm_backend's end_id."""
+
 NO_WORDS: Final = (0, -1)
 """No words in tensorrtllm_backend's form of lists of words, [2, S]: their ids, and where each of them ends, or -1."""
 
@@ -104,6 +107,29 @@ class ModelInput:
             return np.dtype(np.object_)
         return np.dtype(np.float32) if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype]
 
+    def holds(self, value: str | int | Sequence[int]) -> bool:
+        """Whether its datatype has a value, or all of a list: unsigned ones have no -1."""
+        dtype = self._dtype
+        if isinstance(value, str) or dtype.kind == "O":
+            return isinstance(value, str) and dtype.kind == "O"
+        if dtype.kind not in "iu":
+            return True
+        limits = np.iinfo(dtype)
+        return all(limits.min <= one <= limits.max for one in ([value] if isinstance(value, int) else value))
+
+    def value_problems(self, value: str | int | Sequence[int], meaning: str) -> list[str]:
+        """What keeps it from holding a value, or a list of some; ``meaning`` says what it is."""
+        count = 1 if isinstance(value, str | int) else len(value)
+        try:
+            self.shape(count)
+        except ValueError:
+            many = "one value goes" if count == 1 else f"{count} values go"
+            return [f"Its input {self.name!r} has the dims {list(self.dims)}; {many} there."]
+        if self.holds(value):
+            return []
+        expected = "TYPE_STRING" if isinstance(value, str) else "INT32"
+        return [f"Its input {self.name!r} is {self.datatype}, which can't hold {meaning}; export it as {expected}."]
+
     def scalar_problems(self, *, fraction: bool) -> list[str]:
         """What keeps it from holding one number, which may be a ``fraction``."""
         try:
@@ -152,17 +178,17 @@ class ModelInputs:
         self._fields = {field: self.by_name[name] for field, name in named.items() if name and name not in own}
         self._end = self.by_name.get("end_id")
         self._end_id = end
-        constant = {name: self.by_name[name] for name in CONSTANT if name in self.by_name and name not in own}
+        constant = {name: self.by_name[name] for name in CONSTANT if name in self.by_name}
         constant = {name: one for name, one in constant.items() if name in _ALSO_OPTIONAL or not one.optional}
         self.problems = self._unfilled({*own, *constant})
         self._constant: list[Tensor] = []
         self._kept: dict[int, tuple[Sampling, Sequence[Tensor]]] = {}  # by identity: a Sampling has no hash
         for name, one in constant.items():
             value = spec.decoupled if name in STREAMING else CONSTANT[name]
-            try:
+            problems = one.value_problems(value, "-1, the mark of no words" if value is NO_WORDS else repr(value))
+            self.problems += problems
+            if not problems and name not in own:
                 self._constant.append(one.tensor(value))
-            except ValueError:
-                self.problems.append(f"Its input {name!r} has the dims {list(one.dims)}; one value goes there.")
 
     def _unfilled(self, others: Collection[str]) -> list[str]:
         """What does not fit of all inputs but ``others``."""
@@ -170,10 +196,19 @@ class ModelInputs:
         problems = []
         for name, one in self.by_name.items():
             if name in scalars:
-                problems += one.scalar_problems(fraction=scalars[name])
+                found = one.scalar_problems(fraction=scalars[name])
+                problems += found or (self._unheld_end(one) if one is self._end else [])
             elif name not in others and not one.optional:
                 problems.append(f"It requires the input {name!r}, which nothing here fills: mark it optional.")
         return problems
+
+    def _unheld_end(self, one: ModelInput) -> list[str]:
+        """What keeps end_id from holding what it gets in each request that does not ignore the end."""
+        if self._end_id is None and one.optional:
+            return []
+        end = NO_END if self._end_id is None else self._end_id
+        none = end == NO_END
+        return one.value_problems(end, f"{end}, the mark of no end" if none else f"the end-of-sequence token {end}")
 
     @property
     def filled(self) -> frozenset[str]:
@@ -187,7 +222,7 @@ class ModelInputs:
         found = set(self._fields)
         if found & {"top_k", "top_p"}:
             found.add("greedy")
-        if self._end is not None:
+        if self._end is not None and self._end.holds(NO_END):
             found.add("ignore_eos")
         return frozenset(found)
 
@@ -227,9 +262,9 @@ class ModelInputs:
             elif field in _ALWAYS_SENT or value != getattr(_NEUTRAL, field) or not one.optional:
                 tensors.append(one.tensor(value))
         if self._end is not None:
-            end = -1 if sampling.ignore_eos else self._end_id
+            end = NO_END if sampling.ignore_eos else self._end_id
             if end is not None or not self._end.optional:
-                tensors.append(self._end.tensor(-1 if end is None else end))
+                tensors.append(self._end.tensor(NO_END if end is None else end))
         return tensors
 
     @property

@@ -146,8 +146,7 @@ class GenerationPipeline:
 
     async def canary(self) -> None:
         """Has the model continue a short text by a token. Raises RequestError if it can't."""
-        [encoding] = self.tokenizer.encode((CANARY,))
-        await self._generator.canary(Prompt(CANARY, tuple(encoding.ids[: max(1, self._settings.max_length - 1)])))
+        await self._generator.canary(self._canary())
 
     async def close(self) -> None:
         """Ends the generator; texts that are being written go on to their end, or fail."""
@@ -178,6 +177,16 @@ class GenerationPipeline:
             raise InvalidInput(f"{_named(sampling, 'stop')}: an empty string would end every text at once")
         if sampling.n < 1:
             raise InvalidInput(f"{_named(sampling, 'n')}: expected at least 1, got {sampling.n}")
+
+    def _canary(self) -> Prompt:
+        """CANARY, or the first token of a tokenizer that has no unknown token and no words for it."""
+        try:
+            [encoding] = self.tokenizer.encode((CANARY,))
+        except InvalidInput:
+            ids: Sequence[int] = ()
+        else:
+            ids = encoding.ids[: max(1, self._settings.max_length - 1)]
+        return Prompt(CANARY, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
 
     async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         """The prompts in tokens, all of each: one that is too long is not cut, but refused by ``_room``."""

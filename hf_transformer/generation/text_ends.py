@@ -6,6 +6,7 @@ import warnings
 from concurrent.futures import Executor
 from typing import Final
 
+from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import Encoding, Tokenization
 
@@ -75,20 +76,27 @@ class TokenCounter:
 
 
 def added_tokens(tokenizer: Tokenizer) -> int | None:
-    """How many special tokens the tokenizer adds to any text, None where that depends on the text."""
+    """How many special tokens the tokenizer adds to any text, None where that depends on the text or can't be told."""
     probes = ["a", *(f"a{token}" for token in tokenizer.special_tokens.values())]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # T5's slow tokenizers warn of an end that is there already
-        bare = tokenizer.encode_windows(probes, _COUNTED)
-        whole = tokenizer.encode_windows(probes, Tokenization(whole=True))
+        try:
+            bare = tokenizer.encode_windows(probes, _COUNTED)
+            whole = tokenizer.encode_windows(probes, Tokenization(whole=True))
+        except InvalidInput:  # it has no unknown token, and no "a"
+            return None
     [added, *others] = {len(more.ids) - len(less.ids) for [more], [less] in zip(whole, bare, strict=True)}
     return None if others else added
 
 
 def leading_token(tokenizer: Tokenizer) -> str:
-    """The special token that the tokenizer puts in front of every text, as text; empty if it has none."""
-    [[bare]] = tokenizer.encode_windows(["a"], _COUNTED)
-    [[whole]] = tokenizer.encode_windows(["a"], Tokenization(whole=True))
+    """The special token that the tokenizer puts in front of every text, as text; empty if it has none, or if that can't
+    be told."""
+    try:
+        [[bare]] = tokenizer.encode_windows(["a"], _COUNTED)
+        [[whole]] = tokenizer.encode_windows(["a"], Tokenization(whole=True))
+    except InvalidInput:  # as above
+        return ""
     added = len(whole.ids) - len(bare.ids)
     if added < 1 or whole.ids[1 : 1 + len(bare.ids)] != bare.ids:
         return ""

@@ -34,7 +34,6 @@ class Lexicon:
     to_id: Callable[[str], int | None]
     to_token: Callable[[int], str | None]
     decode: Callable[[Sequence[int], bool], str]
-    encode_plain: Callable[[str], list[int]]
     join: Callable[[list[str]], str]
     marks_subwords: bool
     decode_unclean: Callable[[Sequence[int], bool], str]
@@ -76,7 +75,6 @@ def rust_words(loaded: LoadedTokenizer, slow: Any) -> Lexicon:
         decode_unclean=decode_unclean,
         cleans_up=loaded.clean_up if slow is None else bool(slow.clean_up_tokenization_spaces),
         byte_level=slow is None and isinstance(decoder, decoders.ByteLevel),
-        encode_plain=lambda text: backend.encode(text, add_special_tokens=False).ids,
         join=join if pieces is None else pieces.join,
         marks_subwords=bool(getattr(backend.model, "continuing_subword_prefix", None)),
     )
@@ -94,7 +92,6 @@ def python_words(slow: Any) -> Lexicon:
         decode_unclean=lambda ids, skip: _decode_slowly(slow, ids, skip),
         cleans_up=bool(slow.clean_up_tokenization_spaces),
         byte_level=False,
-        encode_plain=lambda text: list(slow(text, add_special_tokens=False)["input_ids"]),
         join=slow.convert_tokens_to_string,
         marks_subwords=False,
     )

@@ -19,3 +19,8 @@ def config_datatype(name: str, data_type: Json) -> str:
         if datatype in DATATYPES and datatype != "BYTES":
             return datatype
     raise Malformed(f"tensor {name!r} has the unknown data_type {shorten(data_type)!r}")
+
+
+def data_type(datatype: str) -> str:
+    """A configuration's name for the protocol's datatype: INT64 is TYPE_INT64, BYTES is TYPE_STRING."""
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

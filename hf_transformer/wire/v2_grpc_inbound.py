@@ -38,6 +38,7 @@ from hf_transformer.wire.inbound import (
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
 from hf_transformer.wire.message_fields import DELIMITED, Part, parts
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.wire.specs import data_type
 from hf_transformer.wire.v2_grpc import TYPED_CONTENTS, decode_typed
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -172,6 +173,19 @@ def encode_model_metadata(about: ModelDescription, platform: str) -> bytes:
         inputs=_specs(about.inputs),
         outputs=_specs(about.outputs),
     ).SerializeToString()
+
+
+def encode_model_config(about: ModelDescription, backend: str) -> bytes:
+    """A serialized ModelConfigResponse, Triton's extension: without a batch axis of Triton's own, shapes are whole."""
+    inputs = [
+        pb.ModelInput(name=one.name, data_type=data_type(one.datatype), dims=one.shape, optional=one.optional)
+        for one in about.inputs
+    ]
+    outputs = [
+        pb.ModelOutput(name=one.name, data_type=data_type(one.datatype), dims=one.shape) for one in about.outputs
+    ]
+    config = pb.ModelConfig(name=about.name, max_batch_size=0, input=inputs, output=outputs, backend=backend)
+    return pb.ModelConfigResponse(config=config).SerializeToString()
 
 
 def _specs(specs: Sequence[TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:

@@ -74,11 +74,10 @@ async def test_what_the_server_is() -> None:
         assert (about.name, about.version, list(about.extensions)) == (
             "hf_transformer",
             __version__,
-            ["binary_tensor_data"],
+            ["binary_tensor_data", "model_configuration"],
         )
-        code, message = await code_of(client.ask("ModelConfig", pb.ModelConfigRequest(), pb.ModelConfigResponse))
-        assert code is grpc.StatusCode.UNIMPLEMENTED
-        assert "ModelMetadata" in message
+        index = client.ask("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
+        assert (await code_of(index))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_what_the_model_is() -> None:
@@ -88,6 +87,11 @@ async def test_what_the_model_is() -> None:
             about = await client.ask("ModelMetadata", asked, pb.ModelMetadataResponse)
             assert (about.name, list(about.versions), about.platform) == ("bert", ["1"], "hf_transformer")
             assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1])]
+            question = pb.ModelConfigRequest(name="bert", version=version)
+            config = (await client.ask("ModelConfig", question, pb.ModelConfigResponse)).config
+            assert (config.name, config.max_batch_size, config.backend) == ("bert", 0, "hf_transformer")
+            for [one] in (config.input, config.output):
+                assert (one.name, one.data_type, list(one.dims)) == ("text", pb.TYPE_STRING, [-1])
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,7 @@ async def test_what_the_model_is() -> None:
     [
         ("ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse),
         ("ModelMetadata", pb.ModelMetadataRequest, pb.ModelMetadataResponse),
+        ("ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse),
     ],
 )
 async def test_models_that_are_not_served(method: str, kind: Any, response: Any) -> None:
@@ -172,6 +177,7 @@ async def test_reflection_describes_every_service_and_the_methods_that_are_answe
                 "ModelMetadata",
                 "ModelInfer",
                 "ModelStreamInfer",
+                "ModelConfig",
             ],
             "health": ["Check", "Watch"],
         }

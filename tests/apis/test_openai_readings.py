@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,40 @@ def test_long_fields_are_not_kept(reader: Reader, readings: Readings[Fields]) ->
     for _ in range(2):
         assert readings({"stop": "x" * LONGEST}) == {"stop": "x" * LONGEST}
     assert len(reader.read) == 2
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        [0] * 100_000,
+        [["a"] * 100_000],
+        {"a": [0] * 100_000},
+        {str(n): n for n in range(100_000)},
+        "x" * 1_000_000,
+        {"x" * 1_000_000: 1},
+        [[[]] * 500] * 500,
+    ],
+    ids=["list", "nested list", "list in an object", "object", "string", "name", "lists"],
+)
+def test_large_fields_are_not_written_to_be_compared(reader: Reader, readings: Readings[Fields], large: object) -> None:
+    tracemalloc.start()
+    try:
+        readings({"stop": large})
+        assert tracemalloc.get_traced_memory()[1] < 50_000
+    finally:
+        tracemalloc.stop()
+    assert reader.read == [{"stop": large}]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [["a"] * 125, "x" * 500, {str(n): n for n in range(10, 72)}, [[]] * 165],
+    ids=["list", "string", "object", "lists"],
+)
+def test_what_is_just_short_enough_is_kept(reader: Reader, readings: Readings[Fields], field: object) -> None:
+    assert LONGEST - 20 <= len(orjson.dumps({"stop": field})) <= LONGEST
+    assert readings({"stop": field}) is readings({"stop": field})
+    assert len(reader.read) == 1
 
 
 def test_what_json_can_read_but_not_write_is_read(reader: Reader, readings: Readings[Fields]) -> None:

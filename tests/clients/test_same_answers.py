@@ -109,6 +109,10 @@ def test_the_same_answers(service: Service, client: Run, task: str) -> None:
         assert [found(task, answer[0]) for answer in said["answers"]] == golden, name
         assert said["ids"] == [str(number) for number in range(COUNT)], name
         assert said["live"] is True and said["ready"][:2] == [True, True], name
+        if "config" in said:
+            for one, other in (("input", "inputs"), ("output", "outputs")):
+                names = [tensor["name"] for tensor in said["config"][one]]
+                assert names == [tensor["name"] for tensor in said["metadata"][other]], name
 
 
 def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.tokenizer import Tokenizer
-from tests.generation.tokenizers import ALL, FALLBACK, load
+from tests.generation.tokenizers import ALL, FALLBACK, load, without_unknown
 
 PROMPT = "The capital of france is"
 HARD = "naïve café e\u0301 日本語 👩\u200d👩\u200d👧 👍🏽 🇫🇷 ﷽ 'tis don't . , ! x\n\n\ty  z"
@@ -170,3 +171,9 @@ def test_a_token_is_shown_by_itself(tokenizers: Tokenizers, name: str, token: st
     number = tokenizer.token_to_id(token)
     assert number is not None
     assert Vocabulary(tokenizer).show(number) == (text, raw)
+
+
+def test_a_tokenizer_that_can_t_encode_any_letter(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(load(without_unknown(tmp_path)))
+    assert "".join(written(vocabulary, [2, 4, 1], [3])) == " A G"
+    assert vocabulary.show(4) == ("G", b"G")

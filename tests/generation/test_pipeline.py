@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.generation.scripted import (
     pipeline_of,
     saying,
 )
+from tests.generation.tokenizers import load, without_unknown
 
 
 async def test_a_text_comes_in_pieces(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
@@ -36,6 +38,15 @@ async def test_a_text_comes_in_pieces(gpt2: Tokenizer, executor: ThreadPoolExecu
     [(prompt, sampling)] = generator.asked
     assert prompt == Prompt(PROMPT, ids_of(gpt2, PROMPT), True)
     assert sampling.max_tokens == 64 - len(prompt.ids)
+
+
+async def test_a_tokenizer_of_few_words(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    tokenizer = load(without_unknown(tmp_path))
+    pipeline = pipeline_of(tokenizer, saying(tokenizer, "A G"), executor)
+    async with await pipeline.start(asking("C T"), context()) as generation:
+        assert "".join([piece.text async for piece in generation]) == " A G"
+    with pytest.raises(InvalidInput, match="the tokenizer can't encode a text"):
+        await pipeline.start(asking("c"), context())
 
 
 async def test_all_texts_are_written_at_the_same_time(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
@@ -205,6 +216,16 @@ async def test_canary_and_close(gpt2: Tokenizer, executor: ThreadPoolExecutor) -
     assert len(generator.asked[0][0].ids) == 2
     await pipeline.close()
     assert generator.closed
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["refuses it", "finds no token in it"])
+async def test_the_canary_of_a_tokenizer_of_few_words(
+    tmp_path: Path, executor: ThreadPoolExecutor, drops: bool
+) -> None:
+    tokenizer = load(without_unknown(tmp_path, "CGT", drops=drops))
+    generator = saying(tokenizer, "A")
+    await pipeline_of(tokenizer, generator, executor).canary()
+    assert [prompt for prompt, _ in generator.asked] == [Prompt("<s>", (0,))]
 
 
 async def test_a_decoders_own_text_begins_without_a_space(t5: Tokenizer, executor: ThreadPoolExecutor) -> None:

@@ -232,6 +232,21 @@ async def test_canary() -> None:
             r"'top_k' has the dims \[1, 2\]; one value",
         ),
         ([*NEEDED, spec("streaming", "BOOL", 2)], OUTPUTS, False, r"'streaming' has the dims \[1, 2\]; one value"),
+        (
+            [*NEEDED, spec("stop_words_list", "UINT32", 2, -1)],
+            OUTPUTS,
+            False,
+            "'stop_words_list' is UINT32, which can't hold -1, .*; export it as INT32",
+        ),
+        (
+            [*NEEDED, spec("bad_words_list", "UINT64", 2, -1)],
+            OUTPUTS,
+            False,
+            "'bad_words_list' is UINT64, which can't hold -1, .*; export it as INT32",
+        ),
+        ([*NEEDED, spec("stop_words_list", "INT32", 1)], OUTPUTS, False, "'stop_words_list' has the dims .*; 2 values"),
+        ([*NEEDED, spec("stop_words", "INT32")], OUTPUTS, False, "'stop_words' is INT32.*; export it as TYPE_STRING"),
+        ([*NEEDED, spec("beam_width", "BYTES")], OUTPUTS, False, "'beam_width' is BYTES.* 1; export it as INT32"),
         ([*NEEDED, spec("temperature", "FP16", optional=True)], OUTPUTS, True, "--predictor_protocol=grpc-v2"),
         (
             NEEDED,
@@ -245,6 +260,37 @@ async def test_canary() -> None:
 async def test_models_that_do_not_fit(inputs: Any, outputs: Any, json: bool, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         generator(model(inputs, outputs), ScriptedModel(json=json))
+
+
+@pytest.mark.parametrize("optional", [False, True], ids=["required", "optional"])
+@pytest.mark.parametrize(
+    ("datatype", "ends", "lacks"),
+    [
+        ("UINT32", (), "-1, the mark of no end"),
+        ("UINT8", (300,), "the end-of-sequence token 300"),
+        ("INT8", (1, 2, 128), "the end-of-sequence token 128"),
+    ],
+    ids=["no end", "an end too large", "one of several"],
+)
+async def test_an_end_that_its_input_can_t_hold(
+    datatype: str, ends: tuple[int, ...], lacks: str, optional: bool
+) -> None:
+    found = model([*NEEDED, spec("end_id", datatype, optional=optional)], OUTPUTS)
+    with pytest.raises(ContractError, match=f"'end_id' is {datatype}, which can't hold {lacks}.*; export it as INT32"):
+        generator(found, ScriptedModel(), eos_ids=frozenset(ends))
+
+
+@pytest.mark.parametrize(("datatype", "ignores"), [("UINT32", False), ("INT32", True), ("FP32", True)])
+async def test_an_end_is_ignored_only_where_the_input_can_say_so(datatype: str, ignores: bool) -> None:
+    found = model([*NEEDED, spec("end_id", datatype)], OUTPUTS)
+    assert (await sent(found, GREEDY))["end_id"] == [[2]]
+    assert ("ignore_eos" in generator(found, ScriptedModel()).honours) is ignores
+
+
+async def test_unsigned_stop_words_are_sent_where_there_are_some() -> None:
+    found = model([*NEEDED, spec("end_id"), spec("stop_words_list", "UINT32", 2, -1, optional=True)], OUTPUTS)
+    assert "stop_words_list" not in await sent(found, GREEDY)
+    assert (await sent(found, GREEDY, eos_ids=frozenset({2, 5})))["stop_words_list"] == [[[2], [1]]]
 
 
 async def test_half_floats_need_grpc_only_where_they_are_streamed_and_used() -> None:

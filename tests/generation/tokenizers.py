@@ -55,6 +55,17 @@ def bytes_in_a_row(folder: Path) -> Path:
     return save(folder, made, settings={"tokenizer_class": "PreTrainedTokenizerFast"}, config={})
 
 
+def without_unknown(folder: Path, letters: str = "ACGT", *, drops: bool = False) -> Path:
+    """Words of an alphabet of its own, as models of genomes have them: it can't encode any other text, or ``drops``
+    what it does not know."""
+    words = {word: number for number, word in enumerate([*SPECIAL[1:], *letters])}
+    made = Tokenizer(models.BPE(words, []) if drops else models.WordLevel(words))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(SPECIAL[1:])
+    settings = {name: value for name, value in GENERIC.items() if name != "unk_token"}
+    return save(folder, made, settings=settings, config={"model_type": "gpt2"})
+
+
 FALLBACK: dict[str, Callable[[Path], Path]] = {"llama": llama, "gemma": gemma}
 ALL: dict[str, Callable[[Path], Path]] = FOLDERS | BY_TRANSFORMERS | FALLBACK | {"bytes-in-a-row": bytes_in_a_row}
 

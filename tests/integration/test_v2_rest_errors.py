@@ -137,6 +137,7 @@ def test_no_predictor() -> None:
         for version in ("", "/versions/1"):
             path = f"/v2/models/bert{version}"
             answers = [post(service, {"text": [FRANCE]}, path=f"{path}/infer"), client.get(path)]
+            answers.append(client.get(f"{path}/config"))
             for answer in answers:
                 assert "not ready" in error(answer, 503)
             ready = client.get(f"{path}/ready")
@@ -148,3 +149,4 @@ def test_no_predictor() -> None:
         ready = client.get("/v2/health/ready")
         assert (ready.status_code, ready.json()["ready"]) == (503, False)
         error(client.get("/v2/models/other"), 404)
+        error(client.get("/v2/models/other/config"), 404)

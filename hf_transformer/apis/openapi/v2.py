@@ -74,8 +74,17 @@ def _of_model(path: str, suffix: str, parameters: tuple[str, ...], about: Descri
         *parameters,
         fails=fails,
     )
+    config = question(
+        f"v2Config{suffix}",
+        "The same as Triton's configuration has it",
+        TAG,
+        answer(ref("V2Config"), "The model; max_batch_size 0 says that dims have all axes."),
+        *parameters,
+        fails=fails,
+    )
     return {
         path: metadata,
+        f"{path}/config": config,
         f"{path}/ready": ready,
         f"{path}/infer": work(
             f"v2Infer{suffix}",
@@ -93,6 +102,21 @@ def _response() -> Json:
     found = answer(ref("V2Response"), "The predictions as tensors.")
     found["content"][BYTES] = _binary("The same, raw elements behind it.")
     return found
+
+
+def _config() -> Schema:
+    tensor: dict[str, Json] = {"name": STRING, "data_type": STRING, "dims": array(INTEGER)}
+    return record(
+        {
+            "name": STRING,
+            "platform": STRING,
+            "backend": STRING,
+            "max_batch_size": INTEGER,
+            "input": array(record({**tensor, "optional": BOOLEAN})),
+            "output": array(record(tensor)),
+            "model_transaction_policy": record({"decoupled": BOOLEAN}),
+        }
+    )
 
 
 def _binary(description: str) -> Json:
@@ -132,6 +156,7 @@ def schemas(about: Described) -> dict[str, Schema]:
     tensors = {"inputs": array(spec), "outputs": array(spec)}
     return {
         "V2Server": record({"name": STRING, "version": STRING, "extensions": array(STRING)}),
+        "V2Config": _config(),
         "V2Ready": record({"name": STRING, "ready": BOOLEAN, "error": STRING}, "name", "error"),
         "V2Metadata": record(about_model | tensors, "versions"),
         "V2Request": _infer_request(about),

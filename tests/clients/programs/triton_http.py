@@ -39,6 +39,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         "live": client.is_server_live(),
         "ready": [client.is_server_ready(), client.is_model_ready(model)],
         "metadata": client.get_model_metadata(model),
+        "config": client.get_model_config(model),
         "server": client.get_server_metadata(),
     }
 

@@ -73,16 +73,16 @@ def folder_with(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
-    """Puts a copy of bert_masked into Triton's repository, with other words in its config.pbtxt, and loads it."""
+    """Puts a copy of a model into Triton's repository, with other words in its config.pbtxt, and loads it."""
     planted: set[str] = set()
 
-    def make(name: str, changes: Mapping[str, str], *, load: bool = True) -> None:
+    def make(name: str, changes: Mapping[str, str], *, of: str = "bert_masked", load: bool = True) -> None:
         if name in planted:
             return
-        shutil.copytree(repository / "bert_masked", repository / name, symlinks=True)
+        shutil.copytree(repository / of, repository / name, symlinks=True)
         config = repository / name / "config.pbtxt"
         text = config.read_text()
-        for old, new in {'name: "bert_masked"': f'name: "{name}"', **changes}.items():
+        for old, new in {f'name: "{of}"': f'name: "{name}"', **changes}.items():
             assert old in text
             text = text.replace(old, new)
         config.write_text(text)

@@ -10,6 +10,7 @@ import pytest
 from hf_transformer.diagnosis import shared
 from tests.integration.diagnosis.conftest import Diagnose
 from tests.triton_repository import DEMO_MODEL as DEMO
+from tests.triton_repository import task_model_folder
 
 Plant = Callable[..., None]
 FolderWith = Callable[..., Path]
@@ -263,6 +264,16 @@ def test_another_kind_of_generative_model(diagnose: Diagnose) -> None:
     found = diagnose("gpt2_logits", "--generation_interface=text")
     assert list(found) == ["contract"]
     assert found["contract"].status == "failed"
+
+
+def test_an_input_that_can_t_say_that_there_is_nothing(diagnose: Diagnose, plant: Plant) -> None:
+    words = 'name: "stop_words_list"\n    data_type: TYPE_{}\n    dims: [ 2, -1 ]\n    optional: {}'
+    plant("doctor_unsigned", {words.format("INT32", "true"): words.format("UINT32", "false")}, of="gpt2_tokens")
+    found = diagnose("doctor_unsigned", folder=task_model_folder("gpt2_tokens"))
+    assert found["contract"].found == (
+        "Its input 'stop_words_list' is UINT32, which can't hold -1, the mark of no words"
+    )
+    assert found["contract"].change == "export it as INT32"
 
 
 def test_a_generative_model_with_a_short_position_table(diagnose: Diagnose, folder_with: FolderWith) -> None:
