@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -37,6 +37,12 @@ class Exchange:
             self.sent_headers = message.get("headers", ())
         elif message["type"] == "http.response.body":
             self.body_bytes += len(message.get("body", b""))
+
+    def note_whole(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """Takes down a response that was sent past the messages; the server has added its length."""
+        self.status = status
+        self.sent_headers = (*headers, (b"content-length", b"%d" % len(body)))
+        self.body_bytes = len(body)
 
     def fail(self) -> None:
         """The application raised: without an answer of its own, the server's is 500."""

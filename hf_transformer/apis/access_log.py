@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hf_transformer.access_format import Atoms, Exchange, check_format
 from hf_transformer.json_log import REQUEST_ID
-from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
+from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE, SendPart, SendWhole
 
 
 class AccessLog:
@@ -28,8 +30,12 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         exchange = Exchange(scope)
-        for way in (WHOLE_RESPONSE, SEND_PART):  # they would pass by
-            scope.pop(way, None)
+        # What is sent past the messages is noted too.
+        send_whole, send_part = scope.get(WHOLE_RESPONSE), scope.get(SEND_PART)
+        if send_whole is not None:
+            scope[WHOLE_RESPONSE] = partial(_send_whole, exchange, send_whole)
+        if send_part is not None:
+            scope[SEND_PART] = partial(_send_part, exchange, send_part)
 
         async def noting_send(message: Message) -> None:
             exchange.note(message)
@@ -41,8 +47,27 @@ class AccessLog:
             exchange.fail()
             raise
         finally:
+            # They hold the exchange, which holds the scope: only the garbage collector would find them.
+            scope.pop(WHOLE_RESPONSE, None)
+            scope.pop(SEND_PART, None)
             exchange.finish()
             write(self.logger, self.format, exchange)
+
+
+def _send_whole(
+    exchange: Exchange, send_whole: SendWhole, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+) -> bool:
+    if not send_whole(status, headers, body):
+        return False
+    exchange.note_whole(status, headers, body)
+    return True
+
+
+def _send_part(exchange: Exchange, send_part: SendPart, body: bytes) -> bool:
+    if not send_part(body):
+        return False
+    exchange.body_bytes += len(body)
+    return True
 
 
 def write(logger: logging.Logger, format: str, exchange: Exchange) -> None:

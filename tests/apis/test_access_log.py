@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from hf_transformer.access_format import ATOMS, check_format
+from hf_transformer.access_format import ATOMS, Exchange, check_format
 from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.errors import ConfigError
+from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
 
 SCOPE: dict[str, Any] = {
     "type": "http",
@@ -161,6 +163,100 @@ async def test_a_client_that_goes_away(log: Lines) -> None:
 
     await request("%(s)s %(st)s", give_up)
     assert log.lines == ["499 -"]
+
+
+class Ways:
+    """What a server has past ASGI's messages, and what it was given while it took it."""
+
+    def __init__(self, takes: bool = True) -> None:
+        self._takes = takes
+        self.whole: list[Any] = []
+        self.parts: list[bytes] = []
+        self.in_scope: dict[str, Any] = {WHOLE_RESPONSE: self._send_whole, SEND_PART: self._send_part}
+
+    def _send_whole(self, *response: Any) -> bool:
+        self.whole += [response] if self._takes else []
+        return self._takes
+
+    def _send_part(self, body: bytes) -> bool:
+        self.parts += [body] if self._takes else []
+        return self._takes
+
+
+HEADERS = [(b"content-type", b"text/plain"), (b"x-request-id", b"r2")]
+
+
+async def answer_whole(scope: Scope, receive: Receive, send: Send) -> None:
+    scope[WHOLE_RESPONSE](404, HEADERS, b"hello")
+
+
+async def answer_in_parts(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    for part in (b"hello ", b"world"):
+        scope[SEND_PART](part)
+    await send({"type": "http.response.body", "body": b"!"})
+
+
+ALL_SENT = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
+
+
+async def test_a_whole_response_past_asgi(log: Lines) -> None:
+    ways = Ways()
+    assert await request(ALL_SENT, answer_whole, **ways.in_scope) == []
+    assert ways.whole == [(404, HEADERS, b"hello")]  # no length among them: the server adds it
+    assert log.lines == ["404 Not Found 5 5 5 text/plain -"]
+
+
+async def test_parts_past_asgi(log: Lines) -> None:
+    ways = Ways()
+    assert len(await request(ALL_SENT, answer_in_parts, **ways.in_scope)) == 2
+    assert ways.parts == [b"hello ", b"world"]
+    assert log.lines == ["200 OK 12 12 - text/plain -"]
+
+
+@pytest.mark.parametrize(
+    ("app", "line"),
+    [(answer_whole, "499 - 0 - - - -"), (answer_in_parts, "200 OK 1 1 - text/plain -")],
+    ids=["whole", "parts"],
+)
+async def test_what_the_server_did_not_take_was_not_sent(log: Lines, app: Any, line: str) -> None:
+    await request(ALL_SENT, app, **Ways(takes=False).in_scope)
+    assert log.lines == [line]
+
+
+@pytest.mark.parametrize("way", [WHOLE_RESPONSE, SEND_PART])
+async def test_a_server_that_has_one_way_past_asgi(log: Lines, way: str) -> None:
+    async def look(scope: Scope, receive: Receive, send: Send) -> None:
+        assert way in scope and not {WHOLE_RESPONSE, SEND_PART} - {way} & scope.keys()
+        await answer(scope, receive, send)
+
+    await request("%(s)s", look, **{way: Ways().in_scope[way]})
+    assert log.lines == ["201"]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
+async def test_nothing_is_left_for_the_garbage_collector(log: Lines, fails: bool) -> None:
+    left: list[MutableMapping[str, Any]] = []
+
+    async def look(scope: Scope, receive: Receive, send: Send) -> None:
+        assert {WHOLE_RESPONSE, SEND_PART} <= scope.keys()
+        left.append(scope)
+        await answer_whole(scope, receive, send)
+        if fails:
+            raise ZeroDivisionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            await request("%(s)s", look, **Ways().in_scope)
+        except ZeroDivisionError:
+            assert fails
+        assert not {WHOLE_RESPONSE, SEND_PART} & left.pop().keys()
+        assert not [one for one in gc.get_objects() if isinstance(one, Exchange)]
+    finally:
+        gc.enable()
+    assert log.lines == ["404"]
 
 
 async def test_a_request_can_not_forge_a_line(log: Lines) -> None:
