@@ -69,21 +69,27 @@ class Admission:
         Raises:
             TooManyRequests: there is no room.
         """
-        if self.requests >= self._max_requests:
-            self._refused("requests")
-            raise TooManyRequests(
-                f"{self.requests} requests are in flight, as many as --max_concurrent_requests allows; try again"
-            )
-        if self.tokens >= self._max_tokens:
-            self._refused("tokens")
-            raise TooManyRequests(
-                f"the requests in flight have {self.tokens} tokens, --max_queued_tokens allows {self._max_tokens}; "
-                "try again"
-            )
-        tokens = min(size // BYTES_PER_TOKEN + 1, self._largest_guess)
+        if self.requests >= self._max_requests or self.tokens >= self._max_tokens:
+            raise self._no_room()
+        tokens = size // BYTES_PER_TOKEN + 1
+        if tokens > self._largest_guess:
+            tokens = self._largest_guess
         self.requests += 1
         self.tokens += tokens
         return Place(self, tokens)
+
+    def _no_room(self) -> TooManyRequests:
+        """Counts a request that is refused, and says why."""
+        if self.requests >= self._max_requests:
+            self._refused("requests")
+            return TooManyRequests(
+                f"{self.requests} requests are in flight, as many as --max_concurrent_requests allows; try again"
+            )
+        self._refused("tokens")
+        return TooManyRequests(
+            f"the requests in flight have {self.tokens} tokens, --max_queued_tokens allows {self._max_tokens}; "
+            "try again"
+        )
 
     @contextmanager
     def place(self, size: int) -> Iterator[Place]:

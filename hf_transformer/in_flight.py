@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from hf_transformer.eager import Eager
@@ -25,7 +25,7 @@ class Request:
     there twice.
     """
 
-    __slots__ = ("answers", "batches", "context", "decode", "entries", "expires", "future", "left", "since", "timer")
+    __slots__ = ("answers", "batches", "context", "decode", "entries", "future", "left", "since", "timer")
 
     def __init__(self, count: int, decode: Decode, context: Context, future: asyncio.Future[None]) -> None:
         self.answers: list[Any] = [None] * count
@@ -33,8 +33,7 @@ class Request:
         self.decode = decode
         self.context = context
         self.future = future
-        self.since = time.perf_counter()
-        self.expires = 0.0
+        self.since = perf_counter()
         self.timer: asyncio.TimerHandle | None = None
         self.batches: list[Batch[Any]] = []
         self.entries: list[Entry[Any]] = []
@@ -43,12 +42,12 @@ class Request:
         """Decodes one instance's rows, or fails the request, and no other one, with what goes wrong there."""
         if self.future.done():
             return
-        started = time.perf_counter()
+        started = perf_counter()
         try:
             self.answers[index] = self.decode(index, rows)
         except Exception as error:
             self.answers[index] = error
-        self.context.timings.postprocess += time.perf_counter() - started
+        self.context.timings.postprocess += perf_counter() - started
 
     def settle(self, index: int) -> bool:
         """Counts one instance as answered; on the event loop, after ``answer``.
@@ -57,11 +56,11 @@ class Request:
             Whether the model's answer could not be decoded, which is the predictor's fault.
         """
         found = self.answers[index]
-        self.left -= 1
+        left = self.left = self.left - 1
         if isinstance(found, Exception):
             self.fail(found)
             return isinstance(found, PredictorError)
-        if not self.left and not self.future.done():
+        if not left and not self.future.done():
             self.future.set_result(None)
         return False
 

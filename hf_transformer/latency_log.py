@@ -44,8 +44,8 @@ class LatencyLog:
         self._handler: LineHandler | None = None
         self._json = False
         self._lines: list[str] = []
-        self._second = 0
-        self._time = ""
+        self._moment = 0
+        self._time = self._prefix = ""
 
     def add(self, contexts: Sequence[Context]) -> None:
         """Logs requests that were answered just now."""
@@ -65,13 +65,20 @@ class LatencyLog:
         if self._json:
             self._lines += [_json_line(now, context) for context in contexts]
             return
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._time = time.strftime(TIME_FORMAT, time.localtime(second))
-        prefix = f"{self._time}.{int((now - second) * 1e3):03d} INFO {NAME_OF_LATENCY}: "
+        moment = int(now * 1e3)
+        if moment != self._moment:
+            self._begin(moment)
+        prefix = self._prefix
         for context in contexts:
             self._lines.append(f"{prefix}{_message(context)}\n")
+
+    def _begin(self, moment: int) -> None:
+        """How lines of a moment begin, in milliseconds since 1970."""
+        second = moment // 1000
+        if second != self._moment // 1000:
+            self._time = time.strftime(TIME_FORMAT, time.localtime(second))
+        self._moment = moment
+        self._prefix = f"{self._time}.{moment % 1000:03d} INFO {NAME_OF_LATENCY}: "
 
     def flush(self) -> None:
         """Writes the lines that wait."""

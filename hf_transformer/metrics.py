@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from hf_transformer.counters import LightCounter
 from hf_transformer.generation_metrics import GenerationMetrics
 from hf_transformer.histograms import LightHistogram
 from hf_transformer.types import Context
@@ -49,8 +50,7 @@ class Metrics:
         )
 
     def _add_requests(self, model_name: str) -> None:
-        self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
-        self._finished: dict[tuple[str, int], Counter] = {}
+        self._requests = self._light_counter("requests", "Predict requests by API and HTTP status.", "api", "status")
         self._truncated = self._counter(
             "truncated_instances",
             "Instances whose text was longer than the model takes and was cut off.",
@@ -69,10 +69,11 @@ class Metrics:
         self._batch_instances = self._light(
             "hf_transformer_batch_instances", "Instances in a batch, of one request or of several.", BATCH_SIZES
         )
-        tokens = self._counter(
+        self._tokens = self._light_counter(
             "batch_tokens", "Tokens in batches, by whether they are of a text or only fill it up.", "kind"
         )
-        self._real_tokens, self._padding_tokens = tokens.labels("real"), tokens.labels("padding")
+        for kind in ("real", "padding"):
+            self._tokens.add(0, kind)
         self._retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
         self._retries_denied = self._counter(
             "predictor_retries_denied",
@@ -90,6 +91,11 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"hf_transformer_{name}", text, labels, registry=self._registry)
+
+    def _light_counter(self, name: str, text: str, *labels: str) -> LightCounter:
+        counter = LightCounter(f"hf_transformer_{name}", text, *labels)
+        self._registry.register(counter)
+        return counter
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
@@ -121,9 +127,9 @@ class Metrics:
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Adds one batch on its way to the predictor."""
         self._batch_instances.observe(instances)
-        self._real_tokens.inc(tokens)
+        self._tokens.add(tokens, "real")
         if padding:
-            self._padding_tokens.inc(padding)
+            self._tokens.add(padding, "padding")
 
     def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
         """Shows what ``use`` says at the time of each scrape; counting costs a request nothing."""
@@ -131,10 +137,7 @@ class Metrics:
 
     def count_request(self, api: str, status: int) -> None:
         """Adds one finished request, answered or failed."""
-        counter = self._finished.get((api, status))
-        if counter is None:
-            counter = self._finished[api, status] = self._requests.labels(api, str(status))
-        counter.inc()
+        self._requests.add(1, api, status)
 
     def count_truncated(self, instances: int) -> None:
         """Adds instances whose text was cut."""

@@ -56,12 +56,11 @@ class Pipeline:
         self._limits = limits
         self._metrics = metrics
         self._log_texts = log_texts
-        self._default_options = options = task.options({})
-        self._decode_cost: Callable[[Encoding], int] = lambda encoding: task.decode_cost(encoding, options)
+        self._default_options = task.options({})
         self._short = min(INLINE_CHARACTERS, limits.max_text_length, limits.max_total_length)
         self._small_answer = min(INLINE_VALUES, limits.max_answer_values)
         self._has_short_way = (
-            log_texts is None and task.tokenization(options) is PLAIN and type(task).beside is Task.beside
+            log_texts is None and task.tokenization(self._default_options) is PLAIN and type(task).beside is Task.beside
         )
 
     def __call__(self, query: Query, context: Context) -> Coroutine[Any, Any, Answers]:
@@ -139,11 +138,15 @@ class Pipeline:
         tokenized = timings.tokenized(started, read)
         # Bound and not a closure, whose cells would be five objects more.
         decode = partial(self._decode_short, item, encoding)
-        parts = await self._scheduler.run((encoding,), decode, context, self._decode_cost)
+        request = self._scheduler.enter(encoding, decode, context, task.decode_cost(encoding, options))
+        try:
+            await request.future
+        finally:
+            self._scheduler.leave(request)
         answered = perf_counter()
         predict = answered - tokenized - timings.postprocess
         timings.predict = predict if predict > 0.0 else 0.0
-        prediction = task.answer(item, (parts,), options)
+        prediction = task.answer(item, (request.answers,), options)
         timings.postprocess += perf_counter() - answered
         return Answers([prediction], (), tokens)
 

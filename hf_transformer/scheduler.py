@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from hf_transformer.batches import Form, Packed, refuse_nan
@@ -35,7 +35,6 @@ Item = TypeVar("Item")
 INLINE_COST = 20_000
 """Decoding of a batch that costs more (see Task.decode_cost) is done in a thread; about 5 ms of work, as long as a
 thread keeps the interpreter before others get their turn (sys.getswitchinterval)."""
-
 
 OUTPUT_BYTES = 4 * 2**20
 """Of a batch whose outputs come inline, where no flag says it. Twice as much costs a fifth of the requests there."""
@@ -110,16 +109,32 @@ class Scheduler(Generic[Item]):
         """
         if not items:
             return []
-        request = self._enter(items, decode, context, cost)
+        request = Request(len(items), decode, context, self._loop.create_future())
+        for index, item in enumerate(items):
+            self._add(request, index, item, cost(item))
+        self._begin(request)
         try:
             await request.future
-        except BaseException:
-            self._withdraw(request)
-            raise
         finally:
-            self._deadlines.remove(request)
-            request.entries.clear()  # they refer to the request: only the collector would find what it holds
+            self.leave(request)
         return request.answers
+
+    def enter(self, item: Item, decode: Decode, context: Context, cost: int) -> Request:
+        """``run`` of one item, without a coroutine of its own: the caller awaits the ``future`` of what this gives, and
+        calls ``leave`` with it whatever happens."""
+        request = Request(1, decode, context, self._loop.create_future())
+        self._add(request, 0, item, cost)
+        self._begin(request)
+        return request
+
+    def leave(self, request: Request) -> None:
+        """Nobody waits for a request any more, answered or not."""
+        self._deadlines.remove(request)
+        if request.left:  # not all are answered: what still queues is forgotten
+            request.future.cancel()
+            request.leave()
+            self._waiting.left(request.entries)
+        request.entries.clear()  # they refer to the request: only the collector would find what it holds
 
     def submit(
         self, item: Item, decode: Decode, context: Context, cost: int, done: Callable[[Exception | None], None]
@@ -130,50 +145,35 @@ class Scheduler(Generic[Item]):
         Returns:
             What withdraws the item, if it is not answered yet; ``done`` is then not called.
         """
-        request = self._enter((item,), decode, context, lambda item: cost)
+        request = self.enter(item, decode, context, cost)
 
         def ended(future: asyncio.Future[None]) -> None:
-            self._deadlines.remove(request)
-            if future.cancelled():
-                self._withdraw(request)
-                request.entries.clear()
-                return
-            error = future.exception()
-            if error is not None:
-                self._withdraw(request)
-            request.entries.clear()  # they refer to the request: only the collector would find what an item holds
-            done(error if error is None or isinstance(error, Exception) else PredictorUnavailable(str(error)))
+            self.leave(request)
+            if not future.cancelled():
+                error = future.exception()
+                done(error if error is None or isinstance(error, Exception) else PredictorUnavailable(str(error)))
 
         request.future.add_done_callback(ended)
         return request.future.cancel
 
-    def _enter(self, items: Sequence[Item], decode: Decode, context: Context, cost: Callable[[Item], int]) -> Request:
-        """Puts a request's items in the queue, and has it sent."""
-        loop, form = self._loop, self._form
-        request = Request(len(items), decode, context, loop.create_future())
-        owner = context.headers.get("authorization", "")
-        for index, item in enumerate(items):
-            group = form.group(item)
-            key = f"{owner} {group}" if group else owner
-            entry = Entry(request, index, item, form.length(item), key, cost(item))
-            request.entries.append(entry)
-            self._waiting.add(entry)
-        self._deadlines.add(request, loop)
+    def _add(self, request: Request, index: int, item: Item, cost: int) -> None:
+        """Puts one of a request's items in the queue."""
+        form, key = self._form, request.context.headers.get("authorization", "")
+        if group := form.group(item):
+            key = f"{key} {group}"
+        entry = Entry(request, index, item, form.length(item), key, cost)
+        request.entries.append(entry)
+        self._waiting.add(entry)
+
+    def _begin(self, request: Request) -> None:
+        """Has a request sent that queues, and watches it."""
+        self._deadlines.add(request, self._loop)
         if not self._places.free:
             self._places.await_free(self._send_waiting)
         elif self._woken is None:
             # At the end of this turn of the event loop: what arrives in one turn leaves together.
-            if self._needs_task:
-                self._woken = loop.create_task(self._send_first())
-            else:
-                self._woken = loop.call_soon(self._send_arrived)
-        return request
-
-    def _withdraw(self, request: Request) -> None:
-        """Nobody waits for a request any more; what of it still queues is forgotten."""
-        request.future.cancel()
-        request.leave()
-        self._waiting.left(request.entries)
+            needs_task, loop = self._needs_task, self._loop
+            self._woken = loop.create_task(self._send_first()) if needs_task else loop.call_soon(self._send_arrived)
 
     def _send_arrived(self) -> None:
         """Sends what has arrived in the last turn."""
@@ -214,7 +214,7 @@ class Scheduler(Generic[Item]):
         entries = batch.entries
         timing = None
         try:
-            started = time.perf_counter()
+            started = perf_counter()
             items = [entry.item for entry in entries]
             if self._form.pack_cost(items) <= INLINE_COST:
                 packed = self._form.pack(items)
@@ -227,10 +227,10 @@ class Scheduler(Generic[Item]):
             self._metrics.observe_batch(len(entries), packed.real, packed.padding)
             headers = entries[0].request.context.headers
             if self._costs is not None:
-                timing = self._costs.sent(time.perf_counter())
+                timing = self._costs.sent(perf_counter())
             async with self._predictor.infer(packed.inputs, packed.outputs, headers, sizes=packed.sizes) as outputs:
                 if timing is not None:
-                    timing.ended(time.perf_counter(), packed.real + packed.padding)
+                    timing.ended(perf_counter(), packed.real + packed.padding)
                 if batch.cost <= INLINE_COST:
                     self._decode(entries, items, packed, outputs)
                 else:
@@ -245,7 +245,7 @@ class Scheduler(Generic[Item]):
             self._failed(batch, error)
         finally:
             if timing is not None and not timing.over:
-                timing.ended(time.perf_counter())
+                timing.ended(perf_counter())
             batch.close()
             self._in_flight.discard(batch)
             self._waiting.answered(len(entries))

@@ -70,6 +70,11 @@ class BatchLimits:
             return False
         return self.costs is None or self.costs.allow(padded, tokens)
 
+    def allow_even(self, rows: int, width: int, tokens: int) -> bool:
+        """``allow`` for a batch whose rows are all of one length, and for any of fewer rows: what they need grows with
+        their number. So one question stands for all; a no does not, where ``more`` may allow a part of them."""
+        return rows * self.output_bytes(width) <= self.max_output_bytes and self.allow(rows, width, tokens)
+
     def most(self, share: int, width: int) -> int:
         """The most instances of a batch of this width whose fair share is ``share``; see Waiting."""
         if share < self.max_rows and self.more is not None and self.costs is not None:
@@ -190,18 +195,21 @@ class Waiting(Generic[One]):
 
     def _fill(self, batch: list[One], group: _Group[One], share: int) -> None:
         """Adds the nearest lengths, first those that cost the least padding."""
+        usual = batch[0].length
         limits = self._limits(batch[0])
-        width = limits.fixed_length or batch[0].length
-        tokens = batch[0].length
+        width = limits.fixed_length or usual
         most = limits.most(share, width)
-        for length in group.nearest(batch[0].length) if limits.padding else (batch[0].length,):
+        rows = min(most, group.count(usual))
+        if rows > 1 and usual <= width and limits.allow_even(rows, width, rows * usual):
+            batch += group.take(usual, rows - 1)
+        tokens = len(batch) * usual
+        for length in group.nearest(usual) if limits.padding else (usual,):
             wider = max(width, length)
             while len(batch) < most and limits.allow(len(batch) + 1, wider, tokens + length):
-                entry = group.pop(length)
-                if entry is None:
+                found = group.take(length, 1)
+                if not found:
                     break
-                entry.taken = True
-                batch.append(entry)
+                batch += found
                 width = wider
                 tokens += length
             if len(batch) >= most:
@@ -225,17 +233,22 @@ class _Group(Generic[One]):
             insort(self._lengths, entry.length)
         waiting.append(entry)
 
-    def pop(self, length: int) -> One | None:
-        """The instance of this length that has waited longest, None if there is none."""
+    def count(self, length: int) -> int:
+        """How many instances of this length there are, some of which may have left the queue."""
+        return len(self._by_length.get(length, ()))
+
+    def take(self, length: int, most: int) -> list[One]:
+        """The instances of this length that have waited longest, ``most`` of them if there are so many; they wait no
+        more."""
         waiting = self._by_length.get(length)
+        found: list[One] = []
         if waiting is None:
-            return None
-        found = None
-        while waiting:
+            return found
+        while waiting and len(found) < most:
             entry = waiting.popleft()
             if not (entry.taken or entry.gone):
-                found = entry
-                break
+                entry.taken = True
+                found.append(entry)
         if not waiting:
             self._drop(length)
         return found

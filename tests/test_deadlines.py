@@ -40,6 +40,9 @@ class Clock:
         self.timers.append(Timer(when, call, args))
         return self.timers[-1]
 
+    def call_later(self, delay: float, call: Callable[..., None], *args: Any) -> Timer:
+        return self.call_at(self.now + delay, call, *args)
+
     def go_to(self, now: float) -> None:
         self.now = now
         due, self.timers = self.timers, []
@@ -53,11 +56,12 @@ class Clock:
 class Bench:
     def __init__(self, timeout: float) -> None:
         self.clock = Clock()
-        self.deadlines = Deadlines(timeout)
+        self.deadlines = Deadlines(timeout, self.clock.time)
 
     def add(self, deadline: float | None = None) -> Request:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = Request(1, lambda index, rows: None, Context("id", {}, deadline=deadline), future)
+        request.since = self.clock.now
         self.deadlines.add(request, cast(asyncio.AbstractEventLoop, self.clock))
         return request
 
@@ -107,3 +111,14 @@ async def test_a_request_that_was_answered_is_not_failed_at_its_callers_deadline
     bench.deadlines.remove(request)
     bench.clock.go_to(104.0)
     assert not request.future.done()
+
+
+async def test_a_timer_that_comes_early_fails_nobody() -> None:
+    bench = Bench(10.0)
+    request = bench.add()
+    [timer] = bench.clock.timers
+    timer.when = 109.5
+    bench.clock.go_to(109.5)
+    assert not request.future.done()
+    bench.clock.go_to(110.0)
+    assert isinstance(request.future.exception(), PredictorTimeout)

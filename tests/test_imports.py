@@ -52,6 +52,7 @@ LAYERS = {
         "errors",
         "metrics",
         "access_format",
+        "counters",
         "histograms",
         "generation_metrics",
         "latency_log",

@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -115,3 +116,21 @@ async def test_a_write_that_fails_loses_its_lines_and_no_others(logger: logging.
     add(log, "kept")
     log.flush()
     assert "kept" in stream.getvalue() and "lost" not in stream.getvalue()
+
+
+async def test_lines_begin_with_the_moment_that_they_are_of(
+    logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    logger.handlers[:] = [LineHandler(stream)]
+    log = LatencyLog()
+    moments = [1_800_000_000.0, 1_800_000_000.0004, 1_800_000_000.25, 1_800_000_001.25, 1_800_003_600.999]
+    for moment in moments:
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        add(log, "a")
+    log.flush()
+    expected = [
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1e3):03d} INFO"
+        for moment in moments
+    ]
+    assert [line[: len(expected[0])] for line in stream.getvalue().splitlines()] == expected

@@ -105,3 +105,20 @@ async def test_an_error_of_decoding_in_a_thread_that_nobody_waits_for_is_not_log
         await b.turn()
         gc.collect()
         assert told == []
+
+
+async def test_one_that_enters_is_answered_or_leaves_without_a_trace() -> None:
+    async with bench() as b:
+        blocker = await b.send(1)
+        first, second = (
+            b.scheduler.enter(Encoding([number], [0]), first_logit, Context("id", {}), 1) for number in (2, 3)
+        )
+        b.scheduler.leave(first)
+        assert first.future.cancelled() and not first.entries
+        await b.answer(0)
+        assert await blocker == [1]
+        await b.answer(1)
+        await second.future
+        b.scheduler.leave(second)
+        assert second.answers == [3] and not second.entries and b.sent == [[1], [3]]
+        assert not b.scheduler._deadlines._usual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -64,6 +65,55 @@ def test_every_instance_leaves_once_within_the_limits(given_entries: list[Entry]
             assert len(batch) * width <= within.max_tokens
             assert len(batch) * within.output_bytes(width) <= within.max_output_bytes
             assert sum(entry.length for entry in batch) >= (1 - MAX_PADDING) * width * len(batch)
+
+
+class OneByOne(BatchLimits):
+    """Limits that are asked about each row."""
+
+    def allow_even(self, rows: int, width: int, tokens: int) -> bool:
+        return False
+
+
+LEARNT = st.none() | st.builds(lambda overhead: Known(overhead), st.floats(4.0, 50.0))
+MORE = st.none() | st.builds(lambda least, most: lambda size: least <= size <= most, *[st.integers(0, 4000)] * 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.sampled_from(["", "", "a"])), min_size=1, max_size=60),
+    st.sets(st.integers(0, 59)),
+    st.tuples(st.integers(1, 20), st.integers(5, 200), st.integers(0, 3000), st.just(lambda width: 10 * width)),
+    st.fixed_dictionaries(
+        {
+            "padding": st.booleans(),
+            "fixed_length": st.none() | st.integers(6, 12),
+            "max_padding": st.sampled_from([0.0, 0.25, 1.0]),
+            "costs": LEARNT,
+            "more": MORE,
+        }
+    ),
+    st.integers(1, 3),
+)
+def test_asking_for_many_at_once_changes_no_batch(
+    texts: list[tuple[int, str]], gone: set[int], sizes: tuple[Any, ...], rest: dict[str, Any], parts: int
+) -> None:
+    def left(within: BatchLimits) -> list[list[int]]:
+        waiting: Waiting[Entry] = Waiting(lambda entry: within)
+        everyone = [Entry(length, key, number) for number, (length, key) in enumerate(texts)]
+        for entry in everyone:
+            waiting.add(entry)
+        batches = [waiting.take(parts)]
+        for number in gone & set(range(len(texts))):
+            everyone[number].gone = True
+        while batch := waiting.take(parts):
+            batches.append(batch)
+        return [[entry.number for entry in batch] for batch in batches]
+
+    assert left(BatchLimits(*sizes, **rest)) == left(OneByOne(*sizes, **rest))
+
+
+def test_a_few_rows_may_be_refused_where_more_would_not_be() -> None:
+    within = replace(limits(rows=9, output_bytes=200), more=lambda size: size >= 500)
+    assert lengths_of(batches([Entry(10) for _ in range(8)], within)) == [[10, 10]] * 4
 
 
 def test_more_bytes_are_allowed_for_as_long_as_they_are_said_to_be() -> None:
@@ -209,6 +259,13 @@ def test_when_batches_are_shared_out(within: BatchLimits, expected: int) -> None
     for _ in range(12):
         waiting.add(Entry(10))
     assert len(waiting.take(3)) == expected
+
+
+def test_a_share_is_kept_where_a_batch_might_take_all() -> None:
+    waiting: Waiting[Entry] = Waiting(lambda entry: evenly(20, 150, 10**6))
+    for _ in range(8):
+        waiting.add(Entry(10))
+    assert len(waiting.take(3)) == 3
 
 
 def test_those_that_have_gone_have_no_share() -> None:

@@ -207,7 +207,8 @@ def head_of(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
 def lines_of(reply: Reply, request_id: str) -> bytes:
     """The same as the lines that it becomes."""
     more = b"".join([b"%b: %b\r\n" % pair for pair in reply.headers]) if reply.headers else b""
-    return b"content-type: %b\r\nx-request-id: %b\r\n%b" % (reply.content_type, request_id.encode("latin-1"), more)
+    named = request_id.encode("latin-1")
+    return b"".join((b"content-type: ", reply.content_type, b"\r\nx-request-id: ", named, b"\r\n", more))
 
 
 def error_json(message: str, status: int) -> bytes:

@@ -73,6 +73,21 @@ class Bodies:
             )
         self.held += size
 
+    def take_whole(self, body: bytes, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+        """What ``read_body`` gives for one that is all there; it raises the same. The bytes that it gives are counted,
+        and the caller gives them back (``take``); none are where it raises."""
+        size = len(body)
+        if size > limit:
+            raise _too_large(limit)
+        self.take(size)
+        if not headers.get(b"content-encoding"):
+            return body
+        try:
+            return _plain(body, headers, limit, self.take)
+        except BaseException:
+            self.held -= size
+            raise
+
 
 class Portion:
     """The bytes of one request; as a context manager it gives them back at the end."""
@@ -138,24 +153,16 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
-    return _plain(chunks[0] if len(chunks) == 1 else b"".join(chunks), headers, limit, portion)
+    return _plain(chunks[0] if len(chunks) == 1 else b"".join(chunks), headers, limit, portion.add)
 
 
-def whole_body(body: bytes, headers: Mapping[bytes, bytes], limit: int, portion: Portion) -> bytes:
-    """What ``read_body`` gives for one that is all there; it raises the same."""
-    if len(body) > limit:
-        raise _too_large(limit)
-    portion.add(len(body))
-    return _plain(body, headers, limit, portion)
-
-
-def _plain(body: bytes, headers: Mapping[bytes, bytes], limit: int, portion: Portion) -> bytes:
-    """The body, decompressed."""
+def _plain(body: bytes, headers: Mapping[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
+    """The body, decompressed; ``count`` is told of the bytes that it has more by that."""
     encoding = headers.get(b"content-encoding")
     if not encoding:
         return body
     plain = _decompress(body, encoding.strip().lower(), limit)
-    portion.add(len(plain) - len(body))
+    count(len(plain) - len(body))
     return plain
 
 

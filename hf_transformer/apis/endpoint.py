@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from hf_transformer.apis.base import Call, RenderError, Reply, RequestHead, Service, lines_of, send_reply
-from hf_transformer.apis.body import ClientGone, read_body, whole_body
+from hf_transformer.apis.body import ClientGone, read_body
 from hf_transformer.apis.server_timing import NAME, server_timing
 from hf_transformer.apis.streaming import Sender, Stream
 from hf_transformer.apis.watching import Watches
@@ -91,7 +91,7 @@ class Endpoint:
                     if reply is not None:
                         lines = lines_of(reply, context.request_id)
                         if self._is_timed(status, context):
-                            lines += b"%b: %b\r\n" % (SERVER_TIMING, server_timing(context.timings))
+                            lines += b"server-timing: " + server_timing(context.timings) + b"\r\n"
                         respond(status, lines, reply.body)
                     # Nobody waits for this any more.
                     self._metrics.count_request(self._api, status)
@@ -157,10 +157,11 @@ class Endpoint:
         self, params: Mapping[str, str], headers: Mapping[bytes, bytes], body: bytes, context: Context
     ) -> tuple[int, Reply]:
         """Status and body for a request that is all there."""
-        portion = self._bodies.portion()
+        held = 0
         try:
-            body = whole_body(body, headers, self._max_bytes, portion)
-            place = context.place = self._admission.enter(len(body))
+            body = self._bodies.take_whole(body, headers, self._max_bytes)
+            held = len(body)
+            place = context.place = self._admission.enter(held)
             try:
                 answer = await self._handle(Call(params, headers, body, context, self._limits))
             finally:
@@ -171,7 +172,7 @@ class Endpoint:
         except Exception as error:
             return self._failed(error, context)
         finally:
-            portion.give_back()
+            self._bodies.held -= held
 
     def _failed(self, error: Exception, context: Context) -> tuple[int, Reply]:
         """How a request is answered that has failed."""

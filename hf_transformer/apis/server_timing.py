@@ -5,7 +5,7 @@ Source: https://www.w3.org/TR/server-timing/
 
 from __future__ import annotations
 
-from hf_transformer.milliseconds import in_milliseconds
+from hf_transformer.milliseconds import SHORT, TEXTS, in_milliseconds
 from hf_transformer.types import Timings
 
 NAME = "server-timing"
@@ -13,11 +13,16 @@ NAME = "server-timing"
 
 def server_timing(timings: Timings) -> bytes:
     """The header's value, in milliseconds; ``predict`` is what is left of it without ``queue``."""
-    queue, predict = timings.queue, timings.predict
-    rest = predict - queue if predict > queue else 0.0
-    text = (
-        f"parse;dur={in_milliseconds(timings.parse)}, tokenize;dur={in_milliseconds(timings.tokenize)}, "
-        f"queue;dur={in_milliseconds(queue)}, predict;dur={in_milliseconds(rest)}, "
-        f"decode;dur={in_milliseconds(timings.postprocess)}"
-    )
-    return text.encode()
+    parse, tokenize, queue, decode = timings.parse, timings.tokenize, timings.queue, timings.postprocess
+    rest = timings.predict - queue
+    if rest < 0.0:
+        rest = 0.0
+    if parse + tokenize + queue + rest + decode <= SHORT:  # none is negative: all are short
+        one = TEXTS[int(parse * 1e6 + 0.5)]
+        two = TEXTS[int(tokenize * 1e6 + 0.5)]
+        three = TEXTS[int(queue * 1e6 + 0.5)]
+        four = TEXTS[int(rest * 1e6 + 0.5)]
+        five = TEXTS[int(decode * 1e6 + 0.5)]
+    else:
+        one, two, three, four, five = map(in_milliseconds, (parse, tokenize, queue, rest, decode))
+    return f"parse;dur={one}, tokenize;dur={two}, queue;dur={three}, predict;dur={four}, decode;dur={five}".encode()

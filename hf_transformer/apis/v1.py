@@ -85,6 +85,10 @@ def render(answers: Answers) -> bytes:
 
 def parse(payload: Json) -> Query:
     """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
+    if type(payload) is dict and len(payload) == 1:  # as most are
+        instances = payload.get("instances")
+        if type(instances) is list and instances:
+            return Query(instances, {})
     if not isinstance(payload, dict):
         raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
     usual, other = INSTANCES

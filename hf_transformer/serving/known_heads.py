@@ -67,7 +67,7 @@ class KnownHeads:
         return len(self._young) + len(self._old)
 
     def find(self, head: bytes) -> KnownHead | None:
-        """What is known of a head: the bytes from the first to the empty line, that included."""
+        """What is known of a head: the bytes from the first to the empty line, without that."""
         known = self._young.get(head)
         if known is None and head in self._old:
             known = self._old.pop(head)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -20,17 +20,17 @@ class DefaultHeaders:
     """The lines that begin every response. uvicorn makes a new list of headers every second."""
 
     def __init__(self) -> None:
-        self._headers: Sequence[tuple[bytes, bytes]] | None = None
+        self.headers: Sequence[tuple[bytes, bytes]] | None = None
+        """Those that the lines are of."""
         self.lines = b""
         self.close = False
         """Whether they end the connection, as they do when the server ends."""
 
     def update(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Takes over uvicorn's."""
-        if headers is not self._headers:
-            self._headers = headers
-            self.lines = b"".join(b"%s: %s\r\n" % pair for pair in headers)
-            self.close = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
+        self.headers = headers
+        self.lines = b"".join(b"%s: %s\r\n" % pair for pair in headers)
+        self.close = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
 
 
 class ShortRequest:
@@ -161,11 +161,11 @@ class ShortWayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._learning = None
-        before, scope = self.cycle, cast(object, self.scope)
+        before: Any = self.cycle
         # Nothing was read yet, or a short request last and no byte behind it: the parser is where a request begins.
         if (
-            before is scope
-            and (before is None or before.response_complete)
+            (before is None or before.response_complete)
+            and before is self.scope
             and not self._refused
             and self._begins_whole(data)
         ):
@@ -185,19 +185,18 @@ class ShortWayProtocol(HttpToolsProtocol):
             return False
         self._unknown += 1
         if self._unknown <= PATIENCE or not self._unknown % PAUSE:
-            end = data.find(END, 0, LONGEST) + len(END)
-            if end >= len(END):
-                head = data[:end]
+            head, end, body = data.partition(END)
+            if end and len(head) <= LONGEST:
                 known = self._known.find(head)
                 if known is not None:
-                    if len(data) - end != known.length:
+                    if len(body) != known.length:
                         return False
                     self._unknown = 0
                     self._unset_keepalive_if_required()
-                    self._begin(known.begin, data[end:], True)
+                    self._begin(known.begin, body, True)
                     return True
                 if self._known.comes_again(head):
-                    self._learning = head, len(data) - end
+                    self._learning = head, len(body)
         return self._begins_plain(data)
 
     def _begins_plain(self, data: bytes) -> bool:
@@ -228,17 +227,16 @@ class ShortWayProtocol(HttpToolsProtocol):
     def send_response(self, request: ShortRequest, status: int, lines: bytes, body: bytes) -> None:
         """Writes it, and goes on with whatever comes next."""
         defaults = self._default_headers
-        defaults.update(self.server_state.default_headers)
+        headers = self.server_state.default_headers
+        if headers is not defaults.headers:
+            defaults.update(headers)
         keep = request.keep_alive and not defaults.close
         said = b"" if keep or defaults.close else b"connection: close\r\n"
         length = b"content-length: %d\r\n\r\n" % len(body)
         self.transport.write(b"".join((STATUS_LINE[status], defaults.lines, lines, said, length, body)))
         if not keep:
             self.transport.close()
-        self._answered()
-
-    def _answered(self) -> None:
-        """What uvicorn does after a response, without its timer for idle connections: the sweeper finds them."""
+        # What uvicorn does after a response, without its timer for idle connections: the sweeper finds them.
         if self.pipeline or not self.timeout_keep_alive:
             self.on_response_complete()
             return

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 
 import pytest
 from starlette.types import Message
 
 from hf_transformer.apis.body import Bodies, ClientGone, parse_json, read_body, to_utf8
-from hf_transformer.errors import InvalidInput, TooLarge, TooManyRequests, UnsupportedEncoding
+from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.wire.json_text import JsonLimits
 
 BODY = b'{"instances": ["a"]}'
@@ -161,3 +162,43 @@ async def test_a_compressed_body_counts_as_what_it_becomes() -> None:
         with bodies.portion() as other, pytest.raises(TooManyRequests):
             await read_body(Channel(sent), headers, 1000, other)
     assert bodies.held == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "encoding"),
+    [
+        pytest.param(BODY, b"", id="plain"),
+        pytest.param(BODY, b"identity", id="identity"),
+        pytest.param(gzip.compress(BODY), b"gzip", id="gzip"),
+        pytest.param(gzip.compress(b"x" * 900), b"gzip", id="becomes larger"),
+        pytest.param(BODY, b"gzip", id="not gzip"),
+        pytest.param(BODY, b"br", id="another compression"),
+        pytest.param(b"x" * 1001, b"", id="too large"),
+        pytest.param(gzip.compress(b"x" * 1001), b"gzip", id="too large once decompressed"),
+    ],
+)
+async def test_a_body_that_is_all_there_is_read_as_one_that_comes(sent: bytes, encoding: bytes) -> None:
+    headers = {b"content-encoding": encoding} if encoding else {}
+    bodies = Bodies()
+    try:
+        expected = await read_body(Channel(sent), headers, 1000, Bodies().portion())
+    except RequestError as error:
+        with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
+            bodies.take_whole(sent, headers, 1000)
+        assert bodies.held == 0
+    else:
+        assert bodies.take_whole(sent, headers, 1000) == expected
+        assert bodies.held == len(expected)
+        bodies.take(-len(expected))
+        assert bodies.held == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "headers"), [(b"x" * 60, {}), (gzip.compress(b"x" * 60), {b"content-encoding": b"gzip"})]
+)
+def test_one_that_finds_no_room_is_not_counted(sent: bytes, headers: dict[bytes, bytes]) -> None:
+    bodies = Bodies(most=100)
+    bodies.take_whole(b"x" * 50, {}, 100)
+    with pytest.raises(TooManyRequests, match="--max_bytes_in_flight allows 100"):
+        bodies.take_whole(sent, headers, 100)
+    assert bodies.held == 50
