@@ -173,7 +173,7 @@ def http_app(
     if service.tracing is not None:
         found = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, Endpoint)]
         service.tracing.name_routes((route.path_regex, route.path) for route in found)
-    return Direct(app, routes, service.models.names, short=not service.models.generate)
+    return Direct(app, routes, service.models.names, tasks=service.models.generate)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A way for a request that came whole and gets one answer: a call, where ASGI has a scope, a task and four messages.
+"""A way for a request that came whole: a call, where ASGI has a scope, a task and messages.
 
 An application that has such ways shows them as ``short_ways``, by the target of the request (the bytes behind the
 method). A server that does not know of them serves the application as ever; so does one that does, with whatever is
@@ -9,6 +9,7 @@ Measured with 32 connections: ASGI is a quarter of the CPU of a short request.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -16,14 +17,34 @@ Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case."""
 
 
-class Respond(Protocol):
-    """Sends the whole response; to be called once. Nothing happens if the client is gone.
+class Response(Protocol):
+    """What the request is answered with: ``whole``, once, or ``begin`` and what follows. Nothing happens if the client
+    is gone.
 
-    ``lines`` are those of its head between the server's own and the length; each ends with CRLF. They are not looked
-    at again.
+    ``lines`` are those of its head between the server's own and what says how long the body is; each ends with CRLF.
+    They are not looked at again.
     """
 
-    def __call__(self, status: int, lines: bytes, body: bytes) -> None: ...
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Sends all of it."""
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        """Has the server wait for a task that makes it, when it ends."""
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """Sends the head of one whose body comes in parts."""
+
+    def part(self, body: bytes) -> bool:
+        """Sends a part, which is not empty. False: nothing was sent, because the client does not read, or is gone."""
+
+    async def send(self, body: bytes) -> None:
+        """Sends a part, which may be empty, as soon as the client reads."""
+
+    def end(self) -> None:
+        """That was all."""
+
+    def break_off(self) -> None:
+        """Closes the connection, unless all was sent."""
 
 
 class Begin(Protocol):
@@ -33,7 +54,7 @@ class Begin(Protocol):
         What ends the work, because nobody waits for the answer any more.
     """
 
-    def __call__(self, body: bytes, scheme: str, respond: Respond) -> Callable[[], object]: ...
+    def __call__(self, body: bytes, scheme: str, response: Response) -> Callable[[], object]: ...
 
 
 class ShortWay(Protocol):

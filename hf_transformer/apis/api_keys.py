@@ -19,7 +19,7 @@ from hf_transformer.apis.base import RenderError, Reply, lines_of, request_conte
 from hf_transformer.key_file import read_keys
 from hf_transformer.metrics import Metrics
 from hf_transformer.renewal import Renewable, keep_renewing
-from hf_transformer.short_way import Begin, Headers, Respond, ShortWay, short_ways_of
+from hf_transformer.short_way import Begin, Headers, Response, ShortWay, short_ways_of
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """Where a key may be; none of them goes any further, with a key or without."""
@@ -123,11 +123,11 @@ class KeyedApp:
         rest = [pair for pair in headers if pair[0] not in HEADERS]
         digests, inner = self._keys.digests_in(headers), way(rest)
 
-        def begin(body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
+        def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
             if self._keys.know(digests):
-                return inner(body, scheme, respond)
+                return inner(body, scheme, response)
             reply, request_id = self._refused(path, rest)
-            respond(401, lines_of(reply, request_id), reply.body)
+            response.whole(401, lines_of(reply, request_id), reply.body)
             return bool  # there is nothing to end
 
         return begin

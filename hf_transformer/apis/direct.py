@@ -21,11 +21,11 @@ class Direct:
         app: the application with all routes, kept as ``app``.
         routes: those of which the endpoints are found: paths without parameters, or with ``{model}`` alone.
         models: the names that stand for ``{model}``.
-        short: whether the endpoints have short ways, as those of models that generate no text do.
+        tasks: whether requests need a task of their own on the short way, as those for generated text do.
     """
 
     def __init__(
-        self, app: ASGIApp, routes: Iterable[BaseRoute], models: Sequence[str], *, short: bool = False
+        self, app: ASGIApp, routes: Iterable[BaseRoute], models: Sequence[str], *, tasks: bool = False
     ) -> None:
         self.app = app
         self._endpoints: dict[str, tuple[Endpoint, dict[str, str]]] = {}
@@ -38,10 +38,10 @@ class Direct:
                 for model in models:
                     path = route.path.replace("{model}", model)
                     self._endpoints.setdefault(path, (route.endpoint, {"model": model}))
-        self.short_ways: dict[bytes, ShortWay] = {}
-        if short:
-            for path, (endpoint, params) in self._endpoints.items():
-                self.short_ways[path.encode()] = endpoint.short_way(path, params)
+        make = Endpoint.short_way_in_task if tasks else Endpoint.short_way
+        self.short_ways: dict[bytes, ShortWay] = {
+            path.encode(): make(endpoint, path, params) for path, (endpoint, params) in self._endpoints.items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

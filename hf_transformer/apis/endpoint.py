@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 from hf_transformer.apis.base import Call, RenderError, Reply, RequestHead, Service, lines_of, send_reply
 from hf_transformer.apis.body import ClientGone, read_body
 from hf_transformer.apis.server_timing import NAME, server_timing
-from hf_transformer.apis.streaming import Sender, Stream
-from hf_transformer.apis.watching import Watches
+from hf_transformer.apis.streaming import AsgiSink, Sender, ShortSink, Sink, Stream
+from hf_transformer.apis.watching import Departure, Watches
 from hf_transformer.eager import Eager
 from hf_transformer.errors import RequestError
-from hf_transformer.short_way import Begin, Headers, Respond, ShortWay
+from hf_transformer.short_way import Begin, Headers, Response, ShortWay
 from hf_transformer.tracing.spans import Trace
 from hf_transformer.types import Context
 from hf_transformer.whole_response import SEND_PART
@@ -83,26 +83,67 @@ class Endpoint:
         def way(headers: Headers) -> Begin:
             head = RequestHead(dict(headers))
 
-            def begin(body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
+            def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
                 context, trace = self._begin(head)
 
-                def done(answer: tuple[int, Reply] | None, error: BaseException | None) -> None:
+                def done(answer: tuple[int, Reply | None] | None, error: BaseException | None) -> None:
                     status, reply = answer or (CLIENT_GONE, None)
                     if reply is not None:
-                        lines = lines_of(reply, context.request_id)
-                        if self._is_timed(status, context):
-                            lines += b"server-timing: " + server_timing(context.timings) + b"\r\n"
-                        respond(status, lines, reply.body)
-                    # Nobody waits for this any more.
-                    self._metrics.count_request(self._api, status)
-                    if self._tracing is not None and trace is not None:
-                        self._tracing.end_http(trace, "POST", path, scheme, status, context)
+                        self._respond(response, status, reply, context)
+                    self._count(path, scheme, status, context, trace)  # nobody waits for this any more
 
                 return Eager(self._answer_whole(params, head.fields, body, context), done).cancel
 
             return begin
 
         return way
+
+    def short_way_in_task(self, path: str, params: Mapping[str, str]) -> ShortWay:
+        """The same for a handler that may answer with a stream, or asks for its task."""
+
+        def way(headers: Headers) -> Begin:
+            head = RequestHead(dict(headers))
+
+            def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
+                departure = Departure()
+
+                async def work() -> None:
+                    context, trace = self._begin(head)
+                    departure.task = asyncio.current_task()
+                    status, reply = CLIENT_GONE, None
+                    try:
+                        if not departure.gone:
+                            status, reply = await self._answer_whole(
+                                params, head.fields, body, context, response, departure
+                            )
+                    except ClientGone:
+                        pass
+                    except asyncio.CancelledError:
+                        response.break_off()
+                        raise
+                    if reply is not None:
+                        self._respond(response, status, reply, context)
+                    self._count(path, scheme, status, context, trace)
+
+                response.hold(asyncio.get_running_loop().create_task(work()))
+                return departure.happens
+
+            return begin
+
+        return way
+
+    def _count(self, path: str, scheme: str, status: int, context: Context, trace: Trace | None) -> None:
+        """A request on its short way is over."""
+        self._metrics.count_request(self._api, status)
+        if self._tracing is not None and trace is not None:
+            self._tracing.end_http(trace, "POST", path, scheme, status, context)
+
+    def _respond(self, response: Response, status: int, reply: Reply, context: Context) -> None:
+        """Sends a whole answer."""
+        lines = lines_of(reply, context.request_id)
+        if self._is_timed(status, context):
+            lines += b"server-timing: " + server_timing(context.timings) + b"\r\n"
+        response.whole(status, lines, reply.body)
 
     def _begin(self, head: RequestHead) -> tuple[Context, Trace | None]:
         context = head.context()
@@ -136,9 +177,8 @@ class Endpoint:
                     return 200, answer
                 # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
                 watch.begin(asyncio.get_running_loop())
-                send_part = scope.get(SEND_PART)
-                sender = Sender(send, answer, context, timing=self._server_timing, send_part=send_part)
-                return await sender.run(self._streams), None
+                sink = AsgiSink(send, scope.get(SEND_PART))
+                return await self._stream(sink, answer, context), None
             except asyncio.CancelledError:
                 if watch.has_cancelled():
                     raise ClientGone from None
@@ -154,9 +194,16 @@ class Endpoint:
             portion.give_back()
 
     async def _answer_whole(
-        self, params: Mapping[str, str], headers: Mapping[bytes, bytes], body: bytes, context: Context
-    ) -> tuple[int, Reply]:
-        """Status and body for a request that is all there."""
+        self,
+        params: Mapping[str, str],
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        context: Context,
+        response: Response | None = None,
+        departure: Departure | None = None,
+    ) -> tuple[int, Reply | None]:
+        """What ``_answer`` gives, for a request that is all there. In a task there are ``response``, which a stream is
+        sent as, and ``departure``."""
         held = 0
         try:
             body = self._bodies.take_whole(body, headers, self._max_bytes)
@@ -164,15 +211,27 @@ class Endpoint:
             place = context.place = self._admission.enter(held)
             try:
                 answer = await self._handle(Call(params, headers, body, context, self._limits))
+                if isinstance(answer, Reply):
+                    return 200, answer
+                if response is None:
+                    raise TypeError("a handler that has no task has answered with a stream")
+                return await self._stream(ShortSink(response), answer, context), None
+            except asyncio.CancelledError:
+                if departure is not None and departure.has_cancelled():
+                    raise ClientGone from None
+                raise
             finally:
                 place.leave()
-            if isinstance(answer, Stream):
-                raise TypeError("a handler with a short way has answered with a stream")
-            return 200, answer
+        except ClientGone:
+            raise
         except Exception as error:
             return self._failed(error, context)
         finally:
             self._bodies.held -= held
+
+    async def _stream(self, sink: Sink, stream: Stream, context: Context) -> int:
+        """Sends a stream, and gives its status."""
+        return await Sender(sink, stream, context, timing=self._server_timing).run(self._streams)
 
     def _failed(self, error: Exception, context: Context) -> tuple[int, Reply]:
         """How a request is answered that has failed."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from starlette.types import Send
 
 from hf_transformer.apis.server_timing import NAME, server_timing
 from hf_transformer.errors import RequestError, Unavailable
 from hf_transformer.following import Source
+from hf_transformer.short_way import Response
 from hf_transformer.types import Context
 from hf_transformer.whole_response import SendPart
 
@@ -144,19 +145,65 @@ class Pushing:
             over.set_exception(error)
 
 
+class Sink(Protocol):
+    """Where the parts of a response go. ``send_part`` is a way past ``send``, where there is one."""
+
+    send_part: SendPart | None
+
+    async def begin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Sends the head, with status 200."""
+
+    async def send(self, piece: bytes) -> None:
+        """Sends a part as soon as the client reads."""
+
+    async def end(self, piece: bytes) -> None:
+        """Sends the last part, which may be empty."""
+
+
+class AsgiSink(Sink):
+    """The messages of ASGI."""
+
+    def __init__(self, send: Send, send_part: SendPart | None) -> None:
+        self._send = send
+        self.send_part = send_part
+
+    async def begin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def send(self, piece: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self, piece: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+
+
+class ShortSink(Sink):
+    """A response that goes the short way."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self.send_part = response.part
+
+    async def begin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._response.begin(200, b"".join([b"%b: %b\r\n" % pair for pair in headers]))
+
+    async def send(self, piece: bytes) -> None:
+        await self._response.send(piece)
+
+    async def end(self, piece: bytes) -> None:
+        await self._response.send(piece)
+        self._response.end()
+
+
 class Sender:
     """Sends one stream as an HTTP response.
 
     Args:
         timing: whether the answer tells how long it took until the first piece.
-        send_part: the server's way for a piece past ``send``, where it has one.
     """
 
-    def __init__(
-        self, send: Send, stream: Stream, context: Context, *, timing: bool, send_part: SendPart | None = None
-    ) -> None:
-        self._send = send
-        self._send_part = send_part
+    def __init__(self, sink: Sink, stream: Stream, context: Context, *, timing: bool) -> None:
+        self._sink = sink
         self._stream = stream
         self._context = context
         self._timing = timing
@@ -170,16 +217,16 @@ class Sender:
             RequestError: what went wrong before the first piece; nothing was sent.
         """
         failure: tuple[str, int] | None = None
-        source = self._stream.source
+        source, sink = self._stream.source, self._sink
         async with aclosing(self._stream.pieces) as pieces:
             with streams.one() as end:
                 try:
                     async for piece in pieces:
                         if not self._begun:
                             await self._begin()
-                        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-                        if source is not None and self._send_part is not None:
-                            await self._follow(source, self._send_part)
+                        await sink.send(piece)
+                        if source is not None and sink.send_part is not None:
+                            await self._follow(source, sink.send_part)
                 except asyncio.CancelledError:
                     if not end.has_cancelled():
                         raise
@@ -193,7 +240,7 @@ class Sender:
         if not self._begun:
             await self._begin()
         last = b"" if failure is None else self._stream.render_error(*failure)
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        await sink.end(last)
         return 200 if failure is None else failure[1]
 
     async def _follow(self, source: Source[bytes], send_part: SendPart) -> None:
@@ -205,7 +252,7 @@ class Sender:
         finally:
             source.unfollow()
         if unsent:
-            await self._send({"type": "http.response.body", "body": unsent, "more_body": True})
+            await self._sink.send(unsent)
 
     def _failure(self, error: RequestError) -> tuple[str, int]:
         if not self._begun:
@@ -220,7 +267,7 @@ class Sender:
 
     async def _begin(self) -> None:
         self._begun = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+        await self._sink.begin(self._headers())
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [

@@ -11,16 +11,39 @@ WATCH_AFTER = 0.2
 a look. Most requests are over by then."""
 
 
-class Watch:
-    """Breaks off what a task does once the client of its request has closed the connection."""
+class Departure:
+    """Breaks off what a task does once the client of its request has closed the connection.
 
-    __slots__ = ("_gone", "_looking", "_receive", "_task", "seen")
+    Attributes: ``task`` is told, once it is known; ``gone`` is true from then on.
+    """
+
+    __slots__ = ("gone", "task")
+
+    def __init__(self, task: asyncio.Task[object] | None = None) -> None:
+        self.task = task
+        self.gone = False
+
+    def happens(self) -> None:
+        """The client has left; only the first call counts, since a task counts its cancellations."""
+        if not self.gone:
+            self.gone = True
+            if self.task is not None:
+                self.task.cancel()
+
+    def has_cancelled(self) -> bool:
+        """Whether a cancellation that has arrived is this one's, and no other."""
+        return self.gone and self.task is not None and self.task.uncancel() == 0
+
+
+class Watch(Departure):
+    """Finds out by asking the server."""
+
+    __slots__ = ("_looking", "_receive", "seen")
 
     def __init__(self, receive: Receive, task: asyncio.Task[object] | None) -> None:
+        super().__init__(task)
         self._receive = receive
-        self._task = task
         self._looking: asyncio.Task[None] | None = None
-        self._gone = False
         self.seen = False
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -31,13 +54,7 @@ class Watch:
     async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def has_cancelled(self) -> bool:
-        """Whether a cancellation that has arrived is this one's, and no other."""
-        return self._gone and self._task is not None and self._task.uncancel() == 0
+        self.happens()
 
     def end(self) -> None:
         """Looks no more."""

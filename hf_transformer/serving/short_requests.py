@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,13 +69,54 @@ class ShortRequest:
         if self.disconnected and self.cancel is not None:
             self.cancel()
 
-    def respond(self, status: int, lines: bytes, body: bytes) -> None:
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Sends the response in one write."""
         if self.disconnected or self.response_complete:
             return
         self.response_started = self.response_complete = True
         self.cancel = None
         self._connection.send_response(self, status, lines, body)
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        """Has the server wait for a task, as it does for those of ASGI."""
+        tasks = self._connection.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """Sends the head of a response in chunks."""
+        if not self.disconnected:
+            self.response_started = True
+            self._connection.begin_response(self, status, lines)
+
+    def part(self, body: bytes) -> bool:
+        """Sends a chunk at once, or not at all."""
+        connection = self._connection
+        if self.disconnected or connection.flow.write_paused:
+            return False
+        connection.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+    async def send(self, body: bytes) -> None:
+        """Sends a chunk, unless it is empty, as soon as the client reads."""
+        flow = self._connection.flow
+        if flow.write_paused and not self.disconnected:
+            await flow.drain()
+        if body:
+            self.part(body)
+
+    def end(self) -> None:
+        """Ends the chunks."""
+        if self.disconnected or self.response_complete:
+            return
+        self.response_complete = True
+        self.cancel = None
+        self._connection.end_response(self)
+
+    def break_off(self) -> None:
+        """Closes the connection in the middle of a response, or before it."""
+        if not self.response_complete:
+            self._connection.transport.close()
 
 
 class ShortWayProtocol(HttpToolsProtocol):
@@ -155,7 +197,7 @@ class ShortWayProtocol(HttpToolsProtocol):
         request = ShortRequest(self, keep_alive)
         self.cycle = self.scope = request  # type: ignore[assignment]  # has what is used of one
         self.short_begins(request)
-        cancel = begin(body, "http" if self.scheme is None else self.scheme, request.respond)
+        cancel = begin(body, "http" if self.scheme is None else self.scheme, request)
         if not request.response_complete:
             request.cancel = cancel
 
@@ -236,7 +278,27 @@ class ShortWayProtocol(HttpToolsProtocol):
         self.transport.write(b"".join((STATUS_LINE[status], defaults.lines, lines, said, length, body)))
         if not keep:
             self.transport.close()
-        # What uvicorn does after a response, without its timer for idle connections: the sweeper finds them.
+        self._answered()
+
+    def begin_response(self, request: ShortRequest, status: int, lines: bytes) -> None:
+        """Writes the head of one that is sent in chunks."""
+        defaults = self._default_headers
+        defaults.update(self.server_state.default_headers)
+        said = b"" if request.keep_alive or defaults.close else b"connection: close\r\n"
+        if defaults.close:
+            request.keep_alive = False
+        head = (STATUS_LINE[status], defaults.lines, lines, said, b"transfer-encoding: chunked\r\n\r\n")
+        self.transport.write(b"".join(head))
+
+    def end_response(self, request: ShortRequest) -> None:
+        """Writes the end of the chunks, and goes on as after any response."""
+        self.transport.write(b"0\r\n\r\n")
+        if not request.keep_alive:  # the server may have begun to end meanwhile
+            self.transport.close()
+        self._answered()
+
+    def _answered(self) -> None:
+        """What uvicorn does after a response, without its timer for idle connections: the sweeper finds them."""
         if self.pipeline or not self.timeout_keep_alive:
             self.on_response_complete()
             return

@@ -118,7 +118,7 @@ class Bench:
             *openai.routes(self.service, prefix),
         ]
         app = Starlette(routes=routes, exception_handlers=error_handlers(openai.errors_by_path(prefix)))
-        self.app = Direct(app, routes, self.service.models.names)
+        self.app = Direct(app, routes, self.service.models.names, tasks=True)
 
     @property
     def generator(self) -> ScriptedGenerator:

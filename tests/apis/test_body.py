@@ -194,7 +194,9 @@ async def test_a_body_that_is_all_there_is_read_as_one_that_comes(sent: bytes, e
 
 
 @pytest.mark.parametrize(
-    ("sent", "headers"), [(b"x" * 60, {}), (gzip.compress(b"x" * 60), {b"content-encoding": b"gzip"})]
+    ("sent", "headers"),
+    [(b"x" * 60, {}), (gzip.compress(b"x" * 60), {b"content-encoding": b"gzip"})],
+    ids=["plain", "gzip"],
 )
 def test_one_that_finds_no_room_is_not_counted(sent: bytes, headers: dict[bytes, bytes]) -> None:
     bodies = Bodies(most=100)

@@ -16,6 +16,7 @@ from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.errors import InvalidInput
 from hf_transformer.metrics import Metrics
 from hf_transformer.types import Context
+from tests.apis.short_response import Answers
 
 
 class Work:
@@ -30,17 +31,22 @@ class Work:
         )
         endpoint = Endpoint("v1", self.handle, error_json, self.service)
         self.way = endpoint.short_way("/path", {})
-        self.lines: list[bytes] = []
-        self.answers: list[tuple[int, bytes]] = []
+        self.response = Answers()
         self.contexts: list[Context] = []
 
     async def handle(self, call: Call) -> Reply:
         self.contexts.append(call.context)
         return Reply(await self.future + call.body)
 
-    def respond(self, status: int, lines: bytes, body: bytes) -> None:
-        self.lines.append(lines)
-        self.answers.append((status, body))
+    @property
+    def lines(self) -> list[bytes]:
+        """Those of all answers."""
+        return [lines for _, lines, _ in self.response.all]
+
+    @property
+    def answers(self) -> list[tuple[int, bytes]]:
+        """Status and body of all."""
+        return [(status, body) for status, _, body in self.response.all]
 
     @property
     def held(self) -> tuple[int, int, int]:
@@ -67,7 +73,7 @@ async def test_at_its_end_a_request_has_given_all_back(uncollected: None, end: s
     work = Work()
     body = bytes(range(100))
     before = sys.getrefcount(body)
-    leave = work.way([(b"host", b"x")])(body, "http", work.respond)
+    leave = work.way([(b"host", b"x")])(body, "http", work.response)
     assert work.held[:2] == (100, 1) and sys.getrefcount(body) > before and not work.answers
     if end == "left":
         leave()
@@ -92,7 +98,7 @@ async def answered(work: Work, headers: list[tuple[bytes, bytes]], number: int) 
     work.future.set_result(b"")
     begin = work.way(headers)
     for index in range(number):
-        begin(b"%d" % index, "http", work.respond)
+        begin(b"%d" % index, "http", work.response)
         await asyncio.sleep(0)
     assert work.answers == [(200, b"%d" % index) for index in range(number)]
     return work.contexts
@@ -132,7 +138,7 @@ async def test_an_answer_tells_how_long_it_took(timed: bool) -> None:
 
     begin = Endpoint("v1", handle, error_json, work.service).short_way("/path", {})([])
     for expected in (timed, False):  # where nothing was asked of the predictor there is nothing to tell
-        begin(b"", "http", work.respond)
+        begin(b"", "http", work.response)
         lines = work.lines[-1].split(b"\r\n")
         assert lines[2] == b"x-more: 1" and lines[-1] == b""
         assert len(lines) == (5 if expected else 4)

@@ -11,7 +11,8 @@ import pytest
 from hf_transformer.apis import openai
 from hf_transformer.apis.api_keys import ApiKeys, KeyedApp
 from hf_transformer.metrics import Metrics
-from hf_transformer.short_way import Begin, Headers, Respond
+from hf_transformer.short_way import Begin, Headers, Response
+from tests.apis.short_response import Answers
 
 TARGET = b"/v1/models/model:predict"
 
@@ -26,8 +27,8 @@ class Inner:
     def way(self, headers: Headers) -> Begin:
         self.headers.append(headers)
 
-        def begin(body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
-            respond(200, b"", scheme.encode() + body)
+        def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
+            response.whole(200, b"", scheme.encode() + body)
             return bool
 
         return begin
@@ -46,13 +47,11 @@ class Keyed:
         self.metrics = Metrics("model")
         app = KeyedApp(self.inner, self.keys, ["model"], openai.errors_by_path("/openai"), self.metrics)
         self.way = app.short_ways[TARGET]
-        self.answers: list[tuple[int, bytes, bytes]] = []
-
-    def respond(self, status: int, lines: bytes, body: bytes) -> None:
-        self.answers.append((status, lines, body))
+        self.response = Answers()
+        self.answers = self.response.all
 
     def status(self, begin: Begin) -> int:
-        begin(b"text", "https", self.respond)
+        begin(b"text", "https", self.response)
         return self.answers[-1][0]
 
     def renew(self, *keys: str) -> None:

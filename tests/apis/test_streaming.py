@@ -14,9 +14,12 @@ from hf_transformer.apis.streaming import OpenStreams, StreamEnd
 from hf_transformer.errors import PredictorTimeout, Unavailable
 from hf_transformer.generation.writing import QUEUED_PIECES
 from tests.apis.generating import PROMPT, Bench, Exchange, bench, events, post
+from tests.apis.short_exchange import ShortExchange
 
 pytestmark = pytest.mark.asyncio
 
+Ways = type[Exchange] | type[ShortExchange]
+both_ways = pytest.mark.parametrize("way", [Exchange, ShortExchange], ids=["ASGI", "the short way"])
 PATH = "/openai/v1/completions"
 LONG = " paris is the capital of france." * 20
 
@@ -31,10 +34,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_the_place_is_held_until_the_end() -> None:
+@both_ways
+async def test_the_place_is_held_until_the_end(way: Ways) -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate, concurrent=1) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
+        async with way(made.app, PATH, body()) as exchange:
             gate.release()
             assert (await exchange.head())[0] == 200
             assert made.in_flight == 1
@@ -46,9 +50,10 @@ async def test_the_place_is_held_until_the_end() -> None:
         assert made.in_flight == 0 and made.requests("openai", 200) == 1
 
 
-async def test_a_piece_is_sent_before_the_next_one_is_made() -> None:
+@both_ways
+async def test_a_piece_is_sent_before_the_next_one_is_made(way: Ways) -> None:
     gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
+    async with bench(gate=gate) as made, way(made.app, PATH, body()) as exchange:
         gate.release()
         await exchange.head()
         first = await exchange.piece()
@@ -59,10 +64,11 @@ async def test_a_piece_is_sent_before_the_next_one_is_made() -> None:
         assert events(await exchange.rest())[-1] == "[DONE]"
 
 
-async def test_the_status_waits_for_the_first_piece() -> None:
+@both_ways
+async def test_the_status_waits_for_the_first_piece(way: Ways) -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate, fails=PredictorTimeout("it took too long")) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
+        async with way(made.app, PATH, body()) as exchange:
             await until(lambda: made.generator.running == 1)
             assert exchange.offered == 0
             gate.release()
@@ -71,11 +77,12 @@ async def test_the_status_waits_for_the_first_piece() -> None:
         assert made.requests("openai", 504) == 1
 
 
+@both_ways
 @pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "after it"])
-async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> None:
+async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool, way: Ways) -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
+        async with way(made.app, PATH, body()) as exchange:
             if begun:
                 gate.release()
                 await exchange.head()
@@ -88,6 +95,7 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> 
         assert made.requests("openai", 499) == 1 and made.in_flight == 0
 
 
+@both_ways
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
@@ -95,9 +103,9 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> 
         (2, QUEUED_PIECES + 3),  # what waits in the queue, one that is being sent, one of each text that waits for room
     ],
 )
-async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int) -> None:
+async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int, way: Ways) -> None:
     async with bench(text=LONG) as made:
-        async with Exchange(made.app, PATH, body(n=texts), reads=False) as exchange:
+        async with way(made.app, PATH, body(n=texts), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
             for _ in range(1000):
                 await asyncio.sleep(0)
@@ -107,19 +115,21 @@ async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahea
         assert made.generator.given > QUEUED_PIECES + 3
 
 
-async def test_a_client_that_does_not_read_may_leave() -> None:
+@both_ways
+async def test_a_client_that_does_not_read_may_leave(way: Ways) -> None:
     async with bench(text=LONG) as made:
-        async with Exchange(made.app, PATH, body(), reads=False) as exchange:
+        async with way(made.app, PATH, body(), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
             exchange.leave()
             await exchange.task
         assert made.requests("openai", 499) == 1
 
 
-async def test_the_end_of_the_service_ends_a_stream_with_an_error() -> None:
+@both_ways
+async def test_the_end_of_the_service_ends_a_stream_with_an_error(way: Ways) -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
+        async with way(made.app, PATH, body()) as exchange:
             gate.release()
             await exchange.head()
             made.service.streams.end_within(0.05)
@@ -131,9 +141,10 @@ async def test_the_end_of_the_service_ends_a_stream_with_an_error() -> None:
         assert len(made.generator.asked) == 1
 
 
-async def test_a_stream_without_a_piece_ends_with_a_real_status() -> None:
+@both_ways
+async def test_a_stream_without_a_piece_ends_with_a_real_status(way: Ways) -> None:
     gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
+    async with bench(gate=gate) as made, way(made.app, PATH, body()) as exchange:
         await until(lambda: made.generator.running == 1)
         made.service.streams.end_within(0.05)
         status, headers = await exchange.head()
@@ -148,8 +159,9 @@ async def test_streams_that_are_over_in_time_are_left_alone() -> None:
         made.service.streams.close()
 
 
-async def test_the_headers_of_a_stream() -> None:
-    async with bench() as made, Exchange(made.app, PATH, body(), x_request_id="17") as exchange:
+@both_ways
+async def test_the_headers_of_a_stream(way: Ways) -> None:
+    async with bench() as made, way(made.app, PATH, body(), x_request_id="17") as exchange:
         _, headers = await exchange.head()
         await exchange.rest()
         assert headers["content-type"] == "text/event-stream"
@@ -160,17 +172,19 @@ async def test_the_headers_of_a_stream() -> None:
         assert float(stages["predict"]) > 0
 
 
-async def test_times_may_be_left_out() -> None:
-    async with bench(timing=False) as made, Exchange(made.app, PATH, body()) as exchange:
+@both_ways
+async def test_times_may_be_left_out(way: Ways) -> None:
+    async with bench(timing=False) as made, way(made.app, PATH, body()) as exchange:
         assert "server-timing" not in (await exchange.head())[1]
         await exchange.rest()
 
 
-async def test_a_stream_is_observed_once_it_is_over() -> None:
+@both_ways
+async def test_a_stream_is_observed_once_it_is_over(way: Ways) -> None:
     gate = asyncio.Semaphore(0)
     count = 'request_predict_seconds_count{model_name="gpt2"}'
     async with bench(gate=gate) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
+        async with way(made.app, PATH, body()) as exchange:
             gate.release()
             await exchange.head()
             assert made.metric(count) == 0

@@ -220,7 +220,7 @@ async def test_a_client_with_a_new_head_each_time_is_not_looked_up_for_ever() ->
 
 
 def known(length: int = 4) -> KnownHead:
-    return KnownHead(lambda body, scheme, respond: bool, length)
+    return KnownHead(lambda body, scheme, response: bool, length)
 
 
 def usual(head: bytes, length: int = 4) -> tuple[bytes, list[tuple[bytes, bytes]], KnownHead]:

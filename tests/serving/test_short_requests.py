@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.local_triton import HOST
-from hf_transformer.short_way import Begin, Headers, Respond
+from hf_transformer.short_way import Begin, Headers, Response
 from tests.serving.processes import SECONDS, status_of
 from tests.serving.test_connection import Gate, serving
 
@@ -26,7 +26,7 @@ class Taken:
     headers: Headers
     body: bytes
     scheme: str
-    respond: Respond
+    response: Response
 
 
 class Ways(Gate):
@@ -41,8 +41,8 @@ class Ways(Gate):
         self.open.set()
 
     def short(self, headers: Headers) -> Begin:
-        def begin(body: bytes, scheme: str, respond: Respond) -> Callable[[], object]:
-            self.taken.append(Taken(headers, body, scheme, respond))
+        def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
+            self.taken.append(Taken(headers, body, scheme, response))
             self.waiting.set()
             if self.open.is_set():
                 self.answer(-1)
@@ -53,7 +53,7 @@ class Ways(Gate):
 
     def answer(self, index: int) -> None:
         taken = self.taken[index]
-        taken.respond(200, b"content-type: text/plain\r\n", b"short:" + taken.body)
+        taken.response.whole(200, b"content-type: text/plain\r\n", b"short:" + taken.body)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
