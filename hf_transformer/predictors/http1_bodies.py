@@ -14,11 +14,28 @@ LINE_LIMIT: Final = 4096
 TRAILER_LIMIT: Final = 2**16
 """Bytes of all trailer fields together."""
 
+_END: Final = b"0\r\n\r\n"
+"""How nearly every chunked body ends."""
+
+_SHORT: Final = 512
+"""Bytes of a chunk, its framing included, that ``usual`` knows no more."""
+
+
+def _line_before(size: int) -> bytes:
+    """The line before the data of a chunk that has so many bytes in all; one that is too long to fit where none has."""
+    lines = [b"%x\r\n" % (size - 4 - digits) for digits in (1, 2, 3) if size > 4 + digits]
+    return next((line for line in lines if len(line) + int(line, 16) + 2 == size), b"0" * (size + 1))
+
+
+_BEFORE: Final = [_line_before(size) for size in range(_SHORT)]
+
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 
 
 class UntilClose:
     """A body that ends where the server closes the connection."""
+
+    __slots__ = ("_limit", "data")
 
     complete: Final = False
 
@@ -38,6 +55,30 @@ class UntilClose:
         return data
 
 
+class OfLength:
+    """A body whose length is known beforehand."""
+
+    __slots__ = ("_left", "complete", "data")
+
+    def __init__(self, length: int) -> None:
+        self.data = b""
+        self.complete = not length
+        self._left = length
+
+    def feed(self, data: bytes) -> int:
+        """Takes the next bytes; gives how many belong to the body: all, unless it is complete."""
+        part = data[: self._left]
+        self.data += part
+        self._left -= len(part)
+        self.complete = not self._left
+        return len(part)
+
+    def take(self) -> bytes:
+        """The data that has come since it was taken last."""
+        data, self.data = self.data, b""
+        return data
+
+
 class _Expected(Enum):
     SIZE = auto()
     DATA = auto()
@@ -48,15 +89,33 @@ class _Expected(Enum):
 class ChunkedBody:
     """A chunked body. Extensions and trailer fields are read past: none is defined that a caller would need."""
 
+    __slots__ = ("_expected", "_left", "_limit", "_line", "_short", "_trailers", "complete", "data")
+
     def __init__(self, limit: int) -> None:
         """limit: the most bytes of data."""
         self.data = bytearray()
         self.complete = False
         self._limit = limit
+        self._short = min(limit, _SHORT)
         self._expected = _Expected.SIZE
         self._left = 0
         self._line = b""
         self._trailers = 0
+
+    def usual(self, data: bytes) -> bytes:
+        """The data of one chunk, where ``data`` is that and nothing else; none where it has to be fed, as longer ones
+        do. Of a stream nearly every read is one such chunk."""
+        size = len(data)
+        if (
+            size < self._short
+            and data.startswith(_BEFORE[size])
+            and data.endswith(b"\r\n")
+            and self._expected is _Expected.SIZE
+            and not self._line
+            and not self.data
+        ):
+            return data[len(_BEFORE[size]) : -2]
+        return b""
 
     def feed(self, data: bytes) -> int:
         """Takes the next bytes, cut anywhere; gives how many belong to the body: all, unless it is complete.
@@ -96,6 +155,9 @@ class ChunkedBody:
             _check(len(self.data) + size, self._limit)
             self.data += data[match.end() : match.end() + size]
             position = match.end() + size + 2
+        if self._expected is _Expected.SIZE and not self._line and data.startswith(_END, position):
+            self.complete, self._expected = True, _Expected.TRAILER
+            position += len(_END)
         return position
 
     def _take(self, part: bytes) -> None:

@@ -1,16 +1,17 @@
 """An answer of an HTTP/1.1 server that is read while it comes, on a connection of its own.
 
 Leaving it early is closing the connection; one whose answer was read to its end is there for the next. Who reads slowly
-slows down the server: no more is received than the reader's buffer holds.
+slows down the server: no more is received than the connection keeps.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Self
+from functools import partial
+from typing import Final
 
-from hf_transformer.predictors.http1_bodies import ChunkedBody, UntilClose
+from hf_transformer.predictors.http1_bodies import ChunkedBody, OfLength, UntilClose
 from hf_transformer.predictors.http1_errors import (
     DeadlineExceeded,
     Disconnected,
@@ -19,121 +20,32 @@ from hf_transformer.predictors.http1_errors import (
     NoAnswer,
     NotHttp,
 )
-from hf_transformer.predictors.http1_parser import HEAD_LIMIT, Head, parse_head
+from hf_transformer.predictors.http1_parser import HEAD_LIMIT, Head, Heads
+from hf_transformer.predictors.http1_stream_connection import StreamConnection
 
-_AT_ONCE: Final = 2**16
-"""Bytes received at once, and half of what is received ahead of the reader."""
-
-
-class Reader(asyncio.StreamReader):
-    """What a connection receives. Whatever comes while ``idle`` is set, the end included, makes it useless; that is
-    called then.
-
-    Attributes: ``unread``, bytes that have come and were not taken; who reads counts what he takes.
-    """
-
-    idle: Callable[[], object] | None = None
-    follower: Callable[[], object] | None = None
-    """Called once, in the moment in which anything comes, the end included."""
-    is_spoiled = False
-    unread = 0
-    _at_hand = b""
-
-    def feed_data(self, data: Any) -> None:
-        if self.follower is not None and not self.unread and 0 < len(data) <= _AT_ONCE:
-            self._hand(bytes(data))
-            return
-        self.unread += len(data)
-        if self.idle is not None:
-            self._spoil(self.idle)
-        super().feed_data(data)
-        self._tell()
-
-    def feed_eof(self) -> None:
-        if self.idle is not None:
-            self._spoil(self.idle)
-        super().feed_eof()
-        self._tell()
-
-    def set_exception(self, exc: Exception) -> None:
-        super().set_exception(exc)
-        self._tell()
-
-    def take(self, most: int) -> bytes:
-        """What has come, without waiting; nothing where ``read`` would wait or raise."""
-        if self._at_hand:
-            data, self._at_hand, self.unread = self._at_hand, b"", 0
-            return data
-        if not self.unread or self.exception() is not None:
-            return b""
-        reading = self.read(most)
-        try:
-            reading.send(None)
-        except StopIteration as done:
-            read: bytes = done.value
-            self.unread -= len(read)
-            return read
-        reading.close()
-        return b""
-
-    def _hand(self, data: bytes) -> None:
-        """Gives what has come to the follower, past the buffer; what it does not take goes there."""
-        self.unread, self._at_hand = len(data), data
-        self._tell()
-        if self._at_hand:
-            self._at_hand = b""
-            super().feed_data(data)
-
-    def _tell(self) -> None:
-        follower, self.follower = self.follower, None
-        if follower is not None:
-            follower()
-
-    def _spoil(self, tell: Callable[[], object]) -> None:
-        self.is_spoiled = True
-        tell()
-
-
-class StreamConnection:
-    """An open connection. ``idle_since`` is on the loop's clock."""
-
-    __slots__ = ("idle_since", "reader", "writer")
-
-    def __init__(self, reader: Reader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.idle_since = 0.0
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether another request may be sent, as far as is known. What is there already would pass for its answer."""
-        reader = self.reader
-        return not (self.writer.transport.is_closing() or reader.is_spoiled or reader.unread or reader.at_eof())
-
-    def abort(self) -> None:
-        """Closes it, without a further word."""
-        self.writer.transport.abort()
+_BEGINNING: Final = b"HTTP/1."
 
 
 class StreamedAnswer:
-    """The answer to one request. Its methods raise Http1Error, apart from ``close``."""
+    """The answer to one request. Its methods raise Http1Error, apart from ``close``, ``take`` and ``follow``."""
 
-    def __init__(self, connection: StreamConnection, limit: int, free: Callable[[StreamConnection], object]) -> None:
+    __slots__ = ("_begun", "_body", "_closed", "_fault", "_head", "_heads", "_is_over", "_limit", "_some", "connection")
+
+    def __init__(self, connection: StreamConnection, heads: Heads, limit: int) -> None:
         """
         Args:
+            connection: of which nobody else reads.
+            heads: those of the same server.
             limit: the most bytes that may come at once.
-            free: called with the connection, once it may be used again.
         """
-        self._connection = connection
-        self._reader = connection.reader
+        self.connection = connection
+        self._heads = heads
         self._limit = limit
-        self._free = free
+        self._begun: asyncio.Future[None]
         self._head: Head
-        self._body: ChunkedBody | UntilClose | None = None
-        self._left = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._body: ChunkedBody | OfLength | UntilClose | None = None
         self._fault: Http1Error | None = None  # that ``take`` has found, for ``read``
-        self._late = False
+        self._some = False  # whether an interim answer has come
         self._closed = False
         self._is_over = False
 
@@ -151,132 +63,142 @@ class StreamedAnswer:
         """Whether the server leaves the connection open."""
         return self._head.keep_alive
 
-    async def begin(self, request: bytes, deadline: float) -> Self:
-        """Sends the request and awaits the head. ``deadline``, of the loop's clock, bounds the whole answer."""
-        self._timer = asyncio.get_running_loop().call_at(deadline, self._time_is_up)
-        self._connection.writer.write(request)
-        self._head = await self._next_head("without an answer")
-        while self._head.status < 200:
-            if self._head.status == 101:
-                raise MalformedAnswer("it changes to another protocol, which was not asked for")
-            self._head = await self._next_head("in the middle of its answer")
-        if self._head.length is None:
-            self._body = ChunkedBody(self._limit) if self._head.chunked else UntilClose(self._limit)
-        else:
-            self._left = self._head.length
-            self._is_over = not self._left
-        return self
+    def begin(self, request: bytes, deadline: float) -> asyncio.Future[None]:
+        """Sends the request. Done when the answer has begun: the head has come, and under status 200 some of its body
+        or the end. ``deadline``, of the loop's clock, bounds the whole answer."""
+        begun = self._begun = asyncio.get_running_loop().create_future()
+        self.connection.send(request, deadline, self._came)
+        return begun
 
     async def read(self) -> bytes:
         """The next bytes of the body; none at its end."""
-        body = self._body
-        if body is None:
-            return await self._rest()
-        if self._fault is not None:
-            raise self._fault
-        while not body.complete:
-            data = await self._received(_AT_ONCE)
-            if not data:
-                if isinstance(body, UntilClose) and not (self._late or self._closed):
+        connection, body = self.connection, self._body
+        while True:
+            if data := self.take():
+                return data
+            if self._fault is not None:
+                try:
+                    raise self._fault
+                finally:
+                    self._fault = None  # its traceback leads here
+            if body is None or self._closed:
+                raise Disconnected("the connection was closed here")
+            if body.complete:
+                return b""
+            if connection.ended:
+                if type(body) is UntilClose and connection.error is None and not connection.aborted:
                     return b""  # the server has closed it, and nobody here
                 raise self._ended("in the middle of its answer")
-            if found := self._fed(body, data):
-                return found
-        return b""
+            more = asyncio.get_running_loop().create_future()
+            connection.wake = partial(_wake, more)
+            try:
+                await more
+            finally:
+                self.unfollow()
 
     def take(self) -> bytes:
-        """What has come of a body in chunks, without waiting; none where there is none yet, or ``read`` knows more."""
-        body = self._body
-        if not isinstance(body, ChunkedBody) or body.complete or self._fault is not None:
+        """What has come of the body, without waiting; none where there is none yet, or ``read`` knows more."""
+        connection, body = self.connection, self._body
+        if not connection.unread or body is None or body.complete or self._closed or self._fault is not None:
             return b""
+        data = connection.take()
+        if type(body) is ChunkedBody and (chunk := body.usual(data)):
+            return chunk
         try:
-            return self._fed(body, self._reader.take(_AT_ONCE))
+            taken = body.feed(data)
+            if body.complete:
+                self._is_over = taken == len(data)  # what follows was not asked for
         except Http1Error as fault:
-            self._fault = fault
-            return b""
+            self._fault = fault.with_traceback(None)
+        return body.take() if body.data else b""
 
     def follow(self, wake: Callable[[], object]) -> bool:
         """Has it called, once, in the moment in which anything comes; False where ``read`` has to be asked."""
-        body, reader = self._body, self._reader
-        if not isinstance(body, ChunkedBody) or body.complete or self._fault is not None or self._closed:
+        connection, body = self.connection, self._body
+        if connection.unread or connection.ended or self._closed or body is None or body.complete:
             return False
-        if reader.unread or reader.at_eof() or reader.exception() is not None:
+        if self._fault is not None:
             return False
-        reader.follower = wake
+        connection.wake = wake
         return True
 
     def unfollow(self) -> None:
         """Nobody is called any more."""
-        self._reader.follower = None
+        if not self._closed:
+            self.connection.wake = None
 
     def close(self) -> None:
         """No more is read of it."""
-        if self._closed:
+        if not self._closed:
+            self._closed = True
+            if self._body is None and self._begun.done() and not self._begun.cancelled():
+                self._begun.exception()  # of which a caller who was cancelled has not heard
+            # After a refusal it is not used again: what a server does then with a connection is less certain.
+            self.connection.leave(self._is_over and self._head.status == 200 and self._head.keep_alive)
+
+    def _came(self) -> None:
+        """Something has come of the beginning."""
+        begun = self._begun
+        if begun.done():  # nobody waits any more
             return
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        # After a refusal it is not: what a server does then with a connection is less certain.
-        if self._is_over and self._head.status == 200 and self.keeps_alive and self._connection.is_usable:
-            self._free(self._connection)
+        try:
+            has_begun = self._begins()
+        except Http1Error as error:
+            begun.set_exception(error.with_traceback(None))  # whose frames lead to it
+            return
+        if has_begun:
+            begun.set_result(None)
         else:
-            self._connection.abort()
+            self.connection.wake = self._came
 
-    def abort(self) -> None:
-        """Ends it in the middle: a read that is under way fails."""
-        self._is_over = False
-        self.close()
+    def _begins(self) -> bool:
+        """Whether there is enough of the answer to begin with."""
+        connection = self.connection
+        while self._body is None:
+            data = connection.take()
+            end = data.find(b"\r\n\r\n", 0, HEAD_LIMIT)
+            if end < 0:
+                self._check_beginning(data)
+                connection.unread = data
+                return False
+            head = self._heads.parsed(data[:end])
+            connection.unread = data[end + 4 :]
+            self._some = True
+            if head.status == 101:
+                raise MalformedAnswer("it changes to another protocol, which was not asked for")
+            if head.status >= 200:
+                self._head = head
+                if head.length is not None:
+                    self._body = OfLength(head.length)
+                    self._is_over = not head.length
+                else:
+                    self._body = ChunkedBody(self._limit) if head.chunked else UntilClose(self._limit)
+        return bool(connection.unread) or connection.ended or self._body.complete or self._head.status != 200
 
-    def _fed(self, body: ChunkedBody | UntilClose, data: bytes) -> bytes:
-        """What the body has with these bytes."""
-        taken = body.feed(data)
-        if body.complete:
-            self._is_over = taken == len(data)  # what follows was not asked for
-        return body.take() if body.data else b""
+    def _check_beginning(self, data: bytes) -> None:
+        """Raises what keeps a head that is not whole from becoming one."""
+        if not data.startswith(_BEGINNING[: len(data)]):
+            raise NotHttp(f"it begins with {data[:40]!r}")
+        if self.connection.ended:
+            raise self._ended("in the middle of its answer" if data or self._some else "without an answer")
+        if len(data) >= HEAD_LIMIT:
+            raise MalformedAnswer(f"its head has more than {HEAD_LIMIT} bytes")
 
-    async def _rest(self) -> bytes:
-        """The next bytes of a body of known length."""
-        if self._left == 0:
-            return b""
-        data = await self._received(min(self._left, _AT_ONCE))
-        if not data:
-            raise self._ended("in the middle of its answer")
-        self._left -= len(data)
-        self._is_over = not self._left
-        return data
-
-    async def _next_head(self, where: str) -> Head:
-        """``where`` says at which place the connection ends if nothing more comes."""
-        try:
-            raw = await self._reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError as exc:
-            if exc.partial and not b"HTTP/1.".startswith(exc.partial[:7]):
-                raise NotHttp(f"it begins with {exc.partial[:40]!r}") from exc
-            raise self._ended("in the middle of its answer" if exc.partial else where) from exc
-        except asyncio.LimitOverrunError as exc:
-            raise MalformedAnswer(f"its head has more than {HEAD_LIMIT} bytes") from exc
-        except OSError as exc:
-            raise self._ended("in the middle of its answer" if self._reader.unread else where, exc) from exc
-        self._reader.unread -= len(raw)
-        return parse_head(raw[:-4])
-
-    async def _received(self, most: int) -> bytes:
-        try:
-            data = await self._reader.read(most)
-        except OSError as exc:
-            raise self._ended("in the middle of its answer", exc) from exc
-        self._reader.unread -= len(data)
-        return data
-
-    def _ended(self, where: str, cause: OSError | None = None) -> Disconnected | DeadlineExceeded:
+    def _ended(self, where: str) -> Disconnected | DeadlineExceeded:
         """The error for a connection that ends here."""
-        if self._late:
+        connection = self.connection
+        if connection.late:
             return DeadlineExceeded("the time for the whole call is over")
-        if self._closed:
+        if connection.aborted:
             return Disconnected("the connection was closed here")
-        kind = NoAnswer if where == "without an answer" else Disconnected
-        return kind(f"{cause.strerror or cause} ({where})" if cause else f"it closed the connection {where}")
+        kind, cause = (NoAnswer if where == "without an answer" else Disconnected), connection.error
+        if cause is None:
+            return kind(f"it closed the connection {where}")
+        error = kind(f"{getattr(cause, 'strerror', None) or cause or type(cause).__name__} ({where})")
+        error.__cause__ = cause
+        return error
 
-    def _time_is_up(self) -> None:
-        self._late = True
-        self._connection.abort()
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 from hf_transformer.predictors.address import Address
 from hf_transformer.predictors.http1 import CONNECT_SECONDS
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Disconnected, NoAnswer
-from hf_transformer.predictors.http1_parser import HEAD_LIMIT
-from hf_transformer.predictors.http1_stream import Reader, StreamConnection, StreamedAnswer
+from hf_transformer.predictors.http1_parser import Heads
+from hf_transformer.predictors.http1_stream import StreamedAnswer
+from hf_transformer.predictors.http1_stream_connection import StreamConnection
 
 _IDLE_SECONDS: Final = 15.0
 """After which a connection that nobody uses is closed."""
@@ -33,14 +32,14 @@ class StreamedCalls:
         self._address = address
         self._tls = tls
         self._limit = limit
+        self._heads = Heads()
+        self._connections: set[StreamConnection] = set()
         self._idle: list[StreamConnection] = []
-        self._under_way: set[StreamedAnswer] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    @asynccontextmanager
-    async def call(self, request: bytes, deadline: float) -> AsyncIterator[StreamedAnswer]:
-        """The answer to a request, once its head has come; leaving it early ends it.
+    async def begin(self, request: bytes, deadline: float) -> StreamedAnswer:
+        """The answer to a request, once it has begun (see StreamedAnswer.begin). Whoever has it closes it.
 
         Args:
             request: head and body; doing it twice does no harm.
@@ -50,76 +49,55 @@ class StreamedCalls:
             Http1Error: see http1_errors.
             OSError: there is no connection.
         """
-        answer = await self._begun(request, deadline)
+        if self._idle:  # of several the last used, so that the others age
+            answer = StreamedAnswer(self._idle.pop(), self._heads, self._limit)
+            try:
+                await answer.begin(request, deadline)
+            except NoAnswer:
+                answer.close()
+            except BaseException:
+                answer.close()
+                raise
+            else:
+                if answer.keeps_alive or answer.status not in _STALE:
+                    return answer
+                answer.close()
+        answer = StreamedAnswer(await self._connected(deadline), self._heads, self._limit)
         try:
-            yield answer
-        finally:
-            self._end(answer)
+            await answer.begin(request, deadline)
+        except BaseException:
+            answer.close()
+            raise
+        return answer
 
     def close(self) -> None:
         """Closes all connections; calls under way fail."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for answer in tuple(self._under_way):
-            answer.abort()
-        for connection in self._idle:
+            self._sweeper = None
+        for connection in tuple(self._connections):
             connection.abort()
-        self._idle.clear()
 
-    async def _begun(self, request: bytes, deadline: float) -> StreamedAnswer:
-        kept = self._kept()
-        if kept is not None:
-            try:
-                answer = await self._begin(kept, request, deadline)
-                if answer.keeps_alive or answer.status not in _STALE:
-                    return answer
-                self._end(answer)
-            except NoAnswer as exc:
-                exc.kept = True
-                if self._closed:
-                    raise
-        return await self._begin(await self._connected(deadline), request, deadline)
-
-    async def _begin(self, connection: StreamConnection, request: bytes, deadline: float) -> StreamedAnswer:
-        answer = StreamedAnswer(connection, self._limit, self._free)
-        self._under_way.add(answer)
-        try:
-            return await answer.begin(request, deadline)
-        except BaseException:
-            self._end(answer)
-            raise
-
-    def _end(self, answer: StreamedAnswer) -> None:
-        self._under_way.discard(answer)
-        answer.close()
-
-    def _kept(self) -> StreamConnection | None:
-        """A connection that is there; of several the last used, so that the others age."""
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_usable:
-                connection.reader.idle = None
-                return connection
-            connection.abort()
-        return None
-
-    def _free(self, connection: StreamConnection) -> None:
-        if self._closed:
-            connection.abort()
-            return
+    def free(self, connection: StreamConnection) -> None:
+        """For connections: this one may be used again."""
         loop = asyncio.get_running_loop()
-        connection.reader.idle = connection.abort
         connection.idle_since = loop.time()
         self._idle.append(connection)
         if self._sweeper is None:
             self._sweeper = loop.call_later(_IDLE_SECONDS, self._sweep, loop)
 
+    def gone(self, connection: StreamConnection) -> None:
+        """For connections: this one may not be used again."""
+        self._connections.discard(connection)
+        if connection.idle and connection in self._idle:
+            self._idle.remove(connection)
+
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Closes connections that were idle for long; they stand in the order in which they became idle."""
         now = loop.time()
-        while self._idle and (now - self._idle[0].idle_since >= _IDLE_SECONDS or not self._idle[0].is_usable):
-            self._idle.pop(0).abort()
+        while self._idle and now - self._idle[0].idle_since >= _IDLE_SECONDS:
+            self._idle[0].abort()
         self._sweeper = loop.call_later(_IDLE_SECONDS, self._sweep, loop) if self._idle else None
 
     async def _connected(self, deadline: float) -> StreamConnection:
@@ -127,23 +105,27 @@ class StreamedCalls:
         loop = asyncio.get_running_loop()
         seconds = min(CONNECT_SECONDS, deadline - loop.time())
         host = self._address.host
-        reader = Reader(limit=HEAD_LIMIT, loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        connection = StreamConnection(loop, self)
         try:
             async with asyncio.timeout(seconds):
-                transport, _ = await loop.create_connection(
-                    lambda: protocol,
+                await loop.create_connection(
+                    lambda: connection,
                     host,
                     self._address.port,
                     ssl=self._tls,
                     server_hostname=host.rstrip(".") if self._tls is not None else None,
                 )
         except TimeoutError as exc:
+            connection.abort()
             if seconds < CONNECT_SECONDS:
                 raise ConnectDeadline("the time for the whole call is over, and there is no connection") from exc
             raise ConnectTimeout(f"no connection within {seconds:g} s") from exc
-        connection = StreamConnection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        except asyncio.CancelledError:
+            connection.abort()  # it may have been made in this very turn
+            raise
         if self._closed:
             connection.abort()
             raise Disconnected("the connection was closed here")
+        if connection.open:
+            self._connections.add(connection)
         return connection

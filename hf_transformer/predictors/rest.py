@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from functools import lru_cache
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from functools import lru_cache, partial
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 import orjson
 
 from hf_transformer.errors import ConfigError, PredictorError, PredictorUnavailable, RequestError
-from hf_transformer.following import Followed, Relay, source_of
 from hf_transformer.predictors import kinds
 from hf_transformer.predictors.address import Address, parse_address
 from hf_transformer.predictors.answers import verified
@@ -28,6 +26,7 @@ from hf_transformer.predictors.headers import header_lines
 from hf_transformer.predictors.http1 import Http1Client
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Http1Error, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer
+from hf_transformer.predictors.http1_stream import StreamedAnswer
 from hf_transformer.predictors.http1_streams import StreamedCalls
 from hf_transformer.predictors.rest_bodies import JOINED, LENGTH_KEY, aligned_room, header_length_of, pieces
 from hf_transformer.predictors.rest_call import RestCall
@@ -35,7 +34,7 @@ from hf_transformer.predictors.rest_errors import has_ended, mapped, message_of,
 from hf_transformer.predictors.rest_stream import responses
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_rest, v2_rest_regions
-from hf_transformer.wire.generate import encode_generate_request
+from hf_transformer.wire.generate import GenerateEncoder
 from hf_transformer.wire.placements import NOWHERE, Placement
 from hf_transformer.wire.v2_rest_calls import InferCalls
 
@@ -74,6 +73,7 @@ class RestPredictor(PlacingPredictor):
         self._region = f"/v2/systemsharedmemory/region/{{}}/{{}} {fields}"
         self._regions = f"GET /v2/systemsharedmemory/status {fields}\r\n".encode()
         self._calls = InferCalls()
+        self._encoder = GenerateEncoder()
         self._head = lru_cache(maxsize=256)(self._head_of)
         self._client: Http1Client
         self._streams = StreamedCalls(self._address, self._ssl, self._largest)
@@ -209,29 +209,17 @@ class RestPredictor(PlacingPredictor):
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """Over Triton's generate_stream. Closing it early closes its connection."""
-        relay = Relay[Mapping[str, Tensor]]()
-        return Followed(self._streamed(relay, inputs, outputs, headers), relay)
+        begin = partial(self._begun, inputs, headers)
+        return responses(begin, outputs, self._where, self._seconds, self._largest)
 
-    async def _streamed(
-        self,
-        relay: Relay[Mapping[str, Tensor]],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+    def _begun(self, inputs: Sequence[Tensor], headers: Mapping[str, str]) -> Coroutine[Any, Any, StreamedAnswer]:
+        """Asks for the answer of a stream."""
         if self._client.closed:
             raise self._closed()
-        body = encode_generate_request(inputs)
-        head = b"%sContent-Length: %d\r\n%s\r\n" % (self._generate, len(body), header_lines(headers))
-        deadline = asyncio.get_running_loop().time() + self._seconds
-        try:
-            async with self._streams.call(head + body, deadline) as answer:
-                async with aclosing(responses(answer, frozenset(outputs), self._where, self._largest)) as events:
-                    relay.origin = source_of(events)
-                    async for tensors in events:
-                        yield tensors
-        except (OSError, Http1Error) as exc:
-            raise mapped(exc, self._where, self._seconds) from exc
+        body = self._encoder.encode(inputs)
+        fields = header_lines(headers)
+        request = b"%sContent-Length: %d\r\n%s\r\n%s" % (self._generate, len(body), fields, body)
+        return self._streams.begin(request, asyncio.get_running_loop().time() + self._seconds)
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._change_region(name, "register", v2_rest_regions.encode_registration(key, byte_size))

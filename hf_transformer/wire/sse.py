@@ -16,6 +16,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 class EventReader:
     """The events of one stream. Only their data is of interest: names, ids and comments are read past."""
 
+    __slots__ = ("_begun", "_data", "_limit", "_rest", "_size")
+
     def __init__(self, limit: int) -> None:
         """limit: the most bytes of one event."""
         self._limit = limit
@@ -32,9 +34,10 @@ class EventReader:
         Raises:
             Malformed: an event is larger than the limit.
         """
-        if self._begun and not self._rest and not self._data:
+        if not self._rest and not self._data:
             match = _ONE_EVENT.fullmatch(data)
             if match is not None and len(data) <= self._limit:
+                self._begun = True
                 return [match[1]]
         buffer = self._rest + data if self._rest else data
         if not self._begun:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.predictors.base import PredictorSettings
+from hf_transformer.predictors.rest import RestPredictor
 from tests.predictors.fault_server import Connection, scripted
 from tests.predictors.following import following
 from tests.predictors.rest_calls import predictor
 from tests.predictors.test_rest_stream import END, HEAD, answering, chunk, event, read, stream
+from tests.predictors.test_tls import TLS
 
 pytestmark = pytest.mark.asyncio
 
@@ -97,6 +101,18 @@ async def test_a_connection_that_can_not_be_used_again_is_not(answer: bytes) -> 
             found = [one async for one in stream(rest)]
             assert found[0]["text_output"].data[0] == b"a"
     assert server.served == [1, 1]
+
+
+async def test_over_tls() -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "localhost.pem", TLS / "localhost.key")
+    server = Server(HEAD + chunk(event("a" * 200_000)) + chunk(event("b")) + END)
+    async with scripted(server, context) as host:
+        at = f"localhost:{host.rpartition(':')[2]}"
+        settings = PredictorSettings("my model", at, use_ssl=True, ca_file=str(TLS / "localhost.pem"))
+        async with RestPredictor(settings) as rest:
+            assert [await read(rest) for _ in range(3)] == [["a" * 200_000, "b"]] * 3
+    assert server.served == [3]
 
 
 FOREIGN = HEAD + chunk(event("foreign")) + END

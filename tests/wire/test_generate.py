@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Tensor
-from hf_transformer.wire.generate import decode_generate_response, encode_generate_request
+from hf_transformer.wire.generate import KEPT_MEMBERS, GenerateEncoder, decode_generate_response
 
 
 def texts(*values: bytes) -> Tensor:
@@ -25,13 +25,31 @@ def test_a_request() -> None:
         Tensor("temperature", "FP32", np.array([0.5], "<f4")),
         Tensor("random_seed", "UINT64", np.array([2**63 - 1], "<u8")),
     ]
-    assert orjson.loads(encode_generate_request(inputs)) == {
+    assert orjson.loads(GenerateEncoder().encode(inputs)) == {
         "text_input": "é",
         "input_ids": [1, 2, 3],
         "stream": True,
         "temperature": 0.5,
         "random_seed": 2**63 - 1,
     }
+
+
+def test_tensors_that_come_again() -> None:
+    encoder = GenerateEncoder()
+    kept = [Tensor(name, "INT32", np.array([[5]], "<i4")) for name in ("a", "b")]
+    for one in kept:
+        one.data.flags.writeable = False
+    changing, text = Tensor("c", "FP32", np.array([0.5], "<f4")), texts(b"x")
+    text.data.flags.writeable = False
+    for count in range(2 * KEPT_MEMBERS):
+        changing.data[0] = count
+        fresh = Tensor("seed", "INT64", np.array([count], "<i8"))
+        fresh.data.flags.writeable = False  # its place in memory is soon another one's
+        text.data = np.array([str(count)], np.object_)
+        text.data.flags.writeable = False
+        body = orjson.loads(encoder.encode([*kept, changing, fresh, text]))
+        assert body == {"a": 5, "b": 5, "c": float(count), "seed": count, "text_input": str(count)}
+    assert encoder.encode([]) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +63,7 @@ def test_a_request() -> None:
 )
 def test_what_a_request_can_not_hold(tensor: Tensor, message: str) -> None:
     with pytest.raises(PredictorError, match=message):
-        encode_generate_request([tensor])
+        GenerateEncoder().encode([tensor])
 
 
 @pytest.mark.parametrize(
@@ -55,6 +73,8 @@ def test_what_a_request_can_not_hold(tensor: Tensor, message: str) -> None:
         (["a", ""], "BYTES", [b"a", b""]),
         ([], "BYTES", []),
         (7, "INT64", [7]),
+        (2**63 - 1, "INT64", [2**63 - 1]),
+        (-(2**63), "INT64", [-(2**63)]),
         ([1, -2], "INT64", [1, -2]),
         (0.5, "FP64", [0.5]),
         ([0.5, 1], "FP64", [0.5, 1.0]),
@@ -98,8 +118,19 @@ def test_an_output_that_is_called_error() -> None:
         b'{"a":[1,"x"]}',
         b'{"a":[1,true]}',
         b'{"a":[9223372036854775808]}',
+        b'{"a":9223372036854775808}',
     ],
-    ids=["nothing", "cut off", "a list", "null", "nested", "mixed", "mixed booleans", "beyond 64 bits"],
+    ids=[
+        "nothing",
+        "cut off",
+        "a list",
+        "null",
+        "nested",
+        "mixed",
+        "mixed booleans",
+        "beyond 64 bits",
+        "a number beyond 64 bits",
+    ],
 )
 def test_what_is_no_response(body: bytes) -> None:
     with pytest.raises(PredictorError, match="response is malformed"):

@@ -68,3 +68,11 @@ def test_events_that_come_one_at_a_time() -> None:
         sent = [*first, *events]
         expected = [event for byte in b"".join(sent) for event in whole.feed(bytes([byte]))]
         assert [event for one in sent for event in alone.feed(one)] == expected
+
+
+def test_a_first_event_that_comes_alone() -> None:
+    for first in (b"data: 1\n\n", b"\xef\xbb\xbfdata: 1\n\n"):
+        reader = EventReader(1000)
+        assert reader.feed(first) == [b"1"]
+        assert reader.feed(b"\xef\xbb\xbfdata: not at the beginning\n\n") == []
+        assert reader.feed(b"data: 2\n\n") == [b"2"]
