@@ -26,6 +26,7 @@ from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, Query, TextInput, Tokenization
 from hf_transformer.worklist import Limits, Worklist
 
+CANARY = "A short text."
 INLINE_VALUES = 20_000
 """Answers of more values than this are put together in a thread; about 5 ms of work, as long as a thread keeps the
 interpreter before others get their turn (sys.getswitchinterval)."""
@@ -155,8 +156,11 @@ class Pipeline:
 
     async def canary(self) -> None:
         """Has the model infer once on a short text; nothing is decoded. Raises RequestError if the answer is wrong."""
-        [[encoding]] = await self.tokenizer.encode_off_loop(("A short text.",), self._executor, PLAIN)
-        await self._scheduler.canary(encoding)
+        try:
+            [[encoding]] = await self.tokenizer.encode_off_loop((CANARY,), self._executor, PLAIN)
+        except InvalidInput:  # the tokenizer has no unknown token, and no words for it
+            encoding = Encoding([], [])
+        await self._scheduler.canary(encoding if encoding.ids else Encoding([0], [0]))
 
     async def encode(
         self, texts: Sequence[TextInput], how: Tokenization, name: str = "instances"
