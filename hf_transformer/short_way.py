@@ -19,7 +19,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 class Response(Protocol):
     """What the request is answered with: ``whole``, once, or ``begin`` and what follows. Nothing happens if the client
-    is gone.
+    is gone. Whoever can't answer calls ``break_off``, or the client would wait for ever.
 
     ``lines`` are those of its head between the server's own and what says how long the body is; each ends with CRLF.
     They are not looked at again.

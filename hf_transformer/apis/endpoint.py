@@ -87,10 +87,16 @@ class Endpoint:
                 context, trace = self._begin(head)
 
                 def done(answer: tuple[int, Reply | None] | None, error: BaseException | None) -> None:
-                    status, reply = answer or (CLIENT_GONE, None)
-                    if reply is not None:
-                        self._respond(response, status, reply, context)
-                    self._count(path, scheme, status, context, trace)  # nobody waits for this any more
+                    try:
+                        if answer is None and isinstance(error, Exception):
+                            raise error
+                        status, reply = answer or (CLIENT_GONE, None)
+                        if reply is not None:
+                            self._respond(response, status, reply, context)
+                        self._count(path, scheme, status, context, trace)  # nobody waits for this any more
+                    except Exception:  # a fault of our own in telling of one: the event loop logs it
+                        response.break_off()
+                        raise
 
                 return Eager(self._answer_whole(params, head.fields, body, context), done).cancel
 
@@ -108,22 +114,23 @@ class Endpoint:
                 departure = Departure()
 
                 async def work() -> None:
-                    context, trace = self._begin(head)
                     departure.task = asyncio.current_task()
                     status, reply = CLIENT_GONE, None
                     try:
-                        if not departure.gone:
-                            status, reply = await self._answer_whole(
-                                params, head.fields, body, context, response, departure
-                            )
-                    except ClientGone:
-                        pass
-                    except asyncio.CancelledError:
+                        context, trace = self._begin(head)
+                        try:
+                            if not departure.gone:
+                                status, reply = await self._answer_whole(
+                                    params, head.fields, body, context, response, departure
+                                )
+                        except ClientGone:
+                            pass
+                        if reply is not None:
+                            self._respond(response, status, reply, context)
+                        self._count(path, scheme, status, context, trace)
+                    except BaseException:  # the server gives it up, or a fault of our own: the event loop logs it
                         response.break_off()
                         raise
-                    if reply is not None:
-                        self._respond(response, status, reply, context)
-                    self._count(path, scheme, status, context, trace)
 
                 response.hold(asyncio.get_running_loop().create_task(work()))
                 return departure.happens

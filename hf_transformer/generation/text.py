@@ -172,10 +172,13 @@ class Text(Source[Piece]):
                     return piece if piece.finish is None else await self._finished(piece, at_once)
         except (Exception, asyncio.CancelledError) as caught:
             error = self._failure(caught)
-            await steps.aclose()
-            if error is caught:
-                raise
-            raise error from None
+            try:
+                await steps.aclose()
+                if error is caught:
+                    raise
+                raise error from None
+            finally:
+                del error  # it refers to this frame: only the collector would find what its callers hold
         finally:
             self.is_awaited = False
 

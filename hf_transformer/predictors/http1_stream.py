@@ -131,8 +131,10 @@ class StreamedAnswer:
         """No more is read of it."""
         if not self._closed:
             self._closed = True
-            if self._body is None and self._begun.done() and not self._begun.cancelled():
-                self._begun.exception()  # of which a caller who was cancelled has not heard
+            begun = self._begun
+            del self._begun  # the traceback of its error leads here
+            if self._body is None and begun.done() and not begun.cancelled():
+                begun.exception()  # of which a caller who was cancelled has not heard
             # After a refusal it is not used again: what a server does then with a connection is less certain.
             self.connection.leave(self._is_over and self._head.status == 200 and self._head.keep_alive)
 

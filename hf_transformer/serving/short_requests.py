@@ -70,8 +70,10 @@ class ShortRequest:
             self.cancel()
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Sends the response in one write."""
-        if self.disconnected or self.response_complete:
+        """Sends the response in one write. Closes the connection where another one has begun: only a fault of our own
+        comes here then, and its client must not take what there is for all."""
+        if self.disconnected or self.response_started:
+            self.break_off()
             return
         self.response_started = self.response_complete = True
         self.cancel = None
@@ -114,8 +116,9 @@ class ShortRequest:
         self._connection.end_response(self)
 
     def break_off(self) -> None:
-        """Closes the connection in the middle of a response, or before it."""
-        if not self.response_complete:
+        """Closes the connection in the middle of a response, or before it. One whose client was told off instead is
+        closed by whoever did that."""
+        if not (self.disconnected or self.response_complete):
             self._connection.transport.close()
 
 

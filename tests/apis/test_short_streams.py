@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from hf_transformer.errors import PredictorError
+from hf_transformer.apis.base import Call, Reply
+from hf_transformer.apis.endpoint import Endpoint
+from hf_transformer.errors import InvalidInput, PredictorError
 from tests.apis.generating import PROMPT, Bench, Exchange, bench, events
 from tests.apis.short_exchange import ShortExchange
+from tests.apis.short_response import Answers
 
 PATH = "/openai/v1/completions"
 FIELDS = {"model": "gpt2", "prompt": PROMPT, "max_tokens": 20}
@@ -87,3 +93,82 @@ async def test_a_server_that_gives_the_task_up_has_the_connection_closed(begun: 
             assert exchange.broken and exchange.task.cancelled()
             assert await exchange.rest() == b""
         assert made.service.bodies.held == 0
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without the collector, which would hide that objects refer to each other."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("end", ["answered", "left at once", "left", "left unread", "refused", "over"])
+@pytest.mark.parametrize("name", ["stream", "whole"])
+async def test_at_its_end_a_request_holds_nothing(uncollected: None, name: str, end: str) -> None:
+    path, fields = REQUESTS[name]
+    body = json.dumps({**fields, "max_tokens": -1 if end == "refused" else 20}).encode()
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate) as made:
+        exchange = ShortExchange(made.app, path, body, reads=end != "left unread")
+        before = sys.getrefcount(body)
+        async with exchange:
+            assert sys.getrefcount(body) > before
+            if end == "left at once":
+                exchange.leave()
+            gate.release()
+            await asyncio.sleep(0.02)
+            if end == "over":
+                made.service.streams.end_within(0.0)
+                await asyncio.sleep(0.02)
+            if end in ("answered", "over"):
+                for _ in range(20):
+                    gate.release()
+                await exchange.head()
+                await exchange.rest()
+        assert sys.getrefcount(body) == before
+        assert made.service.bodies.held == 0
+
+
+class Untold(Exception):
+    """Even the answer to an error could not be made."""
+
+
+class Unanswered(Answers):
+    """Is told to close the connection, perhaps by a task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = 0
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        """Does not keep it: what it fails with is told to the event loop."""
+
+    def break_off(self) -> None:
+        self.broken += 1
+
+
+@pytest.mark.parametrize("name", ["short_way", "short_way_in_task"])
+async def test_a_fault_that_can_not_be_told_closes_the_connection(name: str) -> None:
+    """Its client would wait for ever."""
+
+    async def handle(call: Call) -> Reply:
+        await asyncio.sleep(0)
+        raise InvalidInput("wrong")
+
+    def untold(message: str, status: int) -> bytes:
+        raise Untold(message)
+
+    raised: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context["exception"]))
+    async with bench() as made:
+        response = Unanswered()
+        getattr(Endpoint("v1", handle, untold, made.service), name)("/path", {})([])(b"{}", "http", response)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert response.broken == 1 and not response.all
+        assert made.service.bodies.held == 0
+    gc.collect()
+    assert [type(error) for error in raised] == [Untold]

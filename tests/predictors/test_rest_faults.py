@@ -25,6 +25,11 @@ FAULTS = [
     ("a chunk without a size", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", PredictorError),
 ]
 
+EVENT_STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b'f\r\ndata: {"o":1}\n\n\r\n'
+)
+
 
 @pytest.mark.parametrize(("fault", "kind"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
 async def test_broken_answers(fault: bytes, kind: type[Exception]) -> None:
@@ -71,6 +76,32 @@ async def test_a_failed_call_leaves_its_inputs_to_nobody(end: str) -> None:
                 assert inputs() is None
             finally:
                 gc.enable()
+
+
+@pytest.mark.parametrize("end", ["hung up", "late", "garbage", "late after some"])
+async def test_a_failed_stream_leaves_its_inputs_to_nobody(end: str) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        if end == "garbage":
+            await connection.send(b"SSH-2.0-OpenSSH\r\n")
+        if end == "late after some":
+            await connection.send(EVENT_STREAM)
+        if end != "hung up":
+            await connection.until_closed()
+
+    data = np.zeros((1, 64), np.int64)
+    inputs = weakref.ref(data)
+    async with scripted(script) as host, predictor(host, 0.2 if end.startswith("late") else 30.0) as rest:
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises((PredictorUnavailable, PredictorTimeout, PredictorError)):
+                [one async for one in rest.stream([Tensor("input_ids", "INT64", data)], ["o"], {})]
+            del data
+            await asyncio.sleep(0.01)  # what the event loop has of it
+            assert inputs() is None
+        finally:
+            gc.enable()
 
 
 async def test_a_name_that_does_not_resolve() -> None:

@@ -223,6 +223,48 @@ async def test_what_is_broken_off_is_no_complete_answer(begun: bool) -> None:
         assert answer.endswith(b"3\r\none\r\n" if begun else b"") and b"0\r\n\r\n" not in answer
 
 
+class Twice(Parts):
+    """Answers whole in the middle of a stream, which only a fault of our own does, and says that it is broken off."""
+
+    async def work(self, response: Response) -> None:
+        response.begin(200, LINES)
+        response.part(b"one")
+        response.whole(500, LINES, b"two")
+        response.break_off()
+
+
+async def test_a_second_answer_breaks_the_first_one_off() -> None:
+    async with client_of(Twice()) as client:
+        client.send(post())
+        answer = await client.rest()
+        assert answer.endswith(b"\r\n\r\n3\r\none\r\n") and answer.count(b"HTTP/1.1") == 1
+
+
+class Kept(Parts):
+    """Keeps its response, and sends nothing."""
+
+    async def work(self, response: Response) -> None:
+        self.response = response
+        self.waiting.set()
+
+
+@pytest.mark.parametrize("end", [lambda response: response.break_off(), lambda response: response.whole(500, b"", b"")])
+async def test_who_is_told_off_is_not_cut_short_by_what_is_given_up(end: Callable[[Response], None]) -> None:
+    """Its connection is kept for a while, since it would be reset while the client sends, and the answer lost."""
+    app = Kept()
+    async with serving(app, SECONDS) as (server, port):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        client = Client(reader, writer)
+        client.send(post())
+        await app.waiting.wait()
+        client.send(b"no HTTP\r\n\r\n")
+        assert (await client.rest()).startswith(b"HTTP/1.1 400")
+        [connection] = server.server_state.connections
+        end(app.response)
+        assert not connection.transport.is_closing()
+        writer.close()
+
+
 async def test_the_server_ends_a_stream_that_takes_too_long() -> None:
     app = Parts(b"one")
     app.open.clear()
