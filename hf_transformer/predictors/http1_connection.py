@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from math import inf
 from typing import Any, Protocol, cast
 
+from hf_transformer.predictors.http1_alarm import Alarm
 from hf_transformer.predictors.http1_errors import AnswerTooLarge, DeadlineExceeded, Disconnected
 from hf_transformer.predictors.http1_parser import Answer, AnswerReader
 
@@ -55,20 +55,16 @@ class Hold:
             self.waits_for.cancel()
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(Alarm, asyncio.BufferedProtocol):
     """Sends a request and awaits its answer, as often as the server lets it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reader: AnswerReader, owner: Owner) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._reader = reader
         self._owner = owner
         self._transport: asyncio.Transport
         self._waiter: asyncio.Future[Answer] | None = None
         self._hold: Hold | None = None
-        self._deadline = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._alarm = inf
-        """When the timer goes off; infinite without one."""
         self.open = False
         """Whether a request may be sent, when none is under way."""
         self.idle_since = 0.0
@@ -206,29 +202,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             self._owner.lost(self)
 
-    # One timer serves many requests: it is set anew only when it goes off, since the next deadline is later.
+    def _is_waiting(self) -> bool:
+        return self._waiter is not None
 
-    def _watch(self, deadline: float) -> None:
-        self._stop_timer()
-        if deadline < inf:
-            self._alarm = deadline
-            self._timer = self._loop.call_at(deadline, self._time_is_up)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._alarm = inf
-
-    def _time_is_up(self) -> None:
-        self._timer = None
-        self._alarm = inf
-        if self._waiter is None:
-            return
-        if self._loop.time() < self._deadline:
-            self._watch(self._deadline)
-        else:
-            self._close(DeadlineExceeded("the time for the whole call is over"))
+    def _expire(self) -> None:
+        self._close(DeadlineExceeded("the time for the whole call is over"))
 
 
 def _outcome(late: Answer | Exception) -> Answer:

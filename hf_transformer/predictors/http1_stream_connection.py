@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from math import inf
 from typing import Final, Protocol, cast
+
+from hf_transformer.predictors.http1_alarm import Alarm
 
 _MOST_UNREAD: Final = 2**17
 """Bytes that may wait for their reader; with more, nothing else is received until he comes."""
@@ -21,7 +22,7 @@ class Owner(Protocol):
         """No other request may be sent, ever. Comes once."""
 
 
-class StreamConnection(asyncio.Protocol):
+class StreamConnection(Alarm, asyncio.Protocol):
     """What comes is kept as it came, for the reader of the answer that is under way. While ``idle``, whatever comes
     makes the connection useless.
 
@@ -35,12 +36,8 @@ class StreamConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_alarm",
-        "_deadline",
-        "_loop",
         "_owner",
         "_paused",
-        "_timer",
         "_transport",
         "aborted",
         "ended",
@@ -54,13 +51,10 @@ class StreamConnection(asyncio.Protocol):
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._paused = False
-        self._deadline = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._alarm = inf
         self.unread = b""
         self.wake: Callable[[], object] | None = None
         self.ended = self.late = self.aborted = self.idle = False
@@ -152,27 +146,9 @@ class StreamConnection(asyncio.Protocol):
         if wake is not None:
             wake()
 
-    # One timer serves many requests: it is set anew only when it goes off, since the next deadline is later.
+    def _is_waiting(self) -> bool:
+        return not self.idle
 
-    def _watch(self, deadline: float) -> None:
-        self._stop_timer()
-        if deadline < inf:
-            self._alarm = deadline
-            self._timer = self._loop.call_at(deadline, self._time_is_up)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._alarm = inf
-
-    def _time_is_up(self) -> None:
-        self._timer = None
-        self._alarm = inf
-        if self.idle:
-            return
-        if self._loop.time() < self._deadline:
-            self._watch(self._deadline)
-        else:
-            self.late = True
-            self.abort()
+    def _expire(self) -> None:
+        self.late = True
+        self.abort()

@@ -286,7 +286,9 @@ class ShortWayProtocol(HttpToolsProtocol):
     def begin_response(self, request: ShortRequest, status: int, lines: bytes) -> None:
         """Writes the head of one that is sent in chunks."""
         defaults = self._default_headers
-        defaults.update(self.server_state.default_headers)
+        headers = self.server_state.default_headers
+        if headers is not defaults.headers:
+            defaults.update(headers)
         said = b"" if request.keep_alive or defaults.close else b"connection: close\r\n"
         if defaults.close:
             request.keep_alive = False
