@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hf_transformer.batch_costs import BatchCosts
-from hf_transformer.binding import Binding, InputBinding, OutputBinding, axis_error
+from hf_transformer.binding import Binding, InputBinding, OutputBinding, Widths, axis_error
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import NUMPY_DTYPES, Array, Encoding, Tensor
 from hf_transformer.waiting import BatchLimits
@@ -78,10 +78,12 @@ class Form(ABC, Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What goes into padded positions, and on which side of the text they are."""
+    """What goes into padded positions, and on which side of the text they are. ``widths`` has batches padded further
+    than to their longest text; None where they are not, and where the model has one length for all."""
 
     pad_id: int
     left: bool
+    widths: Widths | None = None
 
 
 class EncodingForm(Form[Encoding]):
@@ -105,6 +107,7 @@ class EncodingForm(Form[Encoding]):
     ) -> None:
         self._binding = binding
         self._filling = filling
+        self._widths = filling.widths
         self._output_names = [output.name for output in binding.outputs]
         self._has_token_axes = any(axis.tokens for output in binding.outputs for axis in output.axes)
         self._sizes = lru_cache(maxsize=MOST_SHAPES)(self._sizes_of)
@@ -124,7 +127,9 @@ class EncodingForm(Form[Encoding]):
         )
 
     def length(self, item: Encoding) -> int:
-        return len(item.ids)
+        """That of its batch where it is alone there: texts that are padded to one width count as equally long."""
+        size, widths = len(item.ids), self._widths
+        return size if widths is None else widths.of(size)
 
     def group(self, item: Encoding) -> str:
         return ""
@@ -133,7 +138,7 @@ class EncodingForm(Form[Encoding]):
         return self._limits
 
     def pack(self, items: Sequence[Encoding]) -> Packed:
-        rows, width, real = _extent(items, self._binding)
+        rows, width, real = _extent(items, self._binding, self._widths)
         inputs = _inputs(items, self._binding, self._filling, rows, width, real)
         return Packed(inputs, self._output_names, self._sizes(rows, width), real, rows * width - real)
 
@@ -182,13 +187,16 @@ class EncodingForm(Form[Encoding]):
 
 def pack(encodings: Sequence[Encoding], binding: Binding, filling: Filling) -> list[Tensor]:
     """The input tensors of one batch: [rows, tokens] each, [tokens] for a model without a batch axis."""
-    return _inputs(encodings, binding, filling, *_extent(encodings, binding))
+    return _inputs(encodings, binding, filling, *_extent(encodings, binding, filling.widths))
 
 
-def _extent(encodings: Sequence[Encoding], binding: Binding) -> tuple[int, int, int]:
+def _extent(encodings: Sequence[Encoding], binding: Binding, widths: Widths | None) -> tuple[int, int, int]:
     """Rows and tokens of a batch, and how many of its tokens are of a text."""
     lengths = [len(encoding.ids) for encoding in encodings]
-    return binding.exact_rows or len(lengths), binding.length or max(lengths), sum(lengths)
+    width = binding.length or max(lengths)
+    if widths is not None:
+        width = widths.of(width)
+    return binding.exact_rows or len(lengths), width, sum(lengths)
 
 
 def _inputs(

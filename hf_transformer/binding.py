@@ -76,6 +76,25 @@ class Binding:
         return sum(output.row_bytes(width, guess=True) or 0 for output in self.outputs)
 
 
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The widths in tokens that batches may have: multiples of ``multiple`` (--pad_to_multiple_of), and ``longest``,
+    the most that the model takes. Runtimes that prepare themselves anew for each shape have few to prepare for."""
+
+    multiple: int
+    longest: int
+
+    def of(self, tokens: int) -> int:
+        """The width of a batch whose longest text has so many tokens."""
+        width = -(-tokens // self.multiple) * self.multiple
+        return width if width <= self.longest else max(tokens, self.longest)
+
+
+def widths_of(multiple: int, longest: int) -> Widths | None:
+    """None where a batch is as wide as its longest text, so that nothing is to be rounded."""
+    return Widths(multiple, longest) if multiple > 1 else None
+
+
 def axis_error(axis: Axis, size: int) -> str:
     """Why ``size`` can't be the size of ``axis``; empty if it can."""
     if axis.minimum <= size and (axis.maximum is None or size <= axis.maximum):

@@ -16,6 +16,7 @@ from hf_transformer.options.arguments import collect
 from hf_transformer.options.ignored import IGNORED
 from hf_transformer.options.option import Option, Variable, option, options_of
 from hf_transformer.options.rules import RULES, Draft
+from hf_transformer.options.schemes import scheme_as_switch, unless_scheme
 from hf_transformer.options.values import Boolean, Choice, Integer, Level, Names, Number, SecretText, Text
 
 MODEL = "Model and tokenizer"
@@ -35,15 +36,6 @@ def default_threads() -> int:
     """Threads for tokenizing, by the CPUs that this process may run on."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(32, allowed + 4)
-
-
-def scheme_as_switch(text: str) -> str | None:
-    """OpenShift AI's PREDICTOR_PROTOCOL is a scheme: https asks for TLS."""
-    return {"https": "true", "http": "false"}.get(text.strip().lower())
-
-
-def unless_scheme(text: str) -> str | None:
-    return None if scheme_as_switch(text) else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +254,11 @@ class Config:
         LIMITS, "Tokens of a batch, padding included; a longer text is sent alone. Batches stay smaller, and have less "
         "padding, where more would cost the model more time than it saves, which is learnt from their times.",
         Integer(1), 16384)
+    pad_to_multiple_of: int = option(
+        LIMITS, "Every batch, also one of a single text, is as wide as a multiple of so many tokens, or as the most "
+        "that the model takes: few widths, for runtimes that prepare themselves anew for each (OpenVINO, TensorRT, "
+        "torch.compile, XLA). The model needs attention_mask; where its inputs have a fixed length, that counts. Of "
+        "models that generate, those that give logits take it, for whole texts.", Integer(1), 1)
     max_batch_output_bytes: int | None = option(
         LIMITS, "Bytes of a batch's outputs: logits of a whole vocabulary are megabytes, and key-value caches more.",
         Integer(1), default_text="4194304 (8388608 through shared memory); 268435456 for texts made from logits")

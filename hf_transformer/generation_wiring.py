@@ -78,6 +78,7 @@ def _settings(config: Config, tokenizer: Tokenizer, parts: GenerationParts) -> C
         interface=config.generation_interface,
         input_names=config.tensor_input_names,
         output_names=config.tensor_output_names,
+        pad_to_multiple_of=config.pad_to_multiple_of,
         places=Places(0),
         caches=CacheBudget(config.max_cache_bytes),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_transformer.batch_costs import BatchCosts
 from hf_transformer.batches import EncodingForm, Filling
-from hf_transformer.binding import Binding
+from hf_transformer.binding import Binding, widths_of
 from hf_transformer.config import Config
 from hf_transformer.contract import ContractError, bind
 from hf_transformer.diagnosis.at_start import StartDiagnosis
@@ -100,6 +100,15 @@ def bind_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tup
         output_names=config.tensor_output_names or (),
         task=reader.name,
     )
+    multiple = config.pad_to_multiple_of
+    if multiple > 1 and not binding.masked and binding.length is None:
+        raise ContractError(
+            spec.name,
+            [
+                f"--pad_to_multiple_of={multiple}: the model gets no attention_mask, so it would read the padding; "
+                "expected 1, or a model that gets one (export it so, or add attention_mask to --tensor_input_names)."
+            ],
+        )
     return reader, binding
 
 
@@ -138,7 +147,7 @@ def predictive_builder(
             predictor,
             EncodingForm(
                 binding,
-                filling(tokenizer, binding),
+                filling(config, tokenizer, binding),
                 max_tokens=settings.max_batch_tokens,
                 max_output_bytes=settings.max_batch_output_bytes,
                 more=more_when_shared(config, predictor),
@@ -214,10 +223,13 @@ def fitted(tokenizer: Tokenizer, binding: Binding) -> Tokenizer:
     return tokenizer.with_max_length(min(binding.length, tokenizer.max_length))
 
 
-def filling(tokenizer: Tokenizer, binding: Binding) -> Filling:
+def filling(config: Config, tokenizer: Tokenizer, binding: Binding) -> Filling:
     """Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes where
-    the tokenizer puts it."""
-    return Filling(tokenizer.pad_id, left=tokenizer.padding_side == "left" and not binding.masked)
+    the tokenizer puts it. No batch is wider than ``tokenizer`` cuts texts, whatever --pad_to_multiple_of says: there
+    the model's positions may end."""
+    widths = widths_of(config.pad_to_multiple_of, tokenizer.max_length) if binding.length is None else None
+    left = tokenizer.padding_side == "left" and not binding.masked
+    return Filling(tokenizer.pad_id, left=left, widths=widths)
 
 
 def text_logger(longest: int | None) -> LogTexts:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Callable, Iterable
 
 import pytest
 
-from hf_transformer.batch_costs import COLD, ENOUGH, FIRST, LEAST, WORTH, BatchCosts, Timing
+from hf_transformer.batch_costs import COLD, ENOUGH, FIRST, GUESS, LEAST, WORTH, BatchCosts, Timing
 
 SIZES = random.Random(7).choices(range(8, 601), k=400)
 
@@ -60,7 +61,6 @@ def test_an_event_loop_that_sees_the_ends_late_does_not_hide_a_large_overhead(pa
     costs = BatchCosts(1)
     taken = line(5000)
     work_off(costs, SIZES * 5, taken, turn=part * taken(300))
-    assert costs.overhead is not None
     assert costs.overhead > 500
 
 
@@ -73,15 +73,15 @@ def test_large_and_small_batches_that_take_turns_differ_enough() -> None:
 def test_times_too_short_for_the_clock_teach_nothing() -> None:
     costs = BatchCosts(1)
     work_off(costs, SIZES, lambda tokens: 0.0)
-    assert costs.overhead is None
+    assert costs.overhead == GUESS
+    assert not costs.outweighed(10**9)
 
 
 def test_nothing_is_believed_of_few_batches_and_nothing_learnt_of_the_first() -> None:
     costs = BatchCosts(1)
     ended = work_off(costs, SIZES[:COLD], lambda tokens: 60.0)
     ended = work_off(costs, SIZES[COLD : FIRST - 1], line(30), started=ended)
-    assert costs.overhead is None
-    assert costs.allow(10**6, 1)
+    assert costs.overhead == GUESS
     work_off(costs, SIZES[FIRST - 1 : FIRST], line(30), started=ended)
     assert costs.overhead == pytest.approx(30, rel=0.01)
 
@@ -90,7 +90,6 @@ def test_that_others_keep_the_model_busy_at_times_changes_little() -> None:
     chosen, costs = random.Random(1), BatchCosts(1)
     own = line(20)
     work_off(costs, SIZES * 5, lambda tokens: own(tokens) + (own(300) if chosen.random() < 0.2 else 0.0))
-    assert costs.overhead is not None
     assert 20 < costs.overhead < 50  # their mean would be 84
 
 
@@ -113,7 +112,6 @@ def test_tokens_that_cost_nothing_make_a_large_overhead_and_batches_that_do_not_
     free, full = BatchCosts(1), BatchCosts(1)
     work_off(free, SIZES, lambda tokens: 0.002)
     work_off(full, SIZES, lambda tokens: 1e-4 * tokens**1.1)
-    assert free.overhead is not None
     assert 10_000 < free.overhead < float("inf")
     assert full.overhead == LEAST
 
@@ -123,9 +121,26 @@ def test_where_all_batches_are_alike_larger_ones_are_tried() -> None:
     ended = work_off(costs, SIZES, line(10))
     before = costs.overhead
     work_off(costs, [256] * 5000, line(10), started=ended)
-    assert before is not None
-    assert costs.overhead is not None
     assert costs.overhead > 10 * before
+
+
+def test_a_guess_that_makes_all_batches_alike_is_doubted_and_then_gives_way_to_what_is_learnt() -> None:
+    costs = BatchCosts(1)
+    ended = work_off(costs, [256] * 500, line(10))
+    assert costs.overhead > 10 * GUESS
+    assert not costs.outweighed(10**9), "a doubted guess is not known"
+    work_off(costs, SIZES * 2, line(10), started=ended)
+    assert costs.overhead == pytest.approx(10, rel=0.05)
+
+
+def test_what_is_learnt_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    costs = BatchCosts(1)
+    ended = work_off(costs, SIZES[: FIRST - 1], line(30))
+    assert caplog.messages == []
+    work_off(costs, SIZES, line(30), started=ended)
+    [message] = caplog.messages
+    assert message.startswith("one more batch takes the model as long as 30 more tokens")
 
 
 def test_a_batch_may_have_half_its_cost_in_padding_and_a_limited_size() -> None:
@@ -146,7 +161,7 @@ def test_batches_without_an_answer_teach_nothing_and_leave_their_place() -> None
     assert third.began == 2.0
     third.ended(3.0, 100)
     assert costs.sent(4.0).began == 4.0
-    assert costs.overhead is None
+    assert costs.overhead == GUESS
 
 
 def test_tokens_outweigh_what_a_batch_costs_beside_them_once_it_is_known() -> None:
@@ -156,5 +171,5 @@ def test_tokens_outweigh_what_a_batch_costs_beside_them_once_it_is_known() -> No
     work_off(costs, SIZES[FIRST - 1 :], line(120.0))
     assert (costs.outweighed(110), costs.outweighed(130)) == (False, True)
     work_off(costs, [300] * 10_000, line(120.0), started=100.0)
-    assert costs.overhead is not None and costs.overhead > 200, "equal batches are doubted"
+    assert costs.overhead > 200, "equal batches are doubted"
     assert costs.outweighed(130), "not so what was learnt before"

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from hf_transformer.batch_costs import BatchCosts, Timing
+from hf_transformer.batch_costs import GUESS, WORTH, BatchCosts, Timing
 from hf_transformer.batches import EncodingForm, Filling
-from hf_transformer.binding import Binding, InputBinding, OutputBinding
+from hf_transformer.binding import Binding, InputBinding, OutputBinding, Widths
 from hf_transformer.errors import PredictorUnavailable
 from hf_transformer.metrics import Metrics
 from hf_transformer.scheduler import Scheduler, SchedulerSettings
@@ -31,7 +31,7 @@ SETTINGS = SchedulerSettings(
 class Recorded(BatchCosts):
     """``tokens`` has those of every batch that has ended, 0 for one without an answer."""
 
-    def __init__(self, overhead: float | None) -> None:
+    def __init__(self, overhead: float) -> None:
         super().__init__(1)
         self.overhead = overhead
         self.tokens: list[int] = []
@@ -44,11 +44,13 @@ class Recorded(BatchCosts):
 class Bench:
     """A scheduler of a model with an attention mask, and texts by their lengths."""
 
-    def __init__(self, executor: ThreadPoolExecutor, overhead: float | None) -> None:
+    def __init__(self, executor: ThreadPoolExecutor, overhead: float, widths: Widths | None) -> None:
         self.predictor = ScriptedPredictor()
         self.costs = Recorded(overhead)
-        form = EncodingForm(MASKED, Filling(0, left=False), max_tokens=10**6, max_output_bytes=10**9, costs=self.costs)
-        self.scheduler = Scheduler(self.predictor, form, SETTINGS, executor=executor, metrics=Metrics("bert"))
+        self.metrics = Metrics("bert")
+        filling = Filling(0, left=False, widths=widths)
+        form = EncodingForm(MASKED, filling, max_tokens=10**6, max_output_bytes=10**9, costs=self.costs)
+        self.scheduler = Scheduler(self.predictor, form, SETTINGS, executor=executor, metrics=self.metrics)
 
     async def send(self, *lengths: int) -> asyncio.Task[list[object]]:
         items = [Encoding([1] * length, [0] * length) for length in lengths]
@@ -72,17 +74,17 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(overhead: float | None = None) -> AsyncIterator[Bench]:
+async def bench(overhead: float = GUESS, widths: Widths | None = None) -> AsyncIterator[Bench]:
     with ThreadPoolExecutor(1) as executor:
-        yield Bench(executor, overhead)
+        yield Bench(executor, overhead, widths)
 
 
 @pytest.mark.parametrize(
     ("overhead", "shapes"),
-    [(None, [(1, 5), (3, 13)]), (12.0, [(1, 5), (3, 13)]), (11.0, [(1, 5), (2, 10), (1, 13)])],
+    [(GUESS, [(1, 5), (3, 13)]), (12.0, [(1, 5), (3, 13)]), (11.0, [(1, 5), (2, 10), (1, 13)])],
 )
 async def test_texts_share_a_batch_where_that_saves_more_than_their_padding_costs(
-    overhead: float | None, shapes: list[tuple[int, ...]]
+    overhead: float, shapes: list[tuple[int, ...]]
 ) -> None:
     async with bench(overhead) as b:
         tasks = [await b.send(5), await b.send(10, 10, 13)]
@@ -90,6 +92,37 @@ async def test_texts_share_a_batch_where_that_saves_more_than_their_padding_cost
             await b.answer(number)
         assert b.shapes == shapes
         assert [await task for task in tasks] == [[0], [0, 1, 2]]
+
+
+async def test_the_first_batches_of_a_service_have_no_more_padding_than_the_guess_allows() -> None:
+    near = 400 - int(WORTH * GUESS)
+    assert 3 * (400 - near) < 0.25 * 4 * 400, "the quarter of a batch alone would let all four share one"
+    async with bench() as b:
+        tasks = [await b.send(5), await b.send(400, near, near, near)]
+        for number in range(3):
+            await b.answer(number)
+        assert b.shapes == [(1, 5), (2, 400), (2, near)]
+        await asyncio.gather(*tasks)
+
+
+async def test_texts_that_are_padded_to_one_width_share_a_batch_whatever_padding_costs() -> None:
+    lengths = (9, 12, 16, 10)
+    async with bench(4.0, Widths(16, 512)) as b:
+        tasks = [await b.send(5), await b.send(*lengths), await b.send(17)]
+        for number in range(3):
+            await b.answer(number)
+        assert b.shapes == [(1, 16), (4, 16), (1, 32)]
+        assert [await task for task in tasks] == [[0], [0, 1, 2, 3], [0]]
+        shown = b.metrics.render().decode()
+        sent, real = 16 + 64 + 32, 5 + sum(lengths) + 17
+        assert f'hf_transformer_batch_tokens_total{{kind="real"}} {real:.1f}' in shown
+        assert f'hf_transformer_batch_tokens_total{{kind="padding"}} {sent - real:.1f}' in shown
+    async with bench(4.0) as b:
+        tasks = [await b.send(5), await b.send(*lengths)]
+        for number in range(4):
+            await b.answer(number)
+        assert b.shapes == [(1, 5), (2, 10), (1, 12), (1, 16)]
+        await asyncio.gather(*tasks)
 
 
 async def test_every_batch_is_learnt_from_with_its_padding() -> None:

@@ -18,7 +18,8 @@ ANSWER: Final = "paris"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that Triton serves. ``output`` is FP32, ``width`` values per token or, if not ``per_token``, per text."""
+    """A model that Triton serves. ``output`` is FP32, ``width`` values per token or, if not ``per_token``, per text.
+    ``flags`` are those that every form of the service has for it."""
 
     name: str
     task: str
@@ -26,6 +27,7 @@ class Model:
     output: str
     width: int
     per_token: bool
+    flags: tuple[str, ...] = ()
 
     def output_bytes(self, tokens: int) -> int:
         """Bytes of the output for one text."""
@@ -39,8 +41,16 @@ CLASSIFIER: Final = Model(
 EMBEDDING: Final = Model("embedding", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
 MINILM: Final = Model("minilm", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
 """The real all-MiniLM-L6-v2, in ONNX Runtime as it is exported."""
-MINILM_OPENVINO: Final = Model("minilm_openvino", "text_embedding", "BertModel", "last_hidden_state", DIMENSIONS, True)
-"""The same in OpenVINO, which computes in bfloat16 where the processor can."""
+MINILM_OPENVINO: Final = Model(
+    "minilm_openvino",
+    "text_embedding",
+    "BertModel",
+    "last_hidden_state",
+    DIMENSIONS,
+    True,
+    flags=("--pad_to_multiple_of=16",),
+)
+"""The same in OpenVINO, which computes in bfloat16 where the processor can, and prepares itself anew for each shape."""
 
 SYNTHETIC: Final = (FILL_MASK, CLASSIFIER, EMBEDDING)
 REAL_MODELS: Final = (MINILM, MINILM_OPENVINO)

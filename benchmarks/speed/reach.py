@@ -81,7 +81,7 @@ GOALS = (
          Cell(SHORT_CLASS, 1), "p50_ms", 1.8, True, ASYNCIO),
     Goal("real MiniLM in ONNX Runtime, 8 to 256 tokens, 64 connections: texts/s / the same service's with batching off",
          Cell(Case(MINILM, "mixed"), 64), "per_second", 1.5, False, UNBATCHED),
-    Goal("the same in OpenVINO",
+    Goal("the same in OpenVINO, widths in multiples of 16",
          Cell(Case(MINILM_OPENVINO, "mixed"), 64), "per_second", 1.5, False, UNBATCHED),
 )  # fmt: skip
 

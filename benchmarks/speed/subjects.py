@@ -167,7 +167,7 @@ class V1Server(WithWrk):
 
 
 class Service(V1Server):
-    """hf_transformer with these flags."""
+    """hf_transformer with these flags, after those of the model."""
 
     kind = "service"
 
@@ -198,6 +198,7 @@ class Service(V1Server):
             f"--model_dir={hugging_face_folder(self.ground.folder, self.model)}",
             f"--task={self.model.task}",
             f"--predictor_host={triton.grpc_address if grpc else triton.http_address}",
+            *self.model.flags,
             *self._flags,
         ]
 

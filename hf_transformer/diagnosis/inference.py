@@ -9,7 +9,7 @@ import numpy as np
 from hf_transformer.diagnosis import samples
 from hf_transformer.diagnosis.findings import Finding, failed, ok, skipped, warning
 from hf_transformer.diagnosis.pair import BoundPair
-from hf_transformer.diagnosis.probing import Outputs, ask, difference, highest, succeeds
+from hf_transformer.diagnosis.probing import Outputs, ask, difference, highest, succeeds, width_of
 from hf_transformer.diagnosis.subject import Subject, known
 from hf_transformer.errors import PredictorDenied, PredictorError
 from hf_transformer.model_wiring import most_shared_bytes, scheduler_settings
@@ -60,8 +60,12 @@ async def company(subject: Subject) -> Sequence[Finding]:
         return skipped("the model takes one text at a time")
     encoding = samples.encoding(pair)
     padded = binding.masked or binding.length is not None
-    other = _longer(encoding, pair.length) if padded else samples.altered(encoding, pair.tokenizer.vocab_size)
-    rows = max(2, min(binding.max_rows, _most_rows(pair, len(other))))
+    other = (
+        _longer(encoding, width_of(pair, encoding), pair.length)
+        if padded
+        else samples.altered(encoding, pair.tokenizer.vocab_size)
+    )
+    rows = max(2, min(binding.max_rows, _most_rows(pair, width_of(pair, other))))
 
     async def together(size: int) -> Outputs:
         return (await ask(predictor, pair, [encoding, *[other] * (size - 1)]))[0]
@@ -111,8 +115,10 @@ def _compared(alone: Outputs, together: Outputs, rows: int, pair: BoundPair) -> 
     return (failed if worst > UNUSABLE else warning)(said, f'{change}, or set "max_batch_size: 1" in config.pbtxt')
 
 
-def _longer(encoding: Encoding, length: int) -> Encoding:
-    """The same text several times over, so that the first one is padded beside it."""
+def _longer(encoding: Encoding, width: int, length: int) -> Encoding:
+    """The same text several times over, up to ``length`` tokens, so that the first one is padded beside it to more than
+    the ``width`` that it has alone."""
     inner = encoding.ids[1:-1]
-    ids = [encoding.ids[0], *(inner * 3), encoding.ids[-1]][: max(length, 1)]
+    times = max(3, width // max(len(inner), 1) + 1)
+    ids = [encoding.ids[0], *(inner * times), encoding.ids[-1]][: max(length, 1)]
     return Encoding(ids, [0] * len(ids))

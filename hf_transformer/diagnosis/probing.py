@@ -20,7 +20,7 @@ Outputs = Mapping[str, Array]
 async def ask(predictor: Predictor, pair: BoundPair, encodings: Sequence[Encoding]) -> list[Outputs]:
     """One batch of texts; each one's outputs, copied. Raises RequestError, also for another shape than promised."""
     binding = pair.binding
-    padding = filling(pair.tokenizer, binding)
+    padding = filling(pair.config, pair.tokenizer, binding)
     inputs = pack(encodings, binding, padding)
     rows, width = inputs[0].shape if binding.batch_axis else (1, *inputs[0].shape)
     names = [output.name for output in binding.outputs]
@@ -30,6 +30,12 @@ async def ask(predictor: Predictor, pair: BoundPair, encodings: Sequence[Encodin
             {output.role: own_rows(data[row], output, len(text), padding).copy() for output, data in verified}
             for row, text in enumerate(encodings)
         ]
+
+
+def width_of(pair: BoundPair, encoding: Encoding) -> int:
+    """Tokens of a text as it is sent alone, --pad_to_multiple_of included."""
+    widths = filling(pair.config, pair.tokenizer, pair.binding).widths
+    return len(encoding) if widths is None else widths.of(len(encoding))
 
 
 async def highest(least: int, most: int, works: Callable[[int], Awaitable[bool]]) -> int:

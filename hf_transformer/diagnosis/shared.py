@@ -56,7 +56,8 @@ async def shared_memory(subject: Subject) -> Sequence[Finding]:
 
 async def _try_out(predictor: AskablePredictor, pair: BoundPair) -> Sequence[Finding]:
     """The sample's outputs, inline and through a region of our own. Raises RequestError and OSError."""
-    inputs = pack([samples.encoding(pair)], pair.binding, filling(pair.tokenizer, pair.binding))
+    padding = filling(pair.config, pair.tokenizer, pair.binding)
+    inputs = pack([samples.encoding(pair)], pair.binding, padding)
     rows, width = inputs[0].shape if pair.binding.batch_axis else (1, *inputs[0].shape)
     sizes = {output.name: rows * (output.row_bytes(width) or 0) for output in pair.binding.outputs}
     if not await try_region(predictor, inputs, sizes, FOLDER):

@@ -37,6 +37,7 @@ class GeneratorSettings:
     interface: Interface = "auto"
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
+    pad_to_multiple_of: int = 1
     scheduling: SchedulerSettings
     places: Places = field(default_factory=lambda: Places(0))
     caches: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))

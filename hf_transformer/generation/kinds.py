@@ -77,9 +77,18 @@ def make_generator(
         executor: has the threads for what would block the event loop.
 
     Raises:
-        ContractError: it is of no kind, or has not what its kind needs.
+        ContractError: it is of no kind, or has not what its kind or a flag needs.
     """
-    match choose_kind(spec, settings):
+    kind = choose_kind(spec, settings)
+    if kind != "logits" and settings.pad_to_multiple_of > 1:
+        raise ContractError(
+            spec.name,
+            [
+                f"--pad_to_multiple_of={settings.pad_to_multiple_of}: a model of {kind} gets each prompt as it is and "
+                "makes its batches itself; expected 1, or a model that gives logits."
+            ],
+        )
+    match kind:
         case "tokens":
             return TokenGenerator(spec, predictor, settings)
         case "text":

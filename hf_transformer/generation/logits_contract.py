@@ -137,6 +137,7 @@ def bind_logits(spec: ModelSpec, vocabulary: Vocabulary, settings: GeneratorSett
         target_length=target if target > 0 else None,
     )
     _check_lengths(binding, problems)
+    _check_padding(binding, settings.pad_to_multiple_of, problems)
     if problems:
         raise ContractError(spec.name, problems)
     return binding
@@ -266,3 +267,23 @@ def _check_lengths(binding: LogitsBinding, problems: list[str]) -> None:
         )
     elif binding.encoder_decoder and binding.length is not None and not binding.takes("attention_mask"):
         problems.append("Its input_ids have a fixed length, but it takes no attention_mask: it would read the padding.")
+
+
+def _check_padding(binding: LogitsBinding, multiple: int, problems: list[str]) -> None:
+    """Whether whole texts and prompts may be padded, where --pad_to_multiple_of has them padded."""
+    why = _unpaddable(binding) if multiple > 1 else ""
+    if why:
+        problems.append(f"--pad_to_multiple_of={multiple}: {why}; expected 1, or another export of the model.")
+
+
+def _unpaddable(binding: LogitsBinding) -> str:
+    """Why not all that has no fixed length can be padded; empty if it can."""
+    if binding.encoder_decoder:
+        if binding.length is None and not binding.takes("attention_mask"):
+            return "without attention_mask its prompts can't be padded"
+        if binding.target_length is None and not binding.pads:
+            return "it gives the logits of its decoder's last place alone, which would be padding"
+    elif binding.length is None and not binding.pads:
+        needed = "attention_mask" if binding.positions == "all" else "attention_mask and position_ids"
+        return f"without {needed} its texts can't be padded"
+    return ""

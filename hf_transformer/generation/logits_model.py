@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from functools import partial
 from weakref import WeakValueDictionary
 
+from hf_transformer.binding import widths_of
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.base import Generator, GeneratorSettings
@@ -71,7 +72,8 @@ def make_logits_generator(
     # Never more batches than the model works on at a time: those that wait for it could as well have been one.
     scheduling, places = settings.scheduling, settings.places
     places.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
-    form = StepForm(binding, settings.pad_id, scheduling)
+    widths = widths_of(settings.pad_to_multiple_of, settings.max_length)
+    form = StepForm(binding, settings.pad_id, scheduling, widths)
     scheduler = Scheduler[Running](predictor, form, scheduling, executor=executor, metrics=metrics, places=places)
     return LogitsGenerator(binding, scheduler, settings)
 

@@ -160,6 +160,20 @@ def test_answers_that_depend_on_their_neighbours(diagnose: Diagnose, plant: Plan
     assert "attention_mask hides the padding" in found.change
 
 
+@pytest.mark.parametrize("multiple", [16, 64])
+def test_the_same_where_every_text_is_padded(diagnose: Diagnose, plant: Plant, multiple: int) -> None:
+    plant("doctor_poor", POOR)
+    found = diagnose("doctor_poor", f"--pad_to_multiple_of={multiple}", folder=DEMO)
+    assert "attention_mask hides the padding" in found["shared batch"].change
+
+
+def test_padding_that_the_model_would_read(diagnose: Diagnose) -> None:
+    assert diagnose("bert_masked", "--pad_to_multiple_of=16") == {}
+    found = diagnose("bert", "--pad_to_multiple_of=16")["contract"]
+    assert found.found.endswith("the model gets no attention_mask, so it would read the padding")
+    assert found.change.startswith("expected 1, or a model that gets one")
+
+
 def test_a_model_that_takes_fewer_texts_than_it_says(diagnose: Diagnose, plant: Plant) -> None:
     fault = 'dynamic_batching { }\nparameters { key: "fault" value { string_value: "small_batches" } }'
     plant("doctor_small", {"dynamic_batching { }": fault})
