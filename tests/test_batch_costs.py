@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -51,7 +52,7 @@ def line(overhead: float, per_token: float = 1e-4) -> Callable[[int], float]:
 @pytest.mark.parametrize("overhead", [10.0, 120.0, 4000.0])
 def test_the_overhead_is_what_a_batch_costs_beside_its_tokens(overhead: float, instances: int) -> None:
     costs = BatchCosts(instances)
-    work_off(costs, SIZES, line(overhead), instances=instances)
+    work_off(costs, SIZES * 4, line(overhead), instances=instances)
     assert costs.overhead == pytest.approx(overhead, rel=0.01)
 
 
@@ -83,7 +84,7 @@ def test_nothing_is_believed_of_few_batches_and_nothing_learnt_of_the_first() ->
     ended = work_off(costs, SIZES[COLD : FIRST - 1], line(30), started=ended)
     assert costs.overhead == GUESS
     work_off(costs, SIZES[FIRST - 1 : FIRST], line(30), started=ended)
-    assert costs.overhead == pytest.approx(30, rel=0.01)
+    assert 100 < costs.overhead < GUESS, "the guess still counts more"
 
 
 def test_that_others_keep_the_model_busy_at_times_changes_little() -> None:
@@ -133,14 +134,17 @@ def test_a_guess_that_makes_all_batches_alike_is_doubted_and_then_gives_way_to_w
     assert costs.overhead == pytest.approx(10, rel=0.05)
 
 
-def test_what_is_learnt_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_learnt_is_told_once_when_the_guess_counts_little(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     costs = BatchCosts(1)
-    ended = work_off(costs, SIZES[: FIRST - 1], line(30))
+    ended = work_off(costs, SIZES[:100], line(30))
     assert caplog.messages == []
-    work_off(costs, SIZES, line(30), started=ended)
+    ended = work_off(costs, SIZES[100:], line(30), started=ended)
+    work_off(costs, SIZES * 5, line(30), started=ended)
     [message] = caplog.messages
-    assert message.startswith("one more batch takes the model as long as 30 more tokens")
+    said = re.match(r"one more batch takes the model as long as (\d+) more tokens", message)
+    assert said is not None
+    assert 30 <= int(said[1]) < 45
 
 
 def test_a_batch_may_have_half_its_cost_in_padding_and_a_limited_size() -> None:
