@@ -30,7 +30,9 @@ class Place:
 
     def expect(self, characters: int) -> None:
         """Raises the guess where texts count more than once: those of pairs do, in each pair."""
-        self.charge(max(self.tokens, characters // BYTES_PER_TOKEN))
+        tokens = characters // BYTES_PER_TOKEN
+        if tokens > self.tokens:
+            self.charge(tokens)
 
     def leave(self) -> None:
         """Gives the place back; to be called once."""

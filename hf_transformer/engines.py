@@ -12,6 +12,7 @@ import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.loading.cutting import BYTES, cut_ranges, many_pieces, span, without
+from hf_transformer.loading.uncut import uncut
 from hf_transformer.loading.word_memo import WordMemo
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
 
@@ -48,6 +49,7 @@ class Engine(Protocol):
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
     def encode_one(self, text: str) -> Encoding: ...
+    def ids(self, text: str, *, special_tokens: bool) -> list[int]: ...
     def with_max_length(self, length: int) -> Engine: ...
 
 
@@ -70,7 +72,7 @@ class RustEngine:
         self._truncation_side = truncation_side
         self._lock = threading.Lock()
         self._adjustable: tokenizers.Tokenizer | None = None
-        self._uncut = self._copy()
+        self._uncut = uncut(self._backend)
         self._memo = WordMemo.of(self._uncut, special_tokens)
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
@@ -91,6 +93,15 @@ class RustEngine:
         """What ``encode`` gives for one text in the usual way, with little around it."""
         found = self._remembered(text)
         return self._one(text)[0] if found is None else found
+
+    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
+        """All ids of one text: it is not cut. Special ones are added as usual, or not at all."""
+        found = None
+        if self._memo is not None:
+            found = self._memo.ids(text) if special_tokens else self._memo.bare(text)
+        if found is None:
+            return self._run_one(self._uncut, text, special_tokens and self._special_tokens).ids
+        return found
 
     def _remembered(self, text: str) -> Encoding | None:
         """An encoding made of known words, if it need not be cut."""
@@ -157,7 +168,7 @@ class RustEngine:
 
     def _adjust(self, limit: int, stride: int, how: Tokenization) -> tokenizers.Tokenizer:
         """The second object, cutting as asked. Call it with the lock held."""
-        adjustable = self._adjustable = self._adjustable or self._copy()
+        adjustable = self._adjustable = self._adjustable or uncut(self._backend)
         adjustable.enable_truncation(limit, stride=stride, strategy=_strategy(how), direction=self._truncation_side)
         return adjustable
 
@@ -188,7 +199,7 @@ class RustEngine:
             total += 1 + (BYTES * characters(text) // (room - stride) if room > stride else 0)
         if total <= how.max_windows:
             return
-        counting = self._adjustable = self._adjustable or self._copy()
+        counting = self._adjustable = self._adjustable or uncut(self._backend)
         counting.no_truncation()
         added = counting.num_special_tokens_to_add(False) * self._special_tokens
         total = 0
@@ -215,11 +226,13 @@ class RustEngine:
 
     def _one(self, text: str) -> list[Encoding]:
         """What ``_encode`` does for one text in the usual way, with little around the library's own work."""
+        return self._windows(self._run_one(self._backend, text, self._special_tokens), self._max_length, PLAIN)
+
+    def _run_one(self, backend: tokenizers.Tokenizer, text: str, special_tokens: bool) -> tokenizers.Encoding:
         try:
-            encoded = self._backend.encode_batch_fast([text], add_special_tokens=self._special_tokens)[0]
-        except Exception as exc:
+            return backend.encode_batch_fast([text], add_special_tokens=special_tokens)[0]
+        except Exception as exc:  # as in _run
             raise InvalidInput(f"the tokenizer can't encode a text: {_reason([text]) or exc}") from exc
-        return self._windows(encoded, self._max_length, PLAIN)
 
     def _run(
         self, backend: tokenizers.Tokenizer, texts: Sequence[TextInput], how: Tokenization
@@ -266,22 +279,8 @@ class RustEngine:
     def with_max_length(self, length: int) -> RustEngine:
         """A copy that cuts elsewhere."""
         return RustEngine(
-            self._copy(), length, special_tokens=self._special_tokens, truncation_side=self._truncation_side
+            uncut(self._backend), length, special_tokens=self._special_tokens, truncation_side=self._truncation_side
         )
-
-    def _copy(self) -> tokenizers.Tokenizer:
-        """Another object that does not cut, with the same vocabulary in memory if the library can share it."""
-        backend = self._backend
-        copy = tokenizers.Tokenizer(backend.model)
-        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            setattr(copy, part, getattr(backend, part))
-        added = backend.get_added_tokens_decoder()
-        copy.add_tokens([added[number] for number in sorted(added)])
-        if copy.get_added_tokens_decoder() != added:
-            copy = tokenizers.Tokenizer.from_str(backend.to_str())
-            copy.no_truncation()
-        copy.encode_special_tokens = backend.encode_special_tokens
-        return copy
 
 
 def _strategy(how: Tokenization) -> str:

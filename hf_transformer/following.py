@@ -10,7 +10,7 @@ CPU per token where it was 0.081.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -35,6 +35,17 @@ class Source(Protocol[Item_co]):
         """Nobody is called any more. The generator may be asked only after this."""
 
 
+class Items(Protocol[Item_co]):
+    """What gives items one by one to who asks, as an async generator does; its end, or an error, closes it.
+
+    A class of its own spares a stream what an async generator costs, of which the event loop keeps book.
+    """
+
+    def __aiter__(self) -> AsyncIterator[Item_co]: ...
+    def __anext__(self) -> Awaitable[Item_co]: ...
+    def aclose(self) -> Awaitable[None]: ...
+
+
 class Followed(AsyncGenerator[Item, None]):
     """A generator that has a source."""
 
@@ -57,9 +68,10 @@ class Followed(AsyncGenerator[Item, None]):
         return self._generator.aclose()
 
 
-def source_of(generator: AsyncGenerator[Item, None]) -> Source[Item] | None:
-    """What a generator can be followed by; None where it has to be asked for each item."""
-    return generator.source if isinstance(generator, Followed) else None
+def source_of(items: Items[Item]) -> Source[Item] | None:
+    """What a generator can be followed by, its ``source``; None where it has to be asked for each item."""
+    found: Source[Item] | None = getattr(items, "source", None)
+    return found
 
 
 class Relay(Source[Item]):
@@ -79,25 +91,3 @@ class Relay(Source[Item]):
     def unfollow(self) -> None:
         if self.origin is not None:
             self.origin.unfollow()
-
-
-class Rendered(Source[bytes]):
-    """What another source gives, as bytes; what has none is left out."""
-
-    __slots__ = ("_render", "_source")
-
-    def __init__(self, source: Source[Item], render: Callable[[Item], bytes]) -> None:
-        self._source: Source[Any] = source
-        self._render: Callable[[Any], bytes] = render
-
-    def take(self) -> bytes | None:
-        while (item := self._source.take()) is not None:
-            if written := self._render(item):
-                return written
-        return None
-
-    def follow(self, wake: Callable[[], object]) -> bool:
-        return self._source.follow(wake)
-
-    def unfollow(self) -> None:
-        self._source.unfollow()

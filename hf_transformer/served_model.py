@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from hf_transformer.bound_model import AnyPipeline, BoundModel
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.generation.chat import ChatTemplate
+from hf_transformer.generation.pipeline import Generation
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.latency_log import LatencyLog
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.served_generation import ServedGeneration
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import (
@@ -78,14 +78,10 @@ class ServedModel(BoundModel):
         except (PredictorError, PredictorTimeout, PredictorUnavailable) as error:
             self._note_failure(error)
             raise
-        if self._failures.failing:
-            self._note_success()
-        self._answered.append(context)
-        if len(self._answered) == 1:
-            asyncio.get_running_loop().call_soon(self._note_answers)
+        self._note_answer(context)
         return answers
 
-    async def generate(self, request: GenerationRequest, context: Context) -> ServedGeneration:
+    async def generate(self, request: GenerationRequest, context: Context) -> Generation:
         """The texts of a request as they are written: enter what is given, then iterate.
 
         Raises:
@@ -103,13 +99,16 @@ class ServedModel(BoundModel):
         except BaseException:
             users.leave()
             raise
-        return ServedGeneration(generation, users, context, self._note_answer, self._note_failure)
+        generation.tell(self._note_answer, self._note_failure, users.leave)
+        return generation
 
     def _note_answer(self, context: Context) -> None:
-        """A request was answered whole."""
+        """A request was answered whole; the answer, or the end of a stream, is yet to be sent."""
         if self._failures.failing:
             self._note_success()
-        self._log((context,))
+        self._answered.append(context)
+        if len(self._answered) == 1:
+            asyncio.get_running_loop().call_soon(self._note_answers)
 
     def _note_answers(self) -> None:
         """Counts what was answered in the last turn of the event loop, now that the answers have been sent. It comes

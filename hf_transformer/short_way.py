@@ -31,8 +31,9 @@ class Response(Protocol):
     def hold(self, task: asyncio.Task[None]) -> None:
         """Has the server wait for a task that makes it, when it ends."""
 
-    def begin(self, status: int, lines: bytes) -> None:
-        """Sends the head of one whose body comes in parts."""
+    def begin(self, status: int, lines: bytes, body: bytes = b"") -> bool:
+        """Sends the head of one whose body comes in parts, with the first of these if there is one. False: the part was
+        not sent, because the client does not read, or is gone."""
 
     def part(self, body: bytes) -> bool:
         """Sends a part, which is not empty. False: nothing was sent, because the client does not read, or is gone."""
@@ -40,8 +41,8 @@ class Response(Protocol):
     async def send(self, body: bytes) -> None:
         """Sends a part, which may be empty, as soon as the client reads."""
 
-    def end(self) -> None:
-        """That was all."""
+    def end(self, *parts: bytes) -> None:
+        """Sends the last parts, each of which may be empty. That was all."""
 
     def break_off(self) -> None:
         """Closes the connection, unless all was sent."""

@@ -94,6 +94,13 @@ class Tokenizer:
         """What ``encode`` gives for one text, with little around it. Raises InvalidInput."""
         return self._engine.encode_one(text)
 
+    def ids(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """All ids of one text, which is not cut, with the special tokens that the service adds or without any.
+
+        Raises InvalidInput.
+        """
+        return self._engine.ids(text, special_tokens=special_tokens)
+
     def encode_windows(
         self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
     ) -> list[list[Encoding]]:

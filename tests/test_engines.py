@@ -86,6 +86,9 @@ class Waiting:
     def encode_one(self, text: str) -> Encoding:
         return self.encode((text,), Tokenization())[0][0]
 
+    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
+        return self.encode_one(text).ids
+
     def with_max_length(self, length: int) -> Engine:
         return self
 

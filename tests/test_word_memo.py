@@ -56,6 +56,18 @@ def test_usual_texts_are_remembered(name: str) -> None:
         assert tries[0] is not None or name == "bert-letters-added"
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_texts_that_begin_with_a_space_as_models_write_them(name: str) -> None:
+    memo, reference = memo_of(name), Library(name, 512)
+    usual = " Paris is the capital of France."
+    for text in (usual, " a", " don't", " 1 2 3", " é\u0301 b", " \u0301a", " [MASK] a", " <mask> a<mask> b"):
+        for _ in range(len(TURNS) + 1):
+            assert memo.ids(text) in (reference.encode(text).ids, None), text
+    assert memo.ids(usual) is not None
+    bare = Library(name, 512, special=False)
+    assert memo.bare(usual) == bare.encode(usual).ids
+
+
 ASCII = [chr(number) for number in range(ord("!"), ord("~") + 1)]
 
 

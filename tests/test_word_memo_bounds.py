@@ -96,7 +96,7 @@ def test_a_text_of_unknown_words_is_the_librarys_and_teaches_now_and_then() -> N
     assert memo.ids("é1a é1b the capital of France") is not None, "few unknown words are encoded alone"
 
 
-@pytest.mark.parametrize("text", ["", " ", "a  b", " a", "a ", "a\nb", "a\u00a0b c", "\x1ca", "é \t"])
+@pytest.mark.parametrize("text", ["", " ", "a  b", "  a", "a ", "a\nb", "a\u00a0b c", "\x1ca", "é \t"])
 def test_other_spaces_than_single_ones_are_the_librarys_where_they_count(text: str) -> None:
     assert memo_of("gpt2").ids(text) is None
     assert memo_of("bert").ids(text) == Library("bert").encode(text).ids

@@ -22,7 +22,7 @@ CHARSETS = frozenset(
     ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
 )
 """The charsets that JSON comes in. Not all that Python knows: some of its codecs take quadratic time."""
-USUAL_TYPE = b"application/json"
+USUAL_TYPES = frozenset((b"application/json", b""))
 MAX_MEMBERS = 16
 """Members of one gzip body: the rest is copied after each, so their number has to be bounded."""
 MOST_HELD = 256 * 2**20
@@ -201,7 +201,7 @@ def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
         InvalidInput: the body is not in that charset.
     """
     content_type = headers.get(b"content-type", b"")
-    if content_type == USUAL_TYPE and body[:1] == b"{":
+    if content_type in USUAL_TYPES and body[:1] == b"{":
         return body
     found = CHARSET.search(content_type)
     charset = found[1].decode("latin-1").lower()[:40] if found else "utf-8"

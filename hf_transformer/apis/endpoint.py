@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from hf_transformer.apis.base import Call, RenderError, Reply, RequestHead, Service, lines_of, send_reply
 from hf_transformer.apis.body import ClientGone, read_body
-from hf_transformer.apis.server_timing import NAME, server_timing
-from hf_transformer.apis.streaming import AsgiSink, Sender, ShortSink, Sink, Stream
+from hf_transformer.apis.sending import SERVER_TIMING, AsgiSink, Sender, ShortSink
+from hf_transformer.apis.server_timing import server_timing
+from hf_transformer.apis.streaming import Stream
 from hf_transformer.apis.watching import Departure, Watches
 from hf_transformer.eager import Eager
 from hf_transformer.errors import RequestError
@@ -25,7 +26,6 @@ from hf_transformer.wire.json_text import JsonLimits
 
 logger = logging.getLogger(__name__)
 
-SERVER_TIMING = NAME.encode()
 CLIENT_GONE = 499
 """The status that a request is counted under whose client left before the answer, as in nginx."""
 
@@ -185,7 +185,8 @@ class Endpoint:
                 # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
                 watch.begin(asyncio.get_running_loop())
                 sink = AsgiSink(send, scope.get(SEND_PART))
-                return await self._stream(sink, answer, context), None
+                sender = Sender(sink, answer, context, timing=self._server_timing)
+                return await sender.run(self._streams), None
             except asyncio.CancelledError:
                 if watch.has_cancelled():
                     raise ClientGone from None
@@ -222,7 +223,8 @@ class Endpoint:
                     return 200, answer
                 if response is None:
                     raise TypeError("a handler that has no task has answered with a stream")
-                return await self._stream(ShortSink(response), answer, context), None
+                sender = Sender(ShortSink(response), answer, context, timing=self._server_timing)
+                return await sender.run(self._streams), None
             except asyncio.CancelledError:
                 if departure is not None and departure.has_cancelled():
                     raise ClientGone from None
@@ -235,10 +237,6 @@ class Endpoint:
             return self._failed(error, context)
         finally:
             self._bodies.held -= held
-
-    async def _stream(self, sink: Sink, stream: Stream, context: Context) -> int:
-        """Sends a stream, and gives its status."""
-        return await Sender(sink, stream, context, timing=self._server_timing).run(self._streams)
 
     def _failed(self, error: Exception, context: Context) -> tuple[int, Reply]:
         """How a request is answered that has failed."""

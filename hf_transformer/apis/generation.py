@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 
 from hf_transformer.apis.base import Model
+from hf_transformer.apis.running import Running
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput
-from hf_transformer.following import Relay, Rendered
-from hf_transformer.generation.types import GenerationRequest, Piece
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, Json
@@ -41,26 +41,19 @@ def refuse_stream(task: Servable, parameters: Mapping[str, Json]) -> None:
         )
 
 
-def stream_of(
-    model: Model,
-    request: GenerationRequest,
-    context: Context,
-    content_type: bytes,
-    render: Callable[[Piece], bytes],
-    render_error: Callable[[str, int], bytes],
-) -> Stream:
-    """The texts of a request as they come; nothing is sent of a piece that is rendered as no bytes."""
-    relay = Relay[bytes]()
+class TextStream(Stream):
+    """The texts of a request as they come."""
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        async with await model.generate(request, context) as running:
-            if running.source is not None:
-                relay.origin = Rendered(running.source, render)
-            async for piece in running:
-                if written := render(piece):
-                    yield written
+    __slots__ = ("_context", "_model", "_request")
 
-    return Stream(pieces(), content_type, render_error, relay)
+    def __init__(self, model: Model, request: GenerationRequest, context: Context) -> None:
+        self._model = model
+        self._request = request
+        self._context = context
+        self.texts = len(request.prompts) * request.sampling.n
+
+    def start(self) -> Awaitable[Running]:
+        return self._model.generate(self._request, self._context)
 
 
 async def whole_texts(model: Model, request: GenerationRequest, context: Context) -> list[list[str]]:

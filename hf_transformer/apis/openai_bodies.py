@@ -47,14 +47,16 @@ def read_fields(call: Call, known: Sequence[str]) -> dict[str, Json]:
     payload = call.json()
     if not isinstance(payload, dict):
         raise InvalidInput(f"body: expected an object, got {describe(payload)}")
-    unknown = [name[:40] for name in payload if name not in known]
-    if unknown:
+    if payload.keys() - known:
+        unknown = [name[:40] for name in payload if name not in known]
         expected = f"expected some of {', '.join(known)}"
         if len(unknown) == 1:
             raise InvalidInput(f"{unknown[0]}: unknown, {expected}")
         more = f" and {len(unknown) - SHOWN_NAMES} more" if len(unknown) > SHOWN_NAMES else ""
         raise InvalidInput(f"body: unknown fields {', '.join(map(repr, unknown[:SHOWN_NAMES]))}{more}, {expected}")
-    return {name: value for name, value in payload.items() if value is not None}
+    if None in payload.values():
+        return {name: value for name, value in payload.items() if value is not None}
+    return payload
 
 
 def find_model(models: Models, fields: Mapping[str, Json], endpoint: str) -> Model:
@@ -113,14 +115,18 @@ class named_as_sent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, RequestError):
-            return
-        message, whole = str(error).removeprefix("parameters."), self._whole
-        for prefix in (f"{whole}[0].texts", f"{whole}[0]") if whole is not None else ():
-            if message.startswith(prefix):
-                message = f"{whole}{message.removeprefix(prefix)}"
-                break
-        raise type(error)(message) from error
+        if isinstance(error, RequestError):
+            raise as_sent(error, self._whole) from error
+
+
+def as_sent(error: RequestError, whole: str | None = None) -> RequestError:
+    """The error, naming fields as they are in the body; see named_as_sent."""
+    message = str(error).removeprefix("parameters.")
+    for prefix in (f"{whole}[0].texts", f"{whole}[0]") if whole is not None else ():
+        if message.startswith(prefix):
+            message = f"{whole}{message.removeprefix(prefix)}"
+            break
+    return type(error)(message)
 
 
 def usage(answers: Answers) -> dict[str, Json]:

@@ -77,7 +77,7 @@ async def create(service: Service, read: Readings[Reading], call: Call) -> Reply
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)
-        model, sampling, one_call, stream, usage = read(fields)
+        model, sampling, one_call, stream, usage = read(fields, len(call.body))
         given = Parameters(fields, FIELDS)
         given.string("user")  # OpenAI's way to find abuse; there is nothing to do with it here
         tools = read_tools(given.get("tools"))
@@ -87,7 +87,8 @@ async def create(service: Service, read: Readings[Reading], call: Call) -> Reply
         prompt = render() if len(call.body) <= INLINE_BYTES else await loop.run_in_executor(service.executor, render)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     form = ChatForm(sampling.logprobs is not None, tools=may_call, one_call=one_call)
-    return await Generating(model, request, call, form, stream, usage, "chatcmpl").answer()
+    answer = Generating(model, request, call.context, form, usage, "chatcmpl")
+    return answer if stream else await answer.whole()
 
 
 def _read(service: Service, fields: Fields) -> Reading:

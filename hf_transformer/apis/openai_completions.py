@@ -65,11 +65,11 @@ async def create(service: Service, read: Readings[Reading], call: Call) -> Reply
         fields = read_fields(call, FIELDS)
         if "user" in fields:  # OpenAI's way to find abuse; there is nothing to do with it here
             Parameters(fields, FIELDS).string("user")
-        model, vocab_size, sampling, echo, stream, usage = read(fields)
+        model, vocab_size, sampling, echo, stream, usage = read(fields, len(call.body))
         prompts, single = read_prompts(fields.get("prompt"), vocab_size, service.max_texts)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
-    form = CompletionForm(sampling.logprobs)
-    return await Generating(model, request, call, form, stream, usage, "cmpl").answer()
+    answer = Generating(model, request, call.context, CompletionForm(sampling.logprobs), usage, "cmpl")
+    return answer if stream else await answer.whole()
 
 
 def _read(service: Service, fields: Fields) -> Reading:
@@ -152,6 +152,8 @@ class CompletionForm:
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
         if not piece.text and not piece.tokens and piece.finish is None:
             return ()
+        if self._top is None:
+            return ({"index": index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish},)
         return (self._choice(index, piece.text, piece.tokens, piece.finish),)
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> Json:

@@ -11,24 +11,23 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
 
-from hf_transformer.apis.base import Call, Model, Reply
-from hf_transformer.apis.openai_bodies import named_as_sent, render_error
+from hf_transformer.apis.base import Model, Reply
+from hf_transformer.apis.openai_bodies import as_sent, named_as_sent, render_error
 from hf_transformer.apis.running import Running
 from hf_transformer.apis.streaming import EVENTS, Stream, event
-from hf_transformer.errors import InvalidInput
-from hf_transformer.following import Relay, Rendered
+from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sampling import SamplingReader
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.types import Json
+from hf_transformer.types import Context, Json
 
 SAMPLING = (
     "temperature",
@@ -147,68 +146,87 @@ class Form(Protocol):
         """The choices of the events, one each, in which a piece is told; keeps what it needs for the next one."""
 
 
-@dataclass(slots=True)
-class Generating:
-    """One request on its way: what is asked, and what its answer begins with."""
+class Generating(Stream):
+    """One request on its way: what is asked, and what its answer begins with.
 
-    model: Model
-    request: GenerationRequest
-    call: Call
-    form: Form
-    stream: bool
-    usage: bool
-    prefix: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    Args:
+        form: what its choices look like.
+        usage: whether a stream is to end with the usage.
+        prefix: how the answer's id begins.
+    """
 
-    async def answer(self) -> Reply | Stream:
-        """The answer, whole or as a stream; its errors name fields as the client sent them."""
-        if self.stream:
-            relay = Relay[bytes]()
-            return Stream(
-                self._events(relay), EVENTS, lambda message, status: event(render_error(message, status)), relay
-            )
+    __slots__ = (
+        "_before",
+        "_behind",
+        "_context",
+        "_form",
+        "_head",
+        "_model",
+        "_n",
+        "_prefix",
+        "_request",
+        "_usage",
+    )
+
+    content_type = EVENTS
+
+    def __init__(
+        self, model: Model, request: GenerationRequest, context: Context, form: Form, usage: bool, prefix: str
+    ) -> None:
+        self._model = model
+        self._request = request
+        self._context = context
+        self._form = form
+        self._usage = usage
+        self._prefix = prefix
+        self._n = request.sampling.n
+        self.texts = len(request.prompts) * self._n
+
+    async def whole(self) -> Reply:
+        """The answer, whole; its errors name fields as the client sent them."""
+        about = self._about(self._form.object)
         with named_as_sent():
-            async with await self._start() as running:
-                choices = [Choice() for _ in range(len(self.request.prompts) * self.request.sampling.n)]
+            async with await self.start() as running:
+                choices = [Choice() for _ in range(self.texts)]
                 async for piece in running:
-                    choices[self._index(piece)].add(piece)
+                    choices[piece.prompt * self._n + piece.choice].add(piece)
                 used = usage(running)
-        made = [self.form.choice(index, one) for index, one in enumerate(choices)]
-        return Reply(orjson.dumps({**self._head(self.form.object), "choices": made, "usage": used}))
+        made = [self._form.choice(index, one) for index, one in enumerate(choices)]
+        return Reply(orjson.dumps({**about, "choices": made, "usage": used}))
 
-    def _start(self) -> Awaitable[Running]:
-        return self.model.generate(self.request, self.call.context)
+    def start(self) -> Awaitable[Running]:
+        return self._model.generate(self._request, self._context)
 
-    def _index(self, piece: Piece) -> int:
-        return piece.prompt * self.request.sampling.n + piece.choice
+    def prepare(self) -> None:
+        self._head = self._about(self._form.chunk_object)
+        self._before, self._behind = _around_choice(self._head, {"usage": None} if self._usage else {})
 
-    def _head(self, kind: str) -> dict[str, Json]:
+    def piece(self, piece: Piece) -> bytes:
+        """One write for what came together."""
+        before, behind = self._before, self._behind
+        made = self._form.chunks(piece.prompt * self._n + piece.choice, piece)
+        if len(made) == 1:
+            return before + orjson.dumps(made[0]) + behind
+        return b"".join([before + orjson.dumps(one) + behind for one in made])
+
+    def end(self, running: Running) -> bytes:
+        last = event(orjson.dumps({**self._head, "choices": [], "usage": usage(running)})) if self._usage else b""
+        return last + DONE
+
+    def error(self, message: str, status: int) -> bytes:
+        return event(render_error(message, status))
+
+    def named(self, error: RequestError) -> RequestError:
+        return as_sent(error)
+
+    def _about(self, kind: str) -> dict[str, Json]:
         return {
-            "id": f"{self.prefix}-{self.call.context.request_id}",
+            "id": f"{self._prefix}-{self._context.request_id}",
             "object": kind,
-            "created": self.created,
-            "model": self.model.name,
+            "created": int(time.time()),
+            "model": self._model.name,
             "system_fingerprint": None,
         }
-
-    async def _events(self, relay: Relay[bytes]) -> AsyncGenerator[bytes, None]:
-        head = self._head(self.form.chunk_object)
-        before, behind = _around_choice(head, {"usage": None} if self.usage else {})
-
-        def rendered(piece: Piece) -> bytes:
-            """One write for what came together."""
-            made = self.form.chunks(self._index(piece), piece)
-            return b"".join([before + orjson.dumps(one) + behind for one in made])
-
-        with named_as_sent():
-            async with await self._start() as running:
-                if running.source is not None:
-                    relay.origin = Rendered(running.source, rendered)
-                async for piece in running:
-                    if written := rendered(piece):
-                        yield written
-                last = event(orjson.dumps({**head, "choices": [], "usage": usage(running)})) if self.usage else b""
-        yield last + DONE
 
 
 def _around_choice(head: Mapping[str, Json], more: Mapping[str, Json]) -> tuple[bytes, bytes]:

@@ -16,6 +16,9 @@ MOST: Final = 256
 """Readings that are kept."""
 LONGEST: Final = 512
 """Bytes of JSON that fields may have whose reading is kept."""
+SHORT: Final = 4096
+"""Bytes of a body whose fields are written whatever they are, to be compared: looking at each of them first takes
+longer."""
 
 
 class Readings(Generic[T]):
@@ -33,11 +36,13 @@ class Readings(Generic[T]):
         self._apart = frozenset(apart)
         self._kept: dict[bytes, T] = {}
 
-    def __call__(self, fields: Fields) -> T:
-        """What they say. Raises what ``read`` raises."""
-        apart = self._apart
-        rest: dict[str, Json] = {name: value for name, value in fields.items() if name not in apart}
-        if _is_long(rest):
+    def __call__(self, fields: Fields, size: int | None = None) -> T:
+        """What they say; ``size`` is how many bytes of JSON they were read from, if that is known. Raises what
+        ``read`` raises."""
+        rest: dict[str, Json] = dict(fields)
+        for name in self._apart & rest.keys():
+            del rest[name]
+        if (size is None or size > SHORT) and _is_long(rest):
             return self._read(rest)
         try:
             key = orjson.dumps(rest)

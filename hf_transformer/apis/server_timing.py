@@ -5,7 +5,7 @@ Source: https://www.w3.org/TR/server-timing/
 
 from __future__ import annotations
 
-from hf_transformer.milliseconds import SHORT, TEXTS, in_milliseconds
+from hf_transformer.milliseconds import SHORT, TEXTS
 from hf_transformer.types import Timings
 
 NAME = "server-timing"
@@ -23,6 +23,11 @@ def server_timing(timings: Timings) -> bytes:
         three = TEXTS[int(queue * 1e6 + 0.5)]
         four = TEXTS[int(rest * 1e6 + 0.5)]
         five = TEXTS[int(decode * 1e6 + 0.5)]
-    else:
-        one, two, three, four, five = map(in_milliseconds, (parse, tokenize, queue, rest, decode))
-    return f"parse;dur={one}, tokenize;dur={two}, queue;dur={three}, predict;dur={four}, decode;dur={five}".encode()
+        return f"parse;dur={one}, tokenize;dur={two}, queue;dur={three}, predict;dur={four}, decode;dur={five}".encode()
+    return b"parse;dur=%.3f, tokenize;dur=%.3f, queue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (
+        parse * 1e3,
+        tokenize * 1e3,
+        queue * 1e3,
+        rest * 1e3,
+        decode * 1e3,
+    )

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.apis import v1_stream
 from hf_transformer.apis.base import Call, JsonResponse, Reply, Service, error_json
 from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.generation import wants_stream
 from hf_transformer.apis.streaming import Stream
+from hf_transformer.apis.v1_stream import V1Stream
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Answers, Json, Query
@@ -48,7 +48,7 @@ def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
         model = models[call.path["model"]]
         query = parse(call.json())
         if query.parameters and wants_stream(model.task, query.parameters):
-            return v1_stream.stream(model, query, call.context)
+            return V1Stream(model, query, call.context)
         return Reply(render(await model.predict(query, call.context)))
 
     async def list_models(request: Request) -> Response:

@@ -16,31 +16,28 @@ from __future__ import annotations
 import orjson
 
 from hf_transformer.apis.base import Model, error_json
-from hf_transformer.apis.generation import generating, stream_of
-from hf_transformer.apis.streaming import LINES, Stream
-from hf_transformer.generation.types import GenerationRequest, Piece
+from hf_transformer.apis.generation import TextStream, generating
+from hf_transformer.apis.streaming import LINES
+from hf_transformer.generation.types import Piece
 from hf_transformer.types import Context, Json, Query
 
 
-def stream(model: Model, query: Query, context: Context) -> Stream:
-    """The answer to one request. Raises RequestError for one that is wrong in itself."""
-    request = generating(model, "a stream").request(query)
-    lines = _Lines(request)
-    return stream_of(
-        model, request, context, LINES, lines.line, lambda message, status: error_json(message, status) + b"\n"
-    )
+class V1Stream(TextStream):
+    """The answer to one request."""
 
+    __slots__ = ("_several", "_so_far")
 
-class _Lines:
-    """One request's."""
+    content_type = LINES
 
-    def __init__(self, request: GenerationRequest) -> None:
-        self._texts = [[""] * request.sampling.n for _ in request.prompts]
+    def __init__(self, model: Model, query: Query, context: Context) -> None:
+        """Raises RequestError for a request that is wrong in itself."""
+        request = generating(model, "a stream").request(query)
+        super().__init__(model, request, context)
+        self._so_far = [[""] * request.sampling.n for _ in request.prompts]
         self._several = request.sampling.n > 1
 
-    def line(self, piece: Piece) -> bytes:
-        """What tells of a piece; nothing where there is nothing to tell."""
-        so_far = self._texts[piece.prompt]
+    def piece(self, piece: Piece) -> bytes:
+        so_far = self._so_far[piece.prompt]
         so_far[piece.choice] += piece.text
         if not piece.text and piece.finish is None:
             return b""
@@ -51,3 +48,6 @@ class _Lines:
         if piece.finish is not None:
             line |= {"finish_reason": piece.finish, "generated_text": so_far[piece.choice]}
         return orjson.dumps(line) + b"\n"
+
+    def error(self, message: str, status: int) -> bytes:
+        return error_json(message, status) + b"\n"

@@ -14,17 +14,17 @@ Source: https://github.com/triton-inference-server/server/blob/main/docs/protoco
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import orjson
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis.base import Call, Model, Reply, Service, error_json
 from hf_transformer.apis.endpoint import Endpoint
-from hf_transformer.apis.generation import STREAM, generating, place_of, stream_of, whole_texts
+from hf_transformer.apis.generation import STREAM, TextStream, generating, place_of, whole_texts
+from hf_transformer.apis.running import Running
 from hf_transformer.apis.streaming import EVENTS, Stream, event
 from hf_transformer.apis.tensors import check_version
 from hf_transformer.errors import InvalidInput, RequestError
@@ -66,8 +66,8 @@ def routes(service: Service) -> list[BaseRoute]:
         model = models[call.path["model"]]
         asked = read(call, model, "generate_stream")
         if asked.stream:
-            return stream_of(model, asked.request, call.context, EVENTS, partial(_event, asked), error_event)
-        return Stream(_one_event(model, asked, call.context), EVENTS, error_event)
+            return _Events(model, asked, call.context)
+        return _OneEvent(model, asked, call.context)
 
     endpoints = {
         name: Endpoint(API, handle, error_json, service)
@@ -149,18 +149,51 @@ def _named_as_sent(body: dict[str, Json]) -> Iterator[None]:
 
 async def _whole(model: Model, asked: Asked, context: Context) -> Json:
     [texts] = await whole_texts(model, asked.request, context)
+    return _answer(asked, texts)
+
+
+def _answer(asked: Asked, texts: list[str]) -> Json:
+    """All texts of the prompt, of which there is one."""
     return {**asked.head, ANSWER: texts[0] if len(texts) == 1 else texts}
 
 
-async def _one_event(model: Model, asked: Asked, context: Context) -> AsyncGenerator[bytes, None]:
-    yield event(orjson.dumps(await _whole(model, asked, context)))
+class _Events(TextStream):
+    """A stream's answer: an event per piece."""
+
+    __slots__ = ("_asked",)
+
+    content_type = EVENTS
+
+    def __init__(self, model: Model, asked: Asked, context: Context) -> None:
+        super().__init__(model, asked.request, context)
+        self._asked = asked
+
+    def piece(self, piece: Piece) -> bytes:
+        if not piece.text:
+            return b""
+        asked = self._asked
+        place = place_of(asked.request, piece.prompt, piece.choice, "instance")
+        return event(orjson.dumps({**asked.head, **place, ANSWER: piece.text}))
+
+    def error(self, message: str, status: int) -> bytes:
+        return error_event(message, status)
 
 
-def _event(asked: Asked, piece: Piece) -> bytes:
-    if not piece.text:
+class _OneEvent(_Events):
+    """All of the texts as one event, at their end."""
+
+    __slots__ = ("_so_far",)
+
+    def __init__(self, model: Model, asked: Asked, context: Context) -> None:
+        super().__init__(model, asked, context)
+        self._so_far = [""] * self.texts
+
+    def piece(self, piece: Piece) -> bytes:
+        self._so_far[piece.choice] += piece.text
         return b""
-    place = place_of(asked.request, piece.prompt, piece.choice, "instance")
-    return event(orjson.dumps({**asked.head, **place, ANSWER: piece.text}))
+
+    def end(self, running: Running) -> bytes:
+        return event(orjson.dumps(_answer(self._asked, self._so_far)))
 
 
 def error_event(message: str, status: int) -> bytes:

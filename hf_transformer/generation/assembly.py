@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.detokenizer import Detokenizer, Vocabulary
 from hf_transformer.generation.stops import StopSearch
 from hf_transformer.generation.types import FinishReason, Piece, Prompt, Sampling, Step, TokenScore, TokenText
 
@@ -22,30 +22,35 @@ class Assembler:
     where the model gives text and no ids.
     """
 
+    _detokenizer: Detokenizer | None = None
+    _uncounted = _known = _given = 0
+
     def __init__(
         self,
         vocabulary: Vocabulary,
         prompt: Prompt,
         sampling: Sampling,
         place: tuple[int, int],
-        *,
         before: str = "",
         continues: bool = True,
     ) -> None:
         self._vocabulary = vocabulary
-        self._detokenizer = vocabulary.continue_text(prompt.ids if continues else ())
-        self._push = self._detokenizer.push
+        self._prompt = prompt.ids if continues else ()
         self._stops = StopSearch(sampling.stop)
         self._min_tokens = sampling.min_tokens
-        # Nothing to look for in the text, and nothing to show beside it.
-        self._plain = not sampling.stop and sampling.logprobs is None
+        # Nothing to look for in the text, and nothing to show beside or before it: takes a third of the time.
+        self._plain = not sampling.stop and sampling.logprobs is None and not before
         self._place = place
         self._before = before
-        self._uncounted = 0
-        self._known = self._given = 0
         self._waiting: deque[tuple[int, TokenText]] = deque()
         self.count = 0
         self.written: list[str] = []
+
+    def prepare(self) -> Detokenizer:
+        """What makes text of ids; who expects some has it made before the first ones come."""
+        if self._detokenizer is None:
+            self._detokenizer = self._vocabulary.continue_text(self._prompt)
+        return self._detokenizer
 
     @property
     def text_only(self) -> bool:
@@ -54,8 +59,29 @@ class Assembler:
 
     def add(self, step: Step) -> Piece | None:
         """What a step adds to the text; None while all of it is held back. The last piece has ``finish``."""
-        if self._plain and step.finish is None and not step.text and not self._before:
-            return self._add_plain(step.ids)
+        if not self._plain:
+            return self._add(step)
+        text, ids, finish = step.text, step.ids, step.finish
+        if ids:
+            count = len(ids)
+            self.count += count
+            self._uncounted += count
+            if not text:
+                push = (self._detokenizer or self.prepare()).push
+                text = push(ids[0]) if count == 1 else "".join([push(number) for number in ids])
+        if step.text:
+            self.written.append(text)
+        if finish is not None:
+            if not self.written:
+                text += self.prepare().flush()
+        elif not text:
+            return None
+        count, self._uncounted = self._uncounted, 0
+        prompt, choice = self._place
+        return Piece(prompt, choice, text, (), count, finish)
+
+    def _add(self, step: Step) -> Piece | None:
+        """``add`` for texts that are looked through or told of in tokens, or begin with an echo."""
         free, text = self._text(step)
         finish = step.finish
         text, stopped = self._stops.push(text)
@@ -70,18 +96,6 @@ class Assembler:
             return None
         return self._piece(text, tokens, finish)
 
-    def _add_plain(self, ids: Sequence[int]) -> Piece | None:
-        """``add`` for what comes between the first piece and the last of most texts, in a third of the time."""
-        push, count = self._push, len(ids)
-        text = push(ids[0]) if count == 1 else "".join([push(number) for number in ids])
-        self.count += count
-        self._uncounted += count
-        if not text:
-            return None
-        count, self._uncounted = self._uncounted, 0
-        prompt, choice = self._place
-        return Piece(prompt, choice, text, (), count)
-
     def nothing(self) -> Piece:
         """The only piece of a text that may not have any new token."""
         return self._piece("", (), "length")
@@ -94,7 +108,7 @@ class Assembler:
     def _text(self, step: Step) -> tuple[str, str]:
         """The step's text, of its ids where the model does not write it itself: the part that comes before the text may
         end (min_tokens), and the rest."""
-        push, ids = self._push, step.ids
+        push, ids = self.prepare().push, step.ids
         earlier = self._min_tokens - self.count
         self.count += len(ids)
         self._uncounted += len(ids)
@@ -110,7 +124,7 @@ class Assembler:
         else:
             parts = [push(number) for number in ids]
         if step.finish is not None:
-            parts.append(self._detokenizer.flush())
+            parts.append(self.prepare().flush())
         if earlier <= 0 or not ids:
             return "", "".join(parts)
         return "".join(parts[:earlier]), "".join(parts[earlier:])

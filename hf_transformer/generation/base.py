@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from hf_transformer.following import Items
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.places import Places
@@ -24,9 +25,10 @@ class GeneratorSettings:
     ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. ``decoder_start_ids``
     are what the decoder of an encoder-decoder begins with, empty for a decoder alone. ``max_length`` is how many tokens
     the model takes, for a decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are
-    --tensor_input_names and --tensor_output_names, empty where they were not given. ``places`` are those of the
-    predictor for the batches of a logits model, and ``caches`` bounds the key-value caches that are held for it
-    (--max_cache_bytes): texts under way keep their generator when another takes its place, and both share these two.
+    --tensor_input_names and --tensor_output_names, empty where they were not given. ``pad_to_multiple_of`` is that
+    flag. ``places`` are those of the predictor for the batches of a logits model, and ``caches`` bounds the key-value
+    caches that are held for it (--max_cache_bytes): texts under way keep their generator when another takes its place,
+    and both share these two.
     """
 
     model_config: Mapping[str, Any]
@@ -48,6 +50,8 @@ class Generator(ABC):
 
     kind: ClassVar[str]
     """Its name, as --generation_interface takes it: tokens, text or logits."""
+    gives_ids: ClassVar[bool] = True
+    """Whether its steps have ids; else they have text."""
 
     @property
     @abstractmethod
@@ -63,7 +67,7 @@ class Generator(ABC):
         return
 
     @abstractmethod
-    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> Items[Step]:
         """One continuation of one prompt, step by step, as fast as it is asked for.
 
         Closing it early (``aclose``) or cancelling ends the work at the predictor, where that can be.

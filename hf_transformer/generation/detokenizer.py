@@ -164,7 +164,7 @@ class Bytes(Detokenizer):
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
         self._byte_string = vocabulary.byte_string
         self._whole_text = vocabulary.whole_text
-        self._decoder = _UTF8("replace")
+        self._decoder: codecs.IncrementalDecoder | None = None  # once a token is not whole characters
         self._open = False
         if context:
             self._decode(b"".join(map(self._byte_string, context)))
@@ -174,9 +174,11 @@ class Bytes(Detokenizer):
         return self._decode(self._byte_string(number)) if text is None else text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", True)
+        return "" if self._decoder is None else self._decoder.decode(b"", True)
 
     def _decode(self, data: bytes) -> str:
+        if self._decoder is None:
+            self._decoder = _UTF8("replace")
         text = self._decoder.decode(data)
         self._open = bool(self._decoder.getstate()[0])  # whether the text ends within a character
         return text

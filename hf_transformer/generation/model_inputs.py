@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from hf_transformer.generation.per_sampling import PerSampling
 from hf_transformer.generation.types import Sampling
 from hf_transformer.predictors.base import Predictor
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
@@ -53,9 +55,6 @@ STREAMING: Final = ("streaming", "stream")
 KEPT_NUMBERS: Final = 32
 """Tensors of one number that an input keeps: making them all was two thirds of what the tensors of a request took."""
 
-KEPT_SAMPLINGS: Final = 64
-"""Samplings whose tensors are kept: clients ask for the same again and again."""
-
 _ALSO_OPTIONAL: Final = frozenset({*STREAMING, "exclude_input_in_output"})
 """Those of CONSTANT that a model gets even if it can do without."""
 
@@ -69,16 +68,28 @@ class ModelInput:
         self.datatype = spec.datatype
         self.dims = (1, *spec.shape) if batched else spec.shape
         self._fixed = math.prod(size for size in self.dims if size >= 0)
+        self.free = self._fixed == 1 and any(size < 0 for size in self.dims)
+        """Whether it takes any number of elements."""
+        self._shape = self._usual_shape()
         self._numbers: dict[tuple[float, type], Tensor] = {}
 
     def tensor(self, values: Any) -> Tensor:
         """A tensor of a value or a flat list. Raises ValueError for so many that do not fit the shape."""
-        if isinstance(values, int | float):
-            return self._number(values)
-        data = np.atleast_1d(np.array(values, self._dtype))
-        return Tensor(self.name, self.datatype, data.reshape(self.shape(data.size)))
+        if isinstance(values, (int, float)):
+            return self.number(values)
+        return self.text(values) if isinstance(values, str) else self.row(values)
 
-    def _number(self, value: float) -> Tensor:
+    def row(self, values: Sequence[int]) -> Tensor:
+        """A tensor of a flat list. Raises ValueError as ``tensor`` does."""
+        data = np.array(values, self._dtype)
+        shape = self._shape if self.free else self.shape(len(data))
+        return Tensor(self.name, self.datatype, data.reshape(shape))
+
+    def text(self, value: str) -> Tensor:
+        """A tensor of one text."""
+        return Tensor(self.name, self.datatype, np.array((value,), np.object_).reshape(self._shape))
+
+    def number(self, value: float) -> Tensor:
         """A tensor of one number; most requests have the same ones."""
         key = value, type(value)
         found = self._numbers.get(key)
@@ -101,7 +112,12 @@ class ModelInput:
             raise ValueError(f"{count} elements do not fit into {list(self.dims)}")
         return tuple((rest if axis == free[-1] else 1) if size < 0 else size for axis, size in enumerate(self.dims))
 
-    @property
+    def _usual_shape(self) -> tuple[int, ...]:
+        """What numpy makes the shape of any number of elements of, where they fit, else that of one."""
+        last = max((axis for axis, size in enumerate(self.dims) if size < 0), default=-1)
+        return tuple((-1 if axis == last else 1) if size < 0 else size for axis, size in enumerate(self.dims))
+
+    @cached_property
     def _dtype(self) -> np.dtype[Any]:
         if self.datatype == "BYTES":
             return np.dtype(np.object_)
@@ -149,11 +165,6 @@ class ModelInput:
         return [] if self.datatype == "BYTES" else [f"Its input {self.name!r} is {self.datatype}; text is TYPE_STRING."]
 
     @property
-    def free(self) -> bool:
-        """Whether it takes any number of elements."""
-        return any(size < 0 for size in self.dims) and self._fixed == 1
-
-    @property
     def bits(self) -> int:
         """Of the positive numbers that it holds, if it is of whole ones; at most 63, so that JSON can say them."""
         dtype = self._dtype
@@ -166,12 +177,20 @@ class ModelInputs:
     Attributes: ``by_name`` has them all, ``problems`` a sentence for each that does not fit.
     """
 
-    def __init__(self, spec: ModelSpec, own: Collection[str], *, end: int | None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        own: Collection[str],
+        *,
+        end: int | None,
+        more: Callable[[Sampling], Sequence[Tensor]] = lambda sampling: (),
+    ) -> None:
         """
         Args:
             spec: the model.
             own: the names of those that the caller fills.
             end: what goes into end_id unless the end is to be ignored; None leaves it to the model.
+            more: of those that the caller fills, the tensors that depend on the sampling alone; kept with the others.
         """
         self.by_name = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
         named = {field: next((name for name in names if name in self.by_name), "") for field, names in FIELDS.items()}
@@ -182,7 +201,7 @@ class ModelInputs:
         constant = {name: one for name, one in constant.items() if name in _ALSO_OPTIONAL or not one.optional}
         self.problems = self._unfilled({*own, *constant})
         self._constant: list[Tensor] = []
-        self._kept: dict[int, tuple[Sampling, Sequence[Tensor]]] = {}  # by identity: a Sampling has no hash
+        self._kept = PerSampling(lambda sampling: [*self._chosen(sampling), *more(sampling)])
         for name, one in constant.items():
             value = spec.decoupled if name in STREAMING else CONSTANT[name]
             problems = one.value_problems(value, "-1, the mark of no words" if value is NO_WORDS else repr(value))
@@ -232,29 +251,22 @@ class ModelInputs:
         What a model does without temperature, top_k, top_p and a seed differs (tensorrtllm_backend is greedy then, and
         has one seed for all), so these are always sent; the rest where it is not neutral, or required.
         """
-        kept = self._kept.get(id(sampling))
-        if kept is None:
-            if len(self._kept) == KEPT_SAMPLINGS:
-                self._kept.clear()
-            kept = self._kept[id(sampling)] = sampling, self._seedless(sampling)
-        seed = self._fields.get("seed")
-        return [*kept[1]] if seed is None else [*kept[1], self._seed(seed, sampling)]
+        kept, seed = self._kept(sampling), self._fields.get("seed")
+        if seed is None or sampling.greedy or sampling.seed is not None:
+            return [*kept]
+        return [*kept, seed.number(random.getrandbits(63) % 2**seed.bits)]  # each request has a new one
 
-    def _seed(self, one: ModelInput, sampling: Sampling) -> Tensor:
-        """The seed, a new one for each request that has none."""
-        if sampling.greedy:
-            return one.tensor(0)
-        return one.tensor((random.getrandbits(63) if sampling.seed is None else sampling.seed) % 2**one.bits)
-
-    def _seedless(self, sampling: Sampling) -> Sequence[Tensor]:
-        """All but the seed."""
+    def _chosen(self, sampling: Sampling) -> Sequence[Tensor]:
+        """All but a seed that nobody has chosen."""
         tensors = [*self._constant]
         greedy = self._greedy if sampling.greedy else {}
         for field, one in self._fields.items():
             value = greedy[field] if field in greedy else getattr(sampling, field)
             if field == "seed":
-                continue
-            if field == "top_k":  # a client may say "all" by any number, however large
+                seed = 0 if sampling.greedy else sampling.seed
+                if seed is not None:
+                    tensors.append(one.tensor(seed % 2**one.bits))
+            elif field == "top_k":  # a client may say "all" by any number, however large
                 tensors.append(one.tensor(min(value, 2**one.bits - 1)))
             elif field == "logprobs":
                 if value is not None or not one.optional:

@@ -11,18 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.text import Continuation, Tally
+from hf_transformer.generation.per_sampling import PerSampling
+from hf_transformer.generation.tally import Tally
+from hf_transformer.generation.text import Continuation
 from hf_transformer.generation.text_ends import TokenCounter
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Prompt, Sampling
 from hf_transformer.generation.writing import Collected as Collected
 from hf_transformer.generation.writing import Generation as Generation
-from hf_transformer.generation.writing import generation_of
+from hf_transformer.generation.writing import OneText, SeveralTexts
 from hf_transformer.metrics import Metrics
 from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Json, Query, Tensor, TextInput, TokenIds, Tokenization
@@ -76,6 +79,8 @@ class GenerationPipeline:
         self._log_texts = log_texts
         self._vocabulary = Vocabulary(tokenizer)
         self._count_text = TokenCounter(tokenizer, executor).count
+        self._accept = PerSampling(self._refuse)
+        self._short_length = min(INLINE_CHARACTERS, limits.max_text_length, limits.max_total_length)
 
     @property
     def kind(self) -> str:
@@ -90,23 +95,30 @@ class GenerationPipeline:
             TooLarge: too many prompts, or too long ones.
         """
         began = time.perf_counter()
-        self._refuse(request.sampling)
-        length = self._check_limits(request)
-        if context.place is not None:
-            context.place.expect(length)
+        self._accept(request.sampling)
+        short, place = self._short_text(request), context.place
+        if short is None:
+            length = self._check_limits(request)
+            if place is not None:  # a short text is counted at once
+                place.expect(length)
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
-        prompts = await self._prompts(request)
-        tokens = sum(len(prompt.ids) for prompt in prompts)
-        continuations = [one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)]
+        prompts = await self._prompts(request) if short is None else [self._prompt(short, request)]
+        if len(prompts) == 1:
+            tokens, continuations = len(prompts[0].ids), self._choices(request, 0, prompts[0])
+        else:
+            tokens = sum(len(prompt.ids) for prompt in prompts)
+            continuations = [
+                one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)
+            ]
         self._generator.check([(one.prompt, one.sampling) for one in continuations])
         context.instances, context.tokens = len(prompts), tokens
         context.timings.tokenized(began, read)
-        if context.place is not None:
-            context.place.charge(tokens)
+        if place is not None:
+            place.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
-        return generation_of(
+        return (OneText if len(continuations) == 1 else SeveralTexts)(
             continuations,
             self._generator,
             Tally(context, self._metrics.generation, tokens),
@@ -152,6 +164,14 @@ class GenerationPipeline:
         """Ends the generator; texts that are being written go on to their end, or fail."""
         await self._generator.close()
 
+    def _short_text(self, request: GenerationRequest) -> str | None:
+        """The only prompt, where it is a short text that no limit forbids."""
+        if len(request.prompts) == 1 and request.sampling.n <= self._limits.max_sequences:
+            only = request.prompts[0]
+            if type(only) is str and len(only) <= self._short_length:
+                return only
+        return None
+
     def _check_limits(self, request: GenerationRequest) -> int:
         """How many characters the prompts have together. Raises RequestError for too many, too few or too long ones."""
         if not request.prompts:
@@ -188,14 +208,16 @@ class GenerationPipeline:
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
         return Prompt(CANARY, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
 
+    def _prompt(self, text: str, request: GenerationRequest) -> Prompt:
+        """What ``_prompts`` gives for the only text, which is short."""
+        ids = self.tokenizer.ids(text, special_tokens=request.special_tokens)
+        if not ids:
+            raise InvalidInput(f"{_where(request, 0)}: the prompt has no tokens")
+        return Prompt(text, tuple(ids), request.special_tokens, request.sampling.n)
+
     async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
-        """The prompts in tokens, all of each: one that is too long is not cut, but refused by ``_room``."""
+        """The prompts in tokens, all of each: one that is too long is not cut, but refused by ``_max_tokens``."""
         special, count = request.special_tokens, request.sampling.n
-        only = request.prompts[0]
-        if special and len(request.prompts) == 1 and type(only) is str and len(only) <= INLINE_CHARACTERS:
-            short = tuple(self.tokenizer.encode_short(only).ids)
-            if 0 < len(short) < self.tokenizer.max_length:  # else it may have been cut
-                return [Prompt(only, short, True, count)]
         how = Tokenization(whole=True, special_tokens=None if special else False)
         found = await self.tokenizer.encode_off_loop(request.prompts, self._executor, how)
         ids = [tuple(encoding.ids) for [encoding] in found]
@@ -222,17 +244,24 @@ class GenerationPipeline:
 
     def _choices(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Continuation]:
         """What the texts of one prompt are written from."""
-        sampling, most = request.sampling, self._max_tokens(request, index, prompt)
+        settings, sampling = self._settings, request.sampling
+        most = sampling.max_tokens
+        if (
+            most is None
+            or settings.decoder_start_ids
+            or not (sampling.min_tokens <= most and 0 < most <= settings.max_length - len(prompt.ids))
+        ):
+            most = self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != most:
             sampling = replace(sampling, n=1, max_tokens=most)
         before = prompt.text if request.echo else ""
-        alone = not self._settings.decoder_start_ids
+        alone = not settings.decoder_start_ids
         found = []
         for choice in range(request.sampling.n):
             own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
             place = (index, choice)
-            assembler = Assembler(self._vocabulary, prompt, own, place, before=before, continues=alone)
-            found.append(Continuation(prompt, own, assembler))
+            assemble = partial(Assembler, self._vocabulary, prompt, own, place, before, alone)
+            found.append(Continuation(prompt, own, assemble))
         return found
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:

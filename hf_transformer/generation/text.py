@@ -7,74 +7,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-from hf_transformer.errors import PredictorError, RequestError
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.following import Source, source_of
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator
+from hf_transformer.generation.tally import Tally
 from hf_transformer.generation.types import Piece, Prompt, Sampling, Step
-from hf_transformer.generation_metrics import GenerationMetrics
-from hf_transformer.types import Context
 
 CountText = Callable[[str], Awaitable[int]]
 """How many tokens a text has."""
 
-CHARACTERS_PER_TOKEN = 4
-"""About how long a token's text is, as admission reckons it too: the tokens of a model that gives text alone are only
-counted at its end."""
+PREDICTORS = PredictorError, PredictorTimeout, PredictorUnavailable
+"""The errors that are the predictor's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Continuation:
-    """What one continuation is made from."""
+    """What one continuation is made from; ``assemble`` makes what puts it together."""
 
     prompt: Prompt
     sampling: Sampling
-    assembler: Assembler
-
-
-class Tally:
-    """What the texts of one request have come to: for its place, the client's bill and the metrics.
-
-    Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens``, new ones of all texts so far.
-    """
-
-    __slots__ = ("_has_begun", "_uncounted", "completion_tokens", "context", "metrics", "prompt_tokens")
-
-    def __init__(self, context: Context, metrics: GenerationMetrics, prompt_tokens: int) -> None:
-        self.context = context
-        self.metrics = metrics
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = 0
-        self._uncounted = 0
-        self._has_begun = False
-
-    def first(self) -> float:
-        """A text has begun; the first of a request is what its client has waited for. Gives the moment."""
-        now = perf_counter()
-        if not self._has_begun:
-            self._has_begun = True
-            self.metrics.first_token.observe(now - self.context.timings.arrived)
-        return now
-
-    def add(self, tokens: int) -> None:
-        """New tokens are known."""
-        self.completion_tokens += tokens
-        self.metrics.generated_tokens += tokens
-        place = self.context.place
-        if place is not None:
-            expected = self._uncounted // CHARACTERS_PER_TOKEN
-            place.charge(self.prompt_tokens + self.completion_tokens + expected)
-
-    def expect(self, characters: int) -> None:
-        """So much text has come whose tokens are not known yet: for its place alone, which may be told another number
-        later. The others only ever add up, and are exact."""
-        self._uncounted += characters
-        self.add(0)
-
-    def settle(self, characters: int, tokens: int) -> None:
-        """That text, whose tokens are known now."""
-        self._uncounted -= characters
-        self.add(tokens)
+    assemble: Callable[[], Assembler]
 
 
 class Text(Source[Piece]):
@@ -83,27 +36,19 @@ class Text(Source[Piece]):
     Its reader may follow it, if ``is_followable``.
     """
 
-    __slots__ = (
-        "_assembler",
-        "_begun",
-        "_caught",
-        "_closing",
-        "_count_text",
-        "_error",
-        "_finished_piece",
-        "_first",
-        "_followed",
-        "_over",
-        "_reader",
-        "_sampling",
-        "_source",
-        "_steps",
-        "_tally",
-        "_total",
-        "_wake",
-        "_written",
-        "is_awaited",
-    )
+    is_awaited = False
+    """Whether its reader waits for the next piece."""
+    _assembler: Assembler | None = None
+    _begun = _given = _over = False
+    _first = 0.0
+    _total: int | None = None  # tokens of all the text, where the generator has counted them
+    _error: RequestError | None = None
+    _closing: asyncio.Task[None] | None = None
+    # Of who follows: what ``take`` came upon and ``next`` deals with, and what is called meanwhile.
+    _finished_piece: Piece | None = None
+    _caught: Exception | None = None
+    _followed: Source[Step] | None = None
+    _wake: Callable[[], object] | None = None
 
     def __init__(
         self,
@@ -114,6 +59,7 @@ class Text(Source[Piece]):
         *,
         reader: asyncio.Task[object] | None = None,
         written: Callable[[], object] | None = None,
+        failed: Callable[[RequestError], None] | None = None,
     ) -> None:
         """
         Args:
@@ -121,27 +67,19 @@ class Text(Source[Piece]):
             count_text: counts its tokens where the generator does not tell any.
             reader: the task that asks for its pieces, for ``give_up``.
             written: called once all of it is there.
+            failed: called with an error of the predictor's that its reader hears.
         """
-        self._assembler = one.assembler
-        self._sampling = one.sampling
+        self._one = one
+        self._takes_ids = generator.gives_ids
         self._steps = generator.generate(one.prompt, one.sampling, tally.context)
         self._source = source_of(self._steps)  # None, too, once ``next`` has to be asked
+        self.is_followable = self._source is not None
+        """Whether it is a Source, too."""
         self._tally = tally
         self._count_text = count_text
         self._reader = reader
         self._written = written
-        self._first = 0.0
-        self._total: int | None = None  # tokens of all the text, where the generator has counted them
-        self._begun = self._over = False
-        self._error: RequestError | None = None
-        self._closing: asyncio.Task[None] | None = None
-        # Of who follows: what ``take`` came upon and ``next`` deals with, and what is called meanwhile.
-        self._finished_piece: Piece | None = None
-        self._caught: Exception | None = None
-        self._followed: Source[Step] | None = None
-        self._wake: Callable[[], object] | None = None
-        self.is_awaited = False
-        """Whether its reader waits for the next piece."""
+        self._failed = failed
 
     async def next(self) -> Piece:
         """The next piece. The last one has ``finish``, and comes when the predictor is rid of the text: a slow reader
@@ -153,8 +91,8 @@ class Text(Source[Piece]):
         """
         if not self._begun or self._over:
             self._begin()
-            if self._sampling.max_tokens == 0:
-                return self._last(self._assembler.nothing())
+            if self._one.sampling.max_tokens == 0:
+                return self._last(self._prepare().nothing())
         self.is_awaited, steps = True, self._steps
         try:
             if self._caught is not None:
@@ -162,16 +100,20 @@ class Text(Source[Piece]):
             if self._finished_piece is not None:
                 return await self._finished(self._finished_piece, False)
             while True:
-                step = await anext(steps)
+                step = await steps.__anext__()
                 at_once = not self._first
                 if at_once:
                     self._first = self._tally.first()
                 self._total = step.total
                 piece = self._add(step)
                 if piece is not None:
+                    if not self._given:
+                        self._given = True
+                        self._tally.gives()
                     return piece if piece.finish is None else await self._finished(piece, at_once)
         except (Exception, asyncio.CancelledError) as caught:
             error = self._failure(caught)
+            self._tell(error)
             try:
                 await steps.aclose()
                 if error is caught:
@@ -181,11 +123,6 @@ class Text(Source[Piece]):
                 del error  # it refers to this frame: only the collector would find what its callers hold
         finally:
             self.is_awaited = False
-
-    @property
-    def is_followable(self) -> bool:
-        """Whether it is a Source, too."""
-        return self._source is not None
 
     def take(self) -> Piece | None:
         source, add = self._source, self._add
@@ -226,7 +163,7 @@ class Text(Source[Piece]):
             self._tally.add(len(step.ids))
         elif step.text:
             self._tally.expect(len(step.text))
-        return self._assembler.add(step)
+        return (self._assembler or self._prepare()).add(step)
 
     def give_up(self, error: RequestError) -> None:
         """Ends it, whatever it is doing; its reader hears ``error`` next."""
@@ -247,7 +184,9 @@ class Text(Source[Piece]):
 
     def _leave(self) -> None:
         """In a task of its own: whoever waits for it may be cancelled."""
-        if self._begun and not self._over:
+        if self._over:
+            return
+        if self._begun:
             self._closing = asyncio.get_running_loop().create_task(self._end_steps())
         self._end("abandoned")
 
@@ -257,15 +196,26 @@ class Text(Source[Piece]):
     def _begin(self) -> None:
         """Once. Raises the error that it was given up with, and StopAsyncIteration where it is over."""
         if self._error is not None:
+            self._tell(self._error)
             raise self._error
         if self._over:
             raise StopAsyncIteration
         self._begun = True
         self._tally.metrics.begin()
+        asyncio.get_running_loop().call_soon(self._prepare)  # once the model has been asked
+
+    def _prepare(self) -> Assembler:
+        """Makes what is not needed before there is a step."""
+        found = self._assembler
+        if found is None:
+            found = self._assembler = self._one.assemble()
+            if self._takes_ids:
+                found.prepare()
+        return found
 
     async def _finished(self, piece: Piece, at_once: bool) -> Piece:
         """The last piece, once all is known of the text; ``at_once`` says that all of it came in one step."""
-        last, assembler = perf_counter(), self._assembler
+        last, assembler = perf_counter(), self._prepare()
         await self._steps.aclose()
         if assembler.text_only:
             text = "".join(assembler.written)
@@ -282,6 +232,10 @@ class Text(Source[Piece]):
         if written is not None:
             written()
         return piece
+
+    def _tell(self, error: BaseException) -> None:
+        if self._failed is not None and isinstance(error, PREDICTORS):
+            self._failed(error)
 
     def _failure(self, caught: BaseException) -> BaseException:
         """What its reader hears in place of ``caught``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from concurrent.futures import Executor
 from typing import Final
 
@@ -43,21 +42,12 @@ class TokenCounter:
     def __init__(self, tokenizer: Tokenizer, executor: Executor) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
-        self._added = added_tokens(tokenizer)
 
     async def count(self, text: str) -> int:
         """How many tokens. Raises InvalidInput for a text that can't be encoded."""
-        added = self._added
-        if added is not None and len(text) <= INLINE_CHARACTERS:
-            # Words that were there before need no encoding.
-            short = len(self._tokenizer.encode_short(text).ids)
-            if short < self._tokenizer.max_length:  # else it may have been cut
-                return short - added
+        if len(text) <= INLINE_CHARACTERS:
+            return len(self._tokenizer.ids(text, special_tokens=False))
         return len((await self._encoded(text, _COUNTED)).ids)
-
-    async def count_if(self, text: str, enough: int) -> int | None:
-        """How many tokens; None where there can't be ``enough``, since every token is a byte at least."""
-        return None if len(text.encode()) < enough else await self.count(text)
 
     async def cut(self, text: str, most: int) -> int | None:
         """How many characters ``most`` tokens have; None where the text has no more than these."""
@@ -73,20 +63,6 @@ class TokenCounter:
     async def _encoded(self, text: str, how: Tokenization) -> Encoding:
         [[encoding]] = await self._tokenizer.encode_off_loop([text], self._executor, how)
         return encoding
-
-
-def added_tokens(tokenizer: Tokenizer) -> int | None:
-    """How many special tokens the tokenizer adds to any text, None where that depends on the text or can't be told."""
-    probes = ["a", *(f"a{token}" for token in tokenizer.special_tokens.values())]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # T5's slow tokenizers warn of an end that is there already
-        try:
-            bare = tokenizer.encode_windows(probes, _COUNTED)
-            whole = tokenizer.encode_windows(probes, Tokenization(whole=True))
-        except InvalidInput:  # it has no unknown token, and no "a"
-            return None
-    [added, *others] = {len(more.ids) - len(less.ids) for [more], [less] in zip(whole, bare, strict=True)}
-    return None if others else added
 
 
 def leading_token(tokenizer: Tokenizer) -> str:

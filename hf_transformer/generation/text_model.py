@@ -14,15 +14,16 @@ import codecs
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import orjson
 
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import PredictorError
-from hf_transformer.following import Followed, source_of
+from hf_transformer.following import Items
 from hf_transformer.generation.base import Generator, GeneratorSettings
-from hf_transformer.generation.followed_steps import FollowedSteps
+from hf_transformer.generation.followed_steps import FollowedSteps, Responses
 from hf_transformer.generation.model_inputs import ModelInputs, json_problems
 from hf_transformer.generation.text_ends import Leading, TokenCounter, leading_token
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step
@@ -60,6 +61,7 @@ class TextGenerator(Generator):
     """Sends text and reads text; tokens are counted with the service's own tokenizer where the model does not tell."""
 
     kind: ClassVar[str] = "text"
+    gives_ids: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -79,11 +81,12 @@ class TextGenerator(Generator):
         names = {one.name for one in spec.outputs}
         wanted = settings.output_names[:1] or TEXT_OUTPUTS
         self._output = next((name for name in wanted if name in names), "")
-        self._inputs = ModelInputs(spec, (self._input, PARAMETERS, *_RETURNED), end=None)
+        self._inputs = ModelInputs(spec, (self._input, PARAMETERS, *_RETURNED), end=None, more=self._more)
         inputs = self._inputs.by_name
         self._json = PARAMETERS in inputs
         honours = self._inputs.honours - {"logprobs"}  # which tokens they are of is not told
         self._honours = honours | {"max_tokens", "greedy", *_IN_JSON} if self._json else honours
+        self._is_limited = "max_tokens" in self._honours
         asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
         # vLLM's backend leaves the prompt out where it streams.
@@ -96,38 +99,35 @@ class TextGenerator(Generator):
     def honours(self) -> frozenset[str]:
         return self._honours
 
-    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        followed = FollowedSteps()
-        return Followed(self._generate(prompt, sampling, context, followed), followed)
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> Items[Step]:
+        if self._decoupled and self._is_limited:
+            return FollowedSteps(partial(self._stream, prompt, sampling, context))
+        return self._counted(prompt, sampling, context)
 
-    async def _generate(
-        self, prompt: Prompt, sampling: Sampling, context: Context, followed: FollowedSteps
-    ) -> AsyncGenerator[Step, None]:
-        text = prompt.text
-        if not prompt.special_tokens and self._first and text.startswith(self._first):
-            text = text[len(self._first) :]  # the model's tokenizer puts it there
-        inputs = self._tensors(text, sampling)
-        reading = _Reading(self._outputs, "" if self._excludes else text)
-        limit = None if "max_tokens" in self._honours else sampling.max_tokens
+    def _stream(self, prompt: Prompt, sampling: Sampling, context: Context) -> tuple[Responses, _Reading]:
+        text = self._sent(prompt)
+        responses = self._predictor.stream(self._tensors(text, sampling), self._outputs, context.headers)
+        return responses, self._reading(text, sampling)
+
+    async def _counted(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        """The text of a model that answers once, or whose tokens have to be counted as they come, which takes a turn:
+        nobody follows it."""
+        text = self._sent(prompt)
+        inputs, reading = self._tensors(text, sampling), self._reading(text, sampling)
+        limit = None if self._is_limited else sampling.max_tokens
         if not self._decoupled:
             async with self._predictor.infer(inputs, self._outputs, context.headers) as tensors:
-                reading.take(tensors)
-            reading.finish()
-            written = await self._cut(reading, limit)
-            yield await self._last(written, reading, sampling)
+                new = reading.take(tensors)
+            yield await reading.last(await self._cut(reading, new + reading.rest(), limit))
             return
         async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:
-            if limit is None:  # else tokens have to be counted, which takes a turn
-                followed.begin(source_of(responses), reading)
             async for tensors in responses:
-                reading.take(tensors)
-                written = reading.take_new() if limit is None else await self._cut(reading, limit)
+                written = await self._cut(reading, reading.take(tensors), limit)
                 if written:
                     yield Step(text=written)
-                if reading.is_cut:
+                if reading.is_over:
                     break
-        reading.finish()
-        yield await self._last(await self._cut(reading, limit), reading, sampling)
+        yield await reading.last(await self._cut(reading, reading.rest(), limit))
 
     async def canary(self, prompt: Prompt) -> None:
         sampling = Sampling(max_tokens=1, greedy=True)
@@ -138,37 +138,39 @@ class TextGenerator(Generator):
     async def close(self) -> None:
         """Nothing goes on for nobody: each call is one continuation's own."""
 
-    def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
-        inputs = self._inputs.by_name
-        tensors = [inputs[self._input].tensor(text), *self._asked, *self._inputs.tensors(sampling)]
-        if self._json:
-            tensors.append(inputs[PARAMETERS].tensor(orjson.dumps(_parameters(sampling)).decode()))
-        return tensors
+    def _sent(self, prompt: Prompt) -> str:
+        """The prompt, without what the model's tokenizer puts in front of it."""
+        text = prompt.text
+        if not prompt.special_tokens and self._first and text.startswith(self._first):
+            return text[len(self._first) :]
+        return text
 
-    async def _cut(self, reading: _Reading, limit: int | None) -> str:
+    def _reading(self, text: str, sampling: Sampling) -> _Reading:
+        return _Reading(self._outputs, self._counter, sampling.max_tokens or 1, "" if self._excludes else text)
+
+    def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
+        return [self._inputs.by_name[self._input].text(text), *self._inputs.tensors(sampling)]
+
+    def _more(self, sampling: Sampling) -> Sequence[Tensor]:
+        """What asks for outputs, and the parameters as JSON."""
+        if not self._json:
+            return self._asked
+        parameters = self._inputs.by_name[PARAMETERS].text(orjson.dumps(_parameters(sampling)).decode())
+        parameters.data.flags.writeable = False  # so a transport writes it once
+        return [*self._asked, parameters]
+
+    async def _cut(self, reading: _Reading, new: str, limit: int | None) -> str:
         """The new text, up to the last token that may be there, of a model that is not told how many these are."""
-        new = reading.take_new()
         if limit is None or not new:
             return new
-        if reading.is_cut:
+        if reading.is_over:
             return ""
-        before = len(reading.text) - len(new)
-        kept = await self._counter.cut(reading.text, limit)
+        text = reading.text
+        kept = await self._counter.cut(text, limit)
         if kept is None:
             return new
-        reading.is_cut, reading.reason = True, "length"
-        return reading.text[before:kept]
-
-    async def _last(self, text: str, reading: _Reading, sampling: Sampling) -> Step:
-        """The last step, with the rest of the text, and why it has ended: what the model says, or whether there are as
-        many tokens as there may be."""
-        if reading.reason is not None:
-            return Step(text=text, finish=reading.reason)
-        most = sampling.max_tokens or 1
-        if COUNT in self._outputs:
-            return Step(text=text, finish="length" if reading.count >= most else "stop")
-        count = await self._counter.count_if(reading.text, most)
-        return Step(text=text, finish="length" if (count or 0) >= most else "stop", total=count)
+        reading.is_over, reading.reason = True, "length"
+        return text[len(text) - len(new) : kept]
 
     def _problems(self, spec: ModelSpec, wanted: Sequence[str]) -> list[str]:
         """What does not fit, in a sentence each."""
@@ -209,58 +211,88 @@ _NEUTRAL: Final = Sampling()
 
 
 class _Reading:
-    """The answers of one call, read to text."""
+    """The answers of one call, read to text, which may have ``most`` tokens. ``prompt`` is what may stand in front."""
 
-    def __init__(self, outputs: Sequence[str], prompt: str) -> None:
-        """prompt: what may stand in front."""
-        self._output = outputs[0]
-        self._decoder = _UTF8("replace")
-        self._leading = Leading(prompt)
-        self.text = ""
+    reason: FinishReason | None = None
+    is_over = False
+    """Whether the text was cut, and what the model still says is too much."""
+    _count = 0  # of tokens, as far as the model tells
+    _decoder: codecs.IncrementalDecoder | None = None  # once an answer ends within a character
+
+    def __init__(self, outputs: Sequence[str], counter: TokenCounter, most: int, prompt: str) -> None:
+        self._outputs = outputs
+        self._counter = counter
+        self._most = most
+        self._leading = Leading(prompt) if prompt else None
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
         """All of it so far."""
-        self._new = ""
-        self.count = 0
-        """Tokens, as far as the model tells."""
-        self.reason: FinishReason | None = None
-        self.is_cut = False
-        """Whether the text has ended, and what the model still says is too much."""
+        return "".join(self._parts)
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """One answer. Raises PredictorError for what is no text."""
-        if self._output in tensors:
-            self._add(self._leading.take(self._decoder.decode(_element(tensors[self._output]))))
+    def take(self, tensors: Mapping[str, Tensor]) -> str:
+        """The new text of one answer. Raises PredictorError for what is no text."""
+        found = tensors.get(self._outputs[0])
+        new = "" if found is None else self._certain(self._decode(_element(found)))
+        if len(self._outputs) > 1:
+            self._note(tensors)
+        return new
+
+    def new(self, tensors: Mapping[str, Tensor]) -> Step | None:
+        """What an answer adds to the text, None for nothing. Raises PredictorError as ``take`` does."""
+        new = self.take(tensors)
+        return Step((), new) if new else None
+
+    def rest(self) -> str:
+        """What was held back: there are no more answers."""
+        rest = "" if self._decoder is None else self._certain(self._decoder.decode(b"", True))
+        if self._leading is not None and (held := self._leading.rest()):
+            self._parts.append(held)
+            rest += held
+        return rest
+
+    async def end(self) -> Step:
+        return await self.last(self.rest())
+
+    async def last(self, text: str) -> Step:
+        """The last step, with the rest of the text, and why it has ended: what the model says, or whether there are as
+        many tokens as there may be."""
+        if self.reason is not None:
+            return Step((), text, (), self.reason)
+        if COUNT in self._outputs:
+            return Step((), text, (), "length" if self._count >= self._most else "stop")
+        whole = self.text
+        if len(whole.encode()) < self._most:  # every token is a byte at least
+            return Step((), text, (), "stop")
+        count = await self._counter.count(whole)
+        return Step((), text, (), "length" if count >= self._most else "stop", count)
+
+    def _decode(self, data: bytes) -> str:
+        """The characters that are whole now."""
+        if self._decoder is None:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                self._decoder = _UTF8("replace")
+        return self._decoder.decode(data)
+
+    def _certain(self, text: str) -> str:
+        """What certainly is no more of the prompt, which is new."""
+        if self._leading is not None:
+            text = self._leading.take(text)
+        self._parts.append(text)
+        return text
+
+    def _note(self, tensors: Mapping[str, Tensor]) -> None:
+        """What the model tells beside the text. Raises PredictorError for a text that it has broken off."""
         if COUNT in tensors:
-            self.count += _count(tensors[COUNT])
+            self._count += _count(tensors[COUNT])
         if REASON in tensors:
             said = _element(tensors[REASON]).decode("utf-8", "replace")
             self.reason = _REASONS.get(said, self.reason)
             if said == "abort":
                 raise PredictorError("the predictor has broken the text off (finish_reason abort)")
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is cut."""
-        return self.is_cut
-
-    def new(self, tensors: Mapping[str, Tensor]) -> Step | None:
-        """What an answer adds to the text, None for nothing. Raises PredictorError as ``take`` does."""
-        self.take(tensors)
-        written = self.take_new()
-        return Step(text=written) if written else None
-
-    def take_new(self) -> str:
-        """What has come since this was called last."""
-        new, self._new = self._new, ""
-        return new
-
-    def finish(self) -> None:
-        """There are no more answers."""
-        self._add(self._leading.take(self._decoder.decode(b"", True)))
-        self._add(self._leading.rest())
-
-    def _add(self, text: str) -> None:
-        self.text += text
-        self._new += text
 
 
 def _count(tensor: Tensor) -> int:

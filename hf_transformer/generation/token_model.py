@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import ClassVar
 
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.following import Followed, source_of
+from hf_transformer.following import Items
 from hf_transformer.generation.base import Generator, GeneratorSettings
-from hf_transformer.generation.followed_steps import FollowedSteps
+from hf_transformer.generation.followed_steps import FollowedSteps, Responses
 from hf_transformer.generation.model_inputs import NO_WORDS, ModelInputs, json_problems
 from hf_transformer.generation.token_rows import RowHabits, Rows
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
@@ -46,7 +47,7 @@ class TokenGenerator(Generator):
         self._decoder_start = settings.decoder_start_ids
         # One token ends the text at the model, the others do as its stop words, or else when they are read here.
         *others, end = sorted(self._eos) or [-1]
-        self._inputs = ModelInputs(spec, _OWN, end=end)
+        self._inputs = ModelInputs(spec, _OWN, end=end, more=self._more)
         self._words = [*others, *range(1, len(others) + 1)]
         outputs = {one.name for one in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
@@ -61,38 +62,35 @@ class TokenGenerator(Generator):
     def honours(self) -> frozenset[str]:
         return self._honours
 
-    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        followed = FollowedSteps()
-        return Followed(self._generate(prompt, sampling, context, followed), followed)
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> Items[Step]:
+        if self._decoupled:
+            return FollowedSteps(partial(self._stream, prompt, sampling, context))
+        return self._whole(prompt, sampling, context)
 
-    async def _generate(
-        self, prompt: Prompt, sampling: Sampling, context: Context, followed: FollowedSteps
-    ) -> AsyncGenerator[Step, None]:
+    async def _whole(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        """The only step of a model that answers once."""
+        reading, inputs, outputs = self._call(prompt, sampling)
+        async with self._predictor.infer(inputs, outputs, context.headers) as tensors:
+            step = reading.step(tensors)
+        step.finish = (await reading.end()).finish
+        yield step
+
+    def _stream(self, prompt: Prompt, sampling: Sampling, context: Context) -> tuple[Responses, _Reading]:
+        reading, inputs, outputs = self._call(prompt, sampling)
+        return self._predictor.stream(inputs, outputs, context.headers), reading
+
+    def _call(self, prompt: Prompt, sampling: Sampling) -> tuple[_Reading, list[Tensor], Sequence[str]]:
+        """What reads a call's responses, its inputs, and the names of its outputs."""
         if sampling.logprobs:
             raise InvalidInput(
                 f"{sampling.names.get('logprobs', 'logprobs')}: {sampling.logprobs} of the likeliest tokens beside "
                 "each, but this model tells the chosen token's alone; ask for none"
             )
-        inputs = self._tensors(prompt, sampling)
-        outputs = [*self._outputs, SCORES] if sampling.logprobs is not None else self._outputs
         before = self._decoder_start or prompt.ids
-        rows = Rows(self._habits, before, sampling.max_tokens or 1, decoupled=self._decoupled)
+        rows = Rows(self._habits, before, decoupled=self._decoupled)
         reading = _Reading(rows, frozenset() if sampling.ignore_eos else self._eos, sampling)
-        if not self._decoupled:
-            async with self._predictor.infer(inputs, outputs, context.headers) as tensors:
-                step = reading.step(tensors)
-            step.finish = reading.end().finish
-            yield step
-            return
-        async with aclosing(self._predictor.stream(inputs, outputs, context.headers)) as responses:
-            followed.begin(source_of(responses), reading)
-            async for tensors in responses:
-                if reading.is_over:  # but the model goes on
-                    break
-                new = reading.new(tensors)
-                if new is not None:
-                    yield new
-        yield reading.end()
+        outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
+        return reading, self._tensors(prompt, sampling), outputs
 
     async def canary(self, prompt: Prompt) -> None:
         sampling = Sampling(max_tokens=1, greedy=True)
@@ -104,7 +102,14 @@ class TokenGenerator(Generator):
         """Nothing goes on for nobody: each call is one continuation's own."""
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
-        own: dict[str, Sequence[int] | int] = {IDS: prompt.ids, LENGTHS: len(prompt.ids), PAD: self._pad}
+        inputs, ids = self._inputs.by_name, prompt.ids
+        if LENGTHS not in inputs:
+            return [inputs[IDS].row(ids), *self._inputs.tensors(sampling)]
+        return [inputs[IDS].row(ids), inputs[LENGTHS].number(len(ids)), *self._inputs.tensors(sampling)]
+
+    def _more(self, sampling: Sampling) -> Sequence[Tensor]:
+        """What the interface has beside the prompt, and ModelInputs does not know of."""
+        own: dict[str, Sequence[int] | int] = {PAD: self._pad}
         if self._decoder_start:
             own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: len(self._decoder_start)}
         inputs = self._inputs.by_name
@@ -112,8 +117,7 @@ class TokenGenerator(Generator):
             own[WORDS] = self._words
         elif WORDS in inputs and not inputs[WORDS].optional:
             own[WORDS] = NO_WORDS
-        tensors = [inputs[name].tensor(values) for name, values in own.items() if name in inputs]
-        return tensors + self._inputs.tensors(sampling)
+        return [inputs[name].tensor(values) for name, values in own.items() if name in inputs]
 
     def _problems(self, spec: ModelSpec) -> list[str]:
         """What does not fit, in a sentence each."""
@@ -147,24 +151,24 @@ def _listed(tensors: Sequence[TensorSpec]) -> str:
 class _Reading:
     """The answers of one call, read to steps."""
 
+    finish: FinishReason | None = None
+    """Why the text has ended, once it has."""
+    _count = 0
+
     def __init__(self, rows: Rows, eos: frozenset[int], sampling: Sampling) -> None:
         self._rows = rows
         self._eos = eos
         self._most = sampling.max_tokens or 1
-        self._scored = sampling.logprobs is not None
-        self._scores: list[float] = []
-        self._count = 0
-        self.finish: FinishReason | None = None
-        """Why the text has ended, once it has."""
+        self._scores: list[float] | None = None if sampling.logprobs is None else []
 
     def step(self, tensors: Mapping[str, Tensor]) -> Step:
         """What is new in one answer."""
-        output = tensors.get(OUTPUT)
+        output, length = tensors.get(OUTPUT), tensors.get(LENGTH)
         row = [] if output is None else _row(output)
-        total = _length(tensors.get(LENGTH))
+        total = None if length is None else _length(length)
         if total is not None and total < len(row):  # padding follows
             row = row[: max(total, 0)]
-        if self._scored:
+        if self._scores is not None:
             self._scores += _scores(tensors, len(row))
         return self._step(self._rows.take(row, total))
 
@@ -178,7 +182,7 @@ class _Reading:
         step = self.step(tensors)
         return step if step.ids else None
 
-    def end(self) -> Step:
+    async def end(self) -> Step:
         """The last step: nothing more comes."""
         step = self._step(self._rows.rest())
         step.finish = self.finish or ("length" if self._count >= self._most else "stop")
@@ -192,11 +196,13 @@ class _Reading:
             self.finish = "stop"
             kept = next(place for place, token in enumerate(ids) if token in self._eos)
         else:
-            kept = min(count, self._most - self._count)
-            if kept < count:
+            kept = self._most - self._count
+            if kept >= count:
+                kept = count
+            else:
                 self.finish = "length"
         self._count += kept
-        if not self._scored:
+        if self._scores is None:
             return Step(ids[:kept] if kept < count else ids)
         if len(self._scores) < count:
             raise PredictorError(f"the predictor answered with {count} new output_ids, but fewer {SCORES}")
@@ -212,19 +218,22 @@ def _numbers(tensor: Tensor, kinds: str = "iu", said: str = "whole numbers") -> 
     return data
 
 
-def _length(found: Tensor | None) -> int | None:
+def _length(found: Tensor) -> int | None:
     """The first of the lengths, None where there is none."""
-    if found is None or not found.data.size:
+    data = found.data
+    if data.size == 1 and data.dtype.kind in "iu":
+        return int(data.item())
+    if not data.size:
         return None
-    data = _numbers(found)
-    return int(data.item() if data.size == 1 else data.flat[0])
+    return int(_numbers(found).flat[0])
 
 
 def _row(output: Tensor) -> list[int]:
     """The ids of the first beam."""
-    data = _numbers(output)
-    if data.size == 1:  # as nearly always in a stream; the rest takes twice as long
+    data = output.data
+    if data.size == 1 and data.dtype.kind in "iu":  # as nearly always in a stream; the rest takes twice as long
         return [data.item()]
+    data = _numbers(output)
     if data.ndim > 1 and data.shape[-1] != data.size:
         data = data[(0,) * (data.ndim - 1)]
     row: list[int] = data.ravel().tolist()

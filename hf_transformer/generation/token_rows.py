@@ -26,17 +26,17 @@ class RowHabits:
 class Rows:
     """The responses of one continuation.
 
-    ``habits`` are the model's. ``prompt`` is what may stand in front. A text has at most ``most`` new tokens.
+    ``habits`` are the model's. ``prompt`` is what may stand in front.
     """
 
-    def __init__(self, habits: RowHabits, prompt: Sequence[int], most: int, *, decoupled: bool) -> None:
+    _held = 0
+    _has_begun = False
+
+    def __init__(self, habits: RowHabits, prompt: Sequence[int], *, decoupled: bool) -> None:
         self._habits = habits
-        self._prompt = list(prompt)
-        self._most = most
+        self._prompt = prompt
         self._decoupled = decoupled
         self._previous: list[int] = []
-        self._held = 0
-        self._count = 0
 
     def take(self, row: list[int], total: int | None = None) -> list[int]:
         """The tokens of a response that are new.
@@ -49,16 +49,17 @@ class Rows:
         """
         if not row:
             return row
-        self._count += 1
-        habits, previous = self._habits, self._previous
+        habits = self._habits
         if habits.cumulative is None and total is not None and total > len(row):
             habits.cumulative = False
-        if self._count == 1:
+        if not self._has_begun:
+            self._has_begun = True
             if habits.cumulative is not False:
                 self._previous = row
-            return row[len(self._prompt) :] if self._has_prompt(row) else row
+            return row[len(self._prompt) :] if habits.prompt is not False and self._has_prompt(row) else row
         if habits.cumulative is False:
             return row
+        previous = self._previous
         grown = row[: len(previous)] == previous
         if habits.cumulative:
             if not grown:
@@ -75,12 +76,11 @@ class Rows:
         return self._previous if self._held else []
 
     def _has_prompt(self, row: list[int]) -> bool:
-        length, habits = len(self._prompt), self._habits
-        if habits.prompt is False:
-            return False
+        """Whether the first response begins with the prompt; a model that once did not never does."""
+        length = len(self._prompt)
         # A first response with the prompt and nothing new would make no sense in a stream.
-        if row[:length] != self._prompt or (self._decoupled and len(row) == length):
-            habits.prompt = False
+        if row[:length] != [*self._prompt] or (self._decoupled and len(row) == length):
+            self._habits.prompt = False
             return False
         return True
 

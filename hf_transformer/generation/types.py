@@ -1,4 +1,4 @@
-"""The shapes of text generation, named once; see hf_transformer.types for those of the rest."""
+"""The shapes of text generation, named once; see hf_transformer.types for those of the rest, and which are frozen."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sampling:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GenerationRequest:
     """What one request asks to be continued, whichever API it came through.
 
@@ -65,7 +65,7 @@ class GenerationRequest:
     single: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
     """One prompt as the model gets it: ``ids`` [S] of the service's tokenizer, and the ``text`` that they were made of.
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import copy
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from hf_transformer.errors import CallersDeadline, PredictorTimeout, RequestError
 from hf_transformer.following import Source
 from hf_transformer.generation.base import Generator
 from hf_transformer.generation.channel import Channel
-from hf_transformer.generation.text import Continuation, CountText, Tally, Text
+from hf_transformer.generation.tally import Tally
+from hf_transformer.generation.text import PREDICTORS, Continuation, CountText, Text
 from hf_transformer.generation.types import FinishReason, Piece
+from hf_transformer.types import Context
 
 QUEUED_PIECES = 32
 """Pieces that wait for a slow reader, of all texts of a request, before the model waits too."""
@@ -44,6 +46,13 @@ class Generation(ABC):
         shape: how many prompts there are, and how many choices of each.
     """
 
+    _timer: asyncio.TimerHandle | None = None
+    _entered = 0.0
+    _is_written = False
+    _succeeded: Callable[[Context], None] | None = None
+    _failed: Callable[[RequestError], None] | None = None
+    _left: Callable[[], None] | None = None
+
     def __init__(
         self,
         continuations: Sequence[Continuation],
@@ -62,8 +71,21 @@ class Generation(ABC):
         self._timeout = timeout
         self._shape = shape
         self._began = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self._entered = 0.0
+
+    def tell(
+        self,
+        succeeded: Callable[[Context], None],
+        failed: Callable[[RequestError], None],
+        left: Callable[[], None],
+    ) -> None:
+        """Before it is entered: who is told what becomes of it.
+
+        Args:
+            succeeded: called with the request's context once all of it was given.
+            failed: called with an error of the predictor's that has ended it.
+            left: called in the end, once.
+        """
+        self._succeeded, self._failed, self._left = succeeded, failed, left
 
     @property
     def prompt_tokens(self) -> int:
@@ -82,20 +104,27 @@ class Generation(ABC):
 
     async def __aenter__(self) -> Self:
         self._entered = perf_counter()
-        self._watch()
-        self._begin()
+        try:
+            self._watch()
+            self._begin()
+        except BaseException:
+            self._leave()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        finally:
+            self._leave()
 
     def __aiter__(self) -> Self:
         return self
 
     @abstractmethod
-    def __anext__(self) -> Awaitable[Piece]:
+    def __anext__(self) -> Coroutine[Any, Any, Piece]:
         """The next piece of any of the texts.
 
         Raises:
@@ -124,7 +153,7 @@ class Generation(ABC):
         """It is entered."""
 
     @abstractmethod
-    async def _close(self) -> None:
+    def _close(self) -> Awaitable[None]:
         """Ends what is being written, and waits for that."""
 
     @abstractmethod
@@ -136,8 +165,20 @@ class Generation(ABC):
     def _waits_for_reader(self) -> bool:
         """Whether nothing goes on because nobody reads."""
 
+    def _leave(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+    def _given(self) -> None:
+        """All that was written was given, and its reader asks for more."""
+        succeeded, self._succeeded = self._succeeded, None
+        if succeeded is not None:
+            succeeded(self._tally.context)
+
     def _finish(self) -> None:
         """All texts are written."""
+        self._is_written = True
         self._tally.context.timings.predict = perf_counter() - self._entered
         if self._timer is not None:
             self._timer.cancel()
@@ -166,17 +207,27 @@ class OneText(Generation):
     def _begin(self) -> None:
         [one] = self._continuations
         reader = asyncio.current_task(self._loop)
-        self._only = Text(one, self._generator, self._tally, self._count_text, reader=reader, written=self._finish)
+        self._only = Text(
+            one,
+            self._generator,
+            self._tally,
+            self._count_text,
+            reader=reader,
+            written=self._finish,
+            failed=self._failed,
+        )
 
     @property
     def source(self) -> Source[Piece] | None:
         return self._only if self._only.is_followable else None
 
-    def __anext__(self) -> Awaitable[Piece]:
+    def __anext__(self) -> Coroutine[Any, Any, Piece]:
+        if self._is_written:
+            self._given()
         return self._only.next()
 
-    async def _close(self) -> None:
-        await self._only.close()
+    def _close(self) -> Awaitable[None]:
+        return self._only.close()
 
     def _fail(self, error: RequestError) -> None:
         self._only.give_up(error)
@@ -191,14 +242,21 @@ class SeveralTexts(Generation):
 
     def _begin(self) -> None:
         self._channel = Channel(QUEUED_PIECES)
-        self._left = len(self._continuations)
+        self._unwritten = len(self._continuations)
         self._ended = False
         texts = [Text(one, self._generator, self._tally, self._count_text) for one in self._continuations]
         self._writers = [self._loop.create_task(self._write(text)) for text in texts]
 
     async def __anext__(self) -> Piece:
-        piece = await self._channel.get()
+        try:
+            piece = await self._channel.get()
+        except PREDICTORS as error:
+            if self._failed is not None:
+                self._failed(error)
+            raise
         if piece is None:
+            if self._is_written:
+                self._given()
             raise StopAsyncIteration
         return piece
 
@@ -239,21 +297,7 @@ class SeveralTexts(Generation):
             self._fail(error)
         finally:
             await text.close()
-        self._left -= 1
-        if not self._left:
+        self._unwritten -= 1
+        if not self._unwritten:
             self._finish()
             self._channel.close()
-
-
-def generation_of(
-    continuations: Sequence[Continuation],
-    generator: Generator,
-    tally: Tally,
-    *,
-    count_text: CountText,
-    timeout: float,
-    shape: tuple[int, int],
-) -> Generation:
-    """What writes a request's texts; see Generation."""
-    kind = OneText if len(continuations) == 1 else SeveralTexts
-    return kind(continuations, generator, tally, count_text=count_text, timeout=timeout, shape=shape)

@@ -16,6 +16,7 @@ from hf_transformer.loading.tokenizer_files import NAMED, LoadedTokenizer, witho
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, Tokenization, Words
 
 FIRST_ALONE = Tokenization(only_first=True)
+WHOLE, BARE = Tokenization(whole=True), Tokenization(whole=True, special_tokens=False)
 
 
 def load_with_transformers(
@@ -116,6 +117,10 @@ class PythonEngine:
     def encode_one(self, text: str) -> Encoding:
         """What ``encode`` gives for one text in the usual way."""
         return self.encode((text,), PLAIN)[0][0]
+
+    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
+        """All ids of one text: it is not cut. Special ones are added as usual, or not at all."""
+        return self._whole(text, WHOLE if special_tokens else BARE).ids
 
     def _whole(self, text: TextInput, how: Tokenization) -> Encoding:
         """A text as it is; where its tokens lie in it is not known."""

@@ -69,8 +69,11 @@ class WordMemo:
             return None
         chunks = text.split(" ")
         if self._spaced:
-            # The first one alone has no space before it; no other key begins with one.
-            chunks[0] = f" {chunks[0]}"
+            if chunks[0] or len(chunks) == 1:
+                # The first one alone has no space before it; no other key begins with one.
+                chunks[0] = f" {chunks[0]}"
+            else:  # what models write begins with a space, which is its first word's
+                del chunks[0]
         ids = self._before.copy()
         young = self._young
         try:
@@ -85,6 +88,11 @@ class WordMemo:
             return None
         ids += self._after
         return ids
+
+    def bare(self, text: str) -> list[int] | None:
+        """``ids`` without the special tokens around them."""
+        ids = self.ids(text)
+        return ids and ids[len(self._before) : len(ids) - len(self._after)]
 
     def _again(self, chunk: str) -> Ids | None:
         """The ids of a chunk that is not in the young generation, which it is from then on. None if they are not

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar, Self
 
 from hf_transformer.errors import PredictorUnavailable
+from hf_transformer.following import Items
+from hf_transformer.predictors.responses import Watch
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire.placements import Placement
 
@@ -87,7 +89,7 @@ class Predictor(ABC):
     @abstractmethod
     def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+    ) -> Items[Mapping[str, Tensor]]:
         """Runs the model once and gives its responses as they come: any number of them from a decoupled model.
 
         Args:
@@ -102,6 +104,11 @@ class Predictor(ABC):
         Over gRPC the tensors are as the model made them. Over REST (Triton's generate_stream) they are what JSON tells:
         one axis, and INT64, FP64, BOOL or BYTES.
         """
+
+    def watches_streams(self, watch: Watch) -> bool:
+        """Has ``watch`` told what becomes of each stream from now on, so that nothing need stand around them for it.
+        False where it is not told."""
+        return False
 
 
 class HeldCall(AbstractAsyncContextManager[Mapping[str, Tensor]]):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Never
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
-from hf_transformer.following import Followed, source_of
+from hf_transformer.following import Followed, Items, source_of
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors import kinds
 from hf_transformer.predictors.base import Predictor
@@ -65,6 +65,7 @@ class CircuitPredictor(WrappingPredictor):
         self._closed = False
         self.turn = 0
         """How often the predictor has come back. What a call of an earlier turn finds out is of no interest."""
+        self._is_told = inner.watches_streams(self)
         if metrics is not None:
             metrics.watch_circuit(lambda: self.is_open)
             metrics.show_predictor_errors(kinds.ALL)
@@ -97,19 +98,17 @@ class CircuitPredictor(WrappingPredictor):
             return _Refused(self)
         return _Call(self, self._inner.infer(inputs, outputs, headers, sizes=sizes))
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Items[Outputs]:
         """The first response is the answer, or the end without one; a stream that breaks off later is a failure."""
         inner = self._inner.stream(inputs, outputs, headers)
+        if self._is_told:
+            return inner
         source = source_of(inner)
         watched = self._watched(inner)
         return watched if source is None else Followed(watched, source)
 
-    async def _watched(self, inner: AsyncGenerator[Outputs, None]) -> AsyncGenerator[Outputs, None]:
-        if self._reason is not None:
-            self.refuse()
-        turn, answered = self.turn, False
+    async def _watched(self, inner: Items[Outputs]) -> AsyncGenerator[Outputs, None]:
+        turn, answered = self.begins(), False
         try:
             async with aclosing(inner) as responses:
                 async for response in responses:
@@ -122,6 +121,12 @@ class CircuitPredictor(WrappingPredictor):
             raise
         if not answered:
             self.succeeded()
+
+    def begins(self) -> int:
+        """Gives the turn in which a call begins; raises PredictorUnavailable where it may not be sent."""
+        if self._reason is not None:
+            self.refuse()
+        return self.turn
 
     def refuse(self) -> Never:
         """Raises for a call that is not sent."""

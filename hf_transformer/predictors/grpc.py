@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from hf_transformer.errors import ConfigError, PredictorError, PredictorUnavailable, RequestError
 from hf_transformer.predictors import kinds
@@ -19,11 +19,12 @@ from hf_transformer.predictors.grpc_client import GrpcClient, authority
 from hf_transformer.predictors.grpc_errors import has_ended, mapped, status_of
 from hf_transformer.predictors.grpc_messages import Message
 from hf_transformer.predictors.grpc_status import RpcError, Status
-from hf_transformer.predictors.grpc_stream import ERROR_STATUS, responses
+from hf_transformer.predictors.grpc_stream import ERROR_STATUS, GrpcResponses, StreamInfers
 from hf_transformer.predictors.headers import forwarded
+from hf_transformer.predictors.responses import Watch
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_grpc
-from hf_transformer.wire.v2_grpc_stream import StreamDecoder, StreamEncoder
+from hf_transformer.wire.v2_grpc_stream import StreamEncoder
 
 _LARGEST = 2**32 - 1
 """Bytes of a message: its length is told in 32 bits."""
@@ -55,7 +56,7 @@ class GrpcPredictor(PlacingPredictor):
         self._methods: dict[str, bytes] = {}
         self._stream: bytes
         self._encoder = StreamEncoder(settings.model_name)
-        self._decoder = StreamDecoder()
+        self._streams = StreamInfers(self._begin, self._where, self._timeout)
 
     async def __aenter__(self) -> Self:
         self._client = GrpcClient(
@@ -126,15 +127,20 @@ class GrpcPredictor(PlacingPredictor):
         destination.settled = True
         return verified(outputs, v2_grpc.decode_infer_response(response, placements))
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        async def begin() -> StreamingCall:
-            self._check_open()
-            request = self._encoder.encode(inputs, outputs)
-            return await self._client.stream(self._stream, request, metadata_of(headers))
+    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> GrpcResponses:
+        return GrpcResponses(self._streams, inputs, outputs, headers)
 
-        return responses(begin, frozenset(outputs), self._decoder, self._where, self._timeout)
+    def watches_streams(self, watch: Watch) -> bool:
+        self._streams.watch = watch
+        return True
+
+    def _begin(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> Coroutine[Any, Any, StreamingCall]:
+        """Makes the call of a stream."""
+        self._check_open()
+        request = self._encoder.encode(inputs, outputs)
+        return self._client.stream(self._stream, request, metadata_of(headers))
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._call("SystemSharedMemoryRegister", v2_grpc.encode_registration(name, key, byte_size))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from hf_transformer.errors import PredictorError
-from hf_transformer.following import Followed
+from hf_transformer.errors import PredictorError, RequestError
 from hf_transformer.predictors.answers import said
 from hf_transformer.predictors.grpc_errors import mapped
 from hf_transformer.predictors.grpc_status import RpcError
+from hf_transformer.predictors.responses import Outputs, Responses, Watch
 from hf_transformer.types import Tensor
 from hf_transformer.wire.v2_grpc_stream import StreamDecoder
 
@@ -29,86 +29,105 @@ class StreamCall(Protocol):
     def cancel(self) -> None: ...
 
 
-Outputs = Mapping[str, Tensor]
+Begin = Callable[[Sequence[Tensor], Sequence[str], Mapping[str, str]], Awaitable[StreamCall]]
 
 
-def responses(
-    begin: Callable[[], Awaitable[StreamCall]],
-    outputs: frozenset[str],
-    decoder: StreamDecoder,
-    where: str,
-    seconds: float,
-) -> Followed[Outputs]:
+class StreamInfers:
+    """What the calls of one model have in common."""
+
+    def __init__(self, begin: Begin, where: str, seconds: float) -> None:
+        """begin: makes a call; where: names the predictor in messages; seconds: its timeout, for them."""
+        self.begin = begin
+        self.where = where
+        self.seconds = seconds
+        self.decoder = StreamDecoder()
+        self.watch: Watch | None = None
+
+
+class GrpcResponses(Responses):
     """The outputs of each response that has any; ends with the call.
 
-    Closed early it cancels the call, which the model sees. ``begin`` makes the call; it is made once more if the server
-    has not begun with it. ``decoder`` is the model's. ``where`` names the predictor in messages, ``seconds`` is its
-    timeout.
+    The call is made when the first is asked for, and once more if the server has not begun with it. Closed early it is
+    cancelled, which the model sees.
 
     Raises:
         RequestError: the call's, an error of the model's, or what breaks the protocol.
     """
-    made = _Responses(begin, outputs, decoder, where, seconds)
-    return Followed(made.read(), made)
 
-
-class _Responses:
-    """Those of one call, and a Source of them."""
+    _call: StreamCall | None = None
+    _final = False  # whether the predictor has said that nothing more comes
 
     def __init__(
-        self,
-        begin: Callable[[], Awaitable[StreamCall]],
-        outputs: frozenset[str],
-        decoder: StreamDecoder,
-        where: str,
-        seconds: float,
+        self, streams: StreamInfers, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> None:
-        self._begin = begin
+        """outputs: those wanted, all if there are none."""
+        self._streams = streams
+        self._watch = streams.watch
+        self._inputs = inputs
         self._outputs = outputs
-        self._where = where
-        self._seconds = seconds
-        self._decoder = decoder
-        self._call: StreamCall | None = None
+        self._known = frozenset(outputs)
+        self._headers = headers
 
-    async def read(self) -> AsyncGenerator[Outputs, None]:
-        decoder = self._decoder
+    async def __anext__(self) -> Outputs:
+        if self._call is None:
+            if self._is_over:
+                raise StopAsyncIteration
+            if self._watch is not None:
+                self._turn = self._watch.begins()
         try:
-            call = self._call = await self._begin()
-            try:
-                body = await call.read()
-            except RpcError as refusal:
-                if not refusal.refused:
-                    raise
-                call = self._call = await self._begin()
-                body = await call.read()
-            while body is not None:
-                error, tensors, final = decoder.decode(body)
+            tensors: Outputs = {}
+            while not tensors and not self._final and (body := await self._message()) is not None:
+                error, tensors, self._final = self._streams.decoder.decode(body)
                 if error:
-                    raise said(error, self._where)
-                if tensors:
-                    if not self._knows(tensors):
-                        unknown = ", ".join(repr(name) for name in tensors if name not in self._outputs)
-                        raise PredictorError(f"the predictor answered with {unknown}, which was not asked for")
-                    yield tensors
-                if final:
-                    break
-                body = await call.read()
-            else:
-                return
-            # The predictor ends the call by itself; cancelling what has ended would be news to it.
-            while await call.read() is not None:
-                pass
+                    raise said(error, self._streams.where)
+                if not self._knows(tensors):
+                    unknown = ", ".join(repr(name) for name in tensors if name not in self._known)
+                    raise PredictorError(f"the predictor answered with {unknown}, which was not asked for")
+            if not tensors:
+                # The predictor ends the call by itself; cancelling what has ended would be news to it.
+                while self._final and await self._message() is not None:
+                    pass
+                self.close()
         except RpcError as exc:
-            raise mapped(exc, self._where, self._seconds) from exc
-        finally:
-            if self._call is not None:
-                self._call.cancel()
+            self.close()
+            raise self.failed(mapped(exc, self._streams.where, self._streams.seconds)) from exc
+        except BaseException as error:
+            self.close()
+            if isinstance(error, RequestError):
+                self.failed(error)
+            raise
+        if not self._answered and self._watch is not None:
+            self._answered = True
+            self._watch.succeeded()
+        if not tensors:
+            raise StopAsyncIteration
+        return tensors
+
+    async def _message(self) -> bytes | None:
+        """The next message, None at the end."""
+        call = self._call
+        if call is not None:
+            return await call.read()
+        call = self._call = await self._streams.begin(self._inputs, self._outputs, self._headers)
+        try:
+            return await call.read()
+        except RpcError as refusal:
+            if not refusal.refused:
+                raise
+        call = self._call = await self._streams.begin(self._inputs, self._outputs, self._headers)
+        return await call.read()
+
+    def close(self) -> None:
+        self._is_over = True
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
 
     def take(self) -> Outputs | None:
-        """Whatever is not like a response that ``read`` has given is left to that."""
+        """Whatever is not like a response that has come before is left to ``__anext__``."""
         call = self._call
         body = None if call is None else call.peek()
-        found = None if body is None else self._decoder.usual(body)
+        found = None if body is None else self._streams.decoder.usual(body)
         if call is None or found is None or not self._knows(found.outputs):
             return None
         call.drop()
@@ -123,4 +142,4 @@ class _Responses:
 
     def _knows(self, tensors: Outputs) -> bool:
         """Whether all were asked for."""
-        return not self._outputs or tensors.keys() <= self._outputs
+        return not self._known or tensors.keys() <= self._known

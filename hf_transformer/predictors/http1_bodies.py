@@ -89,32 +89,28 @@ class _Expected(Enum):
 class ChunkedBody:
     """A chunked body. Extensions and trailer fields are read past: none is defined that a caller would need."""
 
-    __slots__ = ("_expected", "_left", "_limit", "_line", "_short", "_trailers", "complete", "data")
+    # How it begins. Of a stream as it usually is little of this is ever set.
+    complete = False
+    _between = True  # whether a chunk begins next, and there is no data; never by mistake
+    _expected = _Expected.SIZE
+    _left = 0
+    _line = b""
+    _trailers = 0
 
     def __init__(self, limit: int) -> None:
         """limit: the most bytes of data."""
         self.data = bytearray()
-        self.complete = False
         self._limit = limit
-        self._short = min(limit, _SHORT)
-        self._expected = _Expected.SIZE
-        self._left = 0
-        self._line = b""
-        self._trailers = 0
+        self._short = limit if limit < _SHORT else _SHORT
 
     def usual(self, data: bytes) -> bytes:
         """The data of one chunk, where ``data`` is that and nothing else; none where it has to be fed, as longer ones
         do. Of a stream nearly every read is one such chunk."""
         size = len(data)
-        if (
-            size < self._short
-            and data.startswith(_BEFORE[size])
-            and data.endswith(b"\r\n")
-            and self._expected is _Expected.SIZE
-            and not self._line
-            and not self.data
-        ):
-            return data[len(_BEFORE[size]) : -2]
+        if size < self._short and self._between and data.endswith(b"\r\n"):
+            before = _BEFORE[size]
+            if data.startswith(before):
+                return data[len(before) : -2]
         return b""
 
     def feed(self, data: bytes) -> int:
@@ -124,6 +120,14 @@ class ChunkedBody:
             MalformedAnswer: the framing is broken or over a limit.
             AnswerTooLarge: there is more data than allowed.
         """
+        if self._between and data.endswith(_END):  # of a stream the end, alone or behind the last chunk
+            rest = data[: -len(_END)]
+            if not rest or (chunk := self.usual(rest)):
+                if rest:
+                    self.data += chunk
+                self.complete, self._between, self._expected = True, False, _Expected.TRAILER
+                return len(data)
+        self._between = False
         position = self._take_whole(data)
         while position < len(data) and not self.complete:
             if self._expected is _Expected.DATA:
@@ -141,6 +145,7 @@ class ChunkedBody:
     def take(self) -> bytes:
         """The data that has come since it was taken last; the limit holds for what is there, not for all."""
         data, self.data = bytes(self.data), bytearray()
+        self._between = self._expected is _Expected.SIZE and not self._line
         return data
 
     def _take_whole(self, data: bytes) -> int:

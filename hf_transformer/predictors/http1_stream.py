@@ -7,7 +7,7 @@ slows down the server: no more is received than the connection keeps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -29,7 +29,16 @@ _BEGINNING: Final = b"HTTP/1."
 class StreamedAnswer:
     """The answer to one request. Its methods raise Http1Error, apart from ``close``, ``take`` and ``follow``."""
 
-    __slots__ = ("_begun", "_body", "_closed", "_fault", "_head", "_heads", "_is_over", "_limit", "_some", "connection")
+    head: Head
+    """Once it has begun."""
+    is_over = False
+    """Whether all of it was read, and nothing has come behind it."""
+
+    _begun: asyncio.Future[None]
+    _body: ChunkedBody | OfLength | UntilClose | None = None  # once there is one, until it is closed
+    _fault: Http1Error | None = None  # that ``take`` has found, for ``read``
+    _some = False  # whether an interim answer has come
+    _closed = False
 
     def __init__(self, connection: StreamConnection, heads: Heads, limit: int) -> None:
         """
@@ -41,27 +50,6 @@ class StreamedAnswer:
         self.connection = connection
         self._heads = heads
         self._limit = limit
-        self._begun: asyncio.Future[None]
-        self._head: Head
-        self._body: ChunkedBody | OfLength | UntilClose | None = None
-        self._fault: Http1Error | None = None  # that ``take`` has found, for ``read``
-        self._some = False  # whether an interim answer has come
-        self._closed = False
-        self._is_over = False
-
-    @property
-    def status(self) -> int:
-        return self._head.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Names are lower-case."""
-        return self._head.headers
-
-    @property
-    def keeps_alive(self) -> bool:
-        """Whether the server leaves the connection open."""
-        return self._head.keep_alive
 
     def begin(self, request: bytes, deadline: float) -> asyncio.Future[None]:
         """Sends the request. Done when the answer has begun: the head has come, and under status 200 some of its body
@@ -72,42 +60,49 @@ class StreamedAnswer:
 
     async def read(self) -> bytes:
         """The next bytes of the body; none at its end."""
+        while not (data := self.take()):
+            if not await self.more():
+                break
+        return data
+
+    async def more(self) -> bool:
+        """Waits until ``take`` may have something, where it has nothing; False at the end of the body."""
         connection, body = self.connection, self._body
-        while True:
-            if data := self.take():
-                return data
-            if self._fault is not None:
-                try:
-                    raise self._fault
-                finally:
-                    self._fault = None  # its traceback leads here
-            if body is None or self._closed:
-                raise Disconnected("the connection was closed here")
-            if body.complete:
-                return b""
-            if connection.ended:
-                if type(body) is UntilClose and connection.error is None and not connection.aborted:
-                    return b""  # the server has closed it, and nobody here
-                raise self._ended("in the middle of its answer")
-            more = asyncio.get_running_loop().create_future()
-            connection.wake = partial(_wake, more)
+        if self._fault is not None:
             try:
-                await more
+                raise self._fault
             finally:
-                self.unfollow()
+                self._fault = None  # its traceback leads here
+        if body is None:
+            raise Disconnected("the connection was closed here")
+        if body.complete:
+            return False
+        if connection.ended:
+            if type(body) is UntilClose and connection.error is None and not connection.aborted:
+                return False  # the server has closed it, and nobody here
+            raise self._ended("in the middle of its answer")
+        more = asyncio.get_running_loop().create_future()
+        connection.wake = partial(_wake, more)
+        try:
+            await more
+        finally:
+            self.unfollow()
+        return True
 
     def take(self) -> bytes:
         """What has come of the body, without waiting; none where there is none yet, or ``read`` knows more."""
         connection, body = self.connection, self._body
-        if not connection.unread or body is None or body.complete or self._closed or self._fault is not None:
+        if not connection.unread or body is None or body.complete or self._fault is not None:
             return b""
-        data = connection.take()
+        if connection.paused:
+            connection.resume()
+        data, connection.unread = connection.unread, b""
         if type(body) is ChunkedBody and (chunk := body.usual(data)):
             return chunk
         try:
             taken = body.feed(data)
             if body.complete:
-                self._is_over = taken == len(data)  # what follows was not asked for
+                self.is_over = taken == len(data)  # what follows was not asked for
         except Http1Error as fault:
             self._fault = fault.with_traceback(None)
         return body.take() if body.data else b""
@@ -115,9 +110,7 @@ class StreamedAnswer:
     def follow(self, wake: Callable[[], object]) -> bool:
         """Has it called, once, in the moment in which anything comes; False where ``read`` has to be asked."""
         connection, body = self.connection, self._body
-        if connection.unread or connection.ended or self._closed or body is None or body.complete:
-            return False
-        if self._fault is not None:
+        if connection.unread or connection.ended or body is None or body.complete or self._fault is not None:
             return False
         connection.wake = wake
         return True
@@ -131,12 +124,15 @@ class StreamedAnswer:
         """No more is read of it."""
         if not self._closed:
             self._closed = True
-            begun = self._begun
-            del self._begun  # the traceback of its error leads here
-            if self._body is None and begun.done() and not begun.cancelled():
-                begun.exception()  # of which a caller who was cancelled has not heard
+            if self._body is not None:
+                self._body = None
+            else:
+                begun = self._begun
+                del self._begun  # the traceback of its error leads here
+                if begun.done() and not begun.cancelled():
+                    begun.exception()  # of which a caller who was cancelled has not heard
             # After a refusal it is not used again: what a server does then with a connection is less certain.
-            self.connection.leave(self._is_over and self._head.status == 200 and self._head.keep_alive)
+            self.connection.leave(self.is_over and self.head.status == 200 and self.head.keep_alive)
 
     def _came(self) -> None:
         """Something has come of the beginning."""
@@ -144,38 +140,35 @@ class StreamedAnswer:
         if begun.done():  # nobody waits any more
             return
         try:
-            has_begun = self._begins()
+            if self._begins():
+                begun.set_result(None)
+            else:
+                self.connection.wake = self._came
         except Http1Error as error:
             begun.set_exception(error.with_traceback(None))  # whose frames lead to it
-            return
-        if has_begun:
-            begun.set_result(None)
-        else:
-            self.connection.wake = self._came
 
     def _begins(self) -> bool:
         """Whether there is enough of the answer to begin with."""
-        connection = self.connection
-        while self._body is None:
-            data = connection.take()
-            end = data.find(b"\r\n\r\n", 0, HEAD_LIMIT)
-            if end < 0:
-                self._check_beginning(data)
-                connection.unread = data
+        connection, body = self.connection, self._body
+        while body is None:
+            raw, end, rest = connection.unread.partition(b"\r\n\r\n")
+            if not end or len(raw) > HEAD_LIMIT - 4:
+                self._check_beginning(connection.unread)
                 return False
-            head = self._heads.parsed(data[:end])
-            connection.unread = data[end + 4 :]
-            self._some = True
-            if head.status == 101:
-                raise MalformedAnswer("it changes to another protocol, which was not asked for")
-            if head.status >= 200:
-                self._head = head
-                if head.length is not None:
-                    self._body = OfLength(head.length)
-                    self._is_over = not head.length
-                else:
-                    self._body = ChunkedBody(self._limit) if head.chunked else UntilClose(self._limit)
-        return bool(connection.unread) or connection.ended or self._body.complete or self._head.status != 200
+            head = self.head = self._heads.parsed(raw)
+            connection.unread = rest
+            if head.chunked:
+                body = self._body = ChunkedBody(self._limit)
+            elif head.status < 200:
+                self._some = True
+                if head.status == 101:
+                    raise MalformedAnswer("it changes to another protocol, which was not asked for")
+            elif head.length is None:
+                body = self._body = UntilClose(self._limit)
+            else:
+                body = self._body = OfLength(head.length)
+                self.is_over = not head.length
+        return connection.unread != b"" or connection.ended or body.complete or self.head.status != 200
 
     def _check_beginning(self, data: bytes) -> None:
         """Raises what keeps a head that is not whole from becoming one."""

@@ -27,7 +27,7 @@ class StreamConnection(Alarm, asyncio.Protocol):
     makes the connection useless.
 
     Attributes:
-        unread: what has come and was not taken.
+        unread: what has come and was not taken; whoever takes it resumes a connection that is ``paused``.
         wake: called once, in the moment in which anything comes, the end included.
         ended: whether nothing more comes; ``error`` is why where the connection broke.
         late, aborted: whether it was closed here: because the time was over, or without a word.
@@ -37,7 +37,6 @@ class StreamConnection(Alarm, asyncio.Protocol):
 
     __slots__ = (
         "_owner",
-        "_paused",
         "_transport",
         "aborted",
         "ended",
@@ -46,6 +45,7 @@ class StreamConnection(Alarm, asyncio.Protocol):
         "idle_since",
         "late",
         "open",
+        "paused",
         "unread",
         "wake",
     )
@@ -54,7 +54,7 @@ class StreamConnection(Alarm, asyncio.Protocol):
         super().__init__(loop)
         self._owner = owner
         self._transport: asyncio.Transport | None = None
-        self._paused = False
+        self.paused = False
         self.unread = b""
         self.wake: Callable[[], object] | None = None
         self.ended = self.late = self.aborted = self.idle = False
@@ -74,14 +74,11 @@ class StreamConnection(Alarm, asyncio.Protocol):
         if self.unread or self.ended:  # a server that speaks first
             self._tell()
 
-    def take(self) -> bytes:
-        """All that has come."""
-        data, self.unread = self.unread, b""
-        if self._paused and self._transport is not None:
-            self._paused = False
-            if self.open:
-                self._transport.resume_reading()
-        return data
+    def resume(self) -> None:
+        """Receives again, since ``unread`` is taken."""
+        self.paused = False
+        if self._transport is not None and self.open:
+            self._transport.resume_reading()
 
     def leave(self, whole: bool) -> None:
         """The answer is read no further; ``whole`` says that another request may be sent after it, as far as it goes.
@@ -112,8 +109,8 @@ class StreamConnection(Alarm, asyncio.Protocol):
             return
         if self.unread:
             self.unread += data
-            if len(self.unread) > _MOST_UNREAD and not self._paused and self._transport is not None:
-                self._paused = True
+            if len(self.unread) > _MOST_UNREAD and not self.paused and self._transport is not None:
+                self.paused = True
                 self._transport.pause_reading()
         else:
             self.unread = data

@@ -36,7 +36,7 @@ class StreamedCalls:
         self._connections: set[StreamConnection] = set()
         self._idle: list[StreamConnection] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._closed = False
+        self.closed = False
 
     async def begin(self, request: bytes, deadline: float) -> StreamedAnswer:
         """The answer to a request, once it has begun (see StreamedAnswer.begin). Whoever has it closes it.
@@ -59,7 +59,7 @@ class StreamedCalls:
                 answer.close()
                 raise
             else:
-                if answer.keeps_alive or answer.status not in _STALE:
+                if answer.head.keep_alive or answer.head.status not in _STALE:
                     return answer
                 answer.close()
         answer = StreamedAnswer(await self._connected(deadline), self._heads, self._limit)
@@ -72,7 +72,7 @@ class StreamedCalls:
 
     def close(self) -> None:
         """Closes all connections; calls under way fail."""
-        self._closed = True
+        self.closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -123,7 +123,7 @@ class StreamedCalls:
         except asyncio.CancelledError:
             connection.abort()  # it may have been made in this very turn
             raise
-        if self._closed:
+        if self.closed:
             connection.abort()
             raise Disconnected("the connection was closed here")
         if connection.open:

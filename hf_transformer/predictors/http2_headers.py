@@ -48,12 +48,12 @@ def encode_post(path: str, authority: str, content_type: str, *, tls: bool) -> b
 
 def encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
     """Fields as a part of a header block; names are lower-case, values latin-1."""
-    return b"".join(
-        [
-            (_NEVER_INDEXED if name in _SECRET else _PLAIN) + _string(name.encode()) + _string(value.encode("latin-1"))
-            for name, value in fields
-        ]
-    )
+    return b"".join([(_USUAL.get(name) or _name(name)) + _string(value.encode("latin-1")) for name, value in fields])
+
+
+def _name(name: str) -> bytes:
+    """What stands before a field's value."""
+    return (_NEVER_INDEXED if name in _SECRET else _PLAIN) + _string(name.encode())
 
 
 def _string(text: bytes) -> bytes:
@@ -68,6 +68,9 @@ def _string(text: bytes) -> bytes:
         length >>= 7
     encoded.append(length)
     return bytes(encoded) + text
+
+
+_USUAL: Final = {name: _name(name) for name in ("authorization", "traceparent", "tracestate", "x-request-id")}
 
 
 class HeaderReader:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 from urllib.parse import quote
 
 import orjson
@@ -26,15 +26,14 @@ from hf_transformer.predictors.headers import header_lines
 from hf_transformer.predictors.http1 import Http1Client
 from hf_transformer.predictors.http1_errors import ConnectDeadline, ConnectTimeout, Http1Error, NoAnswer
 from hf_transformer.predictors.http1_parser import Answer
-from hf_transformer.predictors.http1_stream import StreamedAnswer
 from hf_transformer.predictors.http1_streams import StreamedCalls
+from hf_transformer.predictors.responses import Watch
 from hf_transformer.predictors.rest_bodies import JOINED, LENGTH_KEY, aligned_room, header_length_of, pieces
 from hf_transformer.predictors.rest_call import RestCall
 from hf_transformer.predictors.rest_errors import has_ended, mapped, message_of, refused
-from hf_transformer.predictors.rest_stream import responses
+from hf_transformer.predictors.rest_stream import GenerateStreams, RestResponses
 from hf_transformer.types import ModelSpec, Tensor
 from hf_transformer.wire import v2_rest, v2_rest_regions
-from hf_transformer.wire.generate import GenerateEncoder
 from hf_transformer.wire.placements import NOWHERE, Placement
 from hf_transformer.wire.v2_rest_calls import InferCalls
 
@@ -69,14 +68,14 @@ class RestPredictor(PlacingPredictor):
             f"GET {path}{action} {fields}\r\n".encode() for action in ("", "/config", "/ready")
         )
         self._infer = f"POST {path}/infer {fields}Content-Type: application/octet-stream\r\n"
-        self._generate = f"POST {path}/generate_stream {fields}Content-Type: application/json\r\n".encode()
+        generate = f"POST {path}/generate_stream {fields}Content-Type: application/json\r\n".encode()
         self._region = f"/v2/systemsharedmemory/region/{{}}/{{}} {fields}"
         self._regions = f"GET /v2/systemsharedmemory/status {fields}\r\n".encode()
         self._calls = InferCalls()
-        self._encoder = GenerateEncoder()
         self._head = lru_cache(maxsize=256)(self._head_of)
         self._client: Http1Client
         self._streams = StreamedCalls(self._address, self._ssl, self._largest)
+        self._generate = GenerateStreams(self._streams, generate, self._where, self._seconds, self._largest)
 
     async def __aenter__(self) -> Self:
         self._client = Http1Client(self._address, self._ssl, self._seconds, aligned_room, self._largest)
@@ -205,21 +204,13 @@ class RestPredictor(PlacingPredictor):
     def streams_json(self) -> bool:
         return True
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        """Over Triton's generate_stream. Closing it early closes its connection."""
-        begin = partial(self._begun, inputs, headers)
-        return responses(begin, outputs, self._where, self._seconds, self._largest)
+    def watches_streams(self, watch: Watch) -> bool:
+        self._generate.watch = watch
+        return True
 
-    def _begun(self, inputs: Sequence[Tensor], headers: Mapping[str, str]) -> Coroutine[Any, Any, StreamedAnswer]:
-        """Asks for the answer of a stream."""
-        if self._client.closed:
-            raise self._closed()
-        body = self._encoder.encode(inputs)
-        fields = header_lines(headers)
-        request = b"%sContent-Length: %d\r\n%s\r\n%s" % (self._generate, len(body), fields, body)
-        return self._streams.begin(request, asyncio.get_running_loop().time() + self._seconds)
+    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> RestResponses:
+        """Over Triton's generate_stream. Closing it early closes its connection."""
+        return RestResponses(self._generate, inputs, outputs, headers)
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._change_region(name, "register", v2_rest_regions.encode_registration(key, byte_size))

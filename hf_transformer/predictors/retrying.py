@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
-from hf_transformer.following import Followed, Relay, source_of
+from hf_transformer.following import Followed, Items, Relay, source_of
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors.base import HeldCall, Predictor
 from hf_transformer.predictors.kinds import RETRIED
@@ -82,15 +82,13 @@ class RetryingPredictor(WrappingPredictor):
             _entered if stops else _entered_or_ended,
         )
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Items[Outputs]:
         """Only what has not responded yet is tried again, and only up to there the tries have ``timeout`` seconds."""
         relay = Relay[Outputs]()
         return Followed(self._streamed(lambda: self._inner.stream(inputs, outputs, headers), relay), relay)
 
     async def _streamed(
-        self, stream: Callable[[], AsyncGenerator[Outputs, None]], relay: Relay[Outputs]
+        self, stream: Callable[[], Items[Outputs]], relay: Relay[Outputs]
     ) -> AsyncGenerator[Outputs, None]:
         deadline = asyncio.get_running_loop().time() + self._timeout
         self._budget.deposit()
@@ -190,7 +188,7 @@ class _TimeIsUpError(Exception):
     """One try lasted until the deadline of all of them."""
 
 
-async def _first(responses: AsyncGenerator[Outputs, None], deadline: float) -> Outputs | None:
+async def _first(responses: Items[Outputs], deadline: float) -> Outputs | None:
     """The first response, None where the stream ends without one."""
     try:
         async with asyncio.timeout_at(deadline) as timeout:

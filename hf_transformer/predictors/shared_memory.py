@@ -6,16 +6,18 @@ none waits for it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from hf_transformer.following import Items
 from hf_transformer.metrics import SharedMemoryUse
 from hf_transformer.predictors.base import PlacingPredictor, Predictor
 from hf_transformer.predictors.placed_calls import Context, HeldPlacedCall, Outputs, PlacedCall, Slots
 from hf_transformer.predictors.region_keeper import Pauses, RegionKeeper
+from hf_transformer.predictors.responses import Watch
 from hf_transformer.predictors.shared_region import FOLDER, remove_leftovers
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor
 
@@ -135,9 +137,10 @@ class SharedMemoryPredictor(Predictor):
     def streams_json(self) -> bool:
         return self._transport.streams_json
 
-    def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Outputs, None]:
+    def watches_streams(self, watch: Watch) -> bool:
+        return self._transport.watches_streams(watch)
+
+    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Items[Outputs]:
         """As the transport has it: many responses can't share one place."""
         return self._transport.stream(inputs, outputs, headers)
 

@@ -85,11 +85,16 @@ class ShortRequest:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def begin(self, status: int, lines: bytes) -> None:
-        """Sends the head of a response in chunks."""
-        if not self.disconnected:
-            self.response_started = True
-            self._connection.begin_response(self, status, lines)
+    def begin(self, status: int, lines: bytes, body: bytes = b"") -> bool:
+        """Sends the head of a response in chunks, and the first chunk in the same write, unless it is empty or the
+        client does not read."""
+        if self.disconnected:
+            return False
+        self.response_started = True
+        connection = self._connection
+        paused = connection.flow.write_paused
+        connection.begin_response(self, status, lines, b"" if paused else body)
+        return not paused
 
     def part(self, body: bytes) -> bool:
         """Sends a chunk at once, or not at all."""
@@ -107,13 +112,13 @@ class ShortRequest:
         if body:
             self.part(body)
 
-    def end(self) -> None:
-        """Ends the chunks."""
+    def end(self, *parts: bytes) -> None:
+        """Sends the last chunks and ends them, in one write."""
         if self.disconnected or self.response_complete:
             return
         self.response_complete = True
         self.cancel = None
-        self._connection.end_response(self)
+        self._connection.end_response(self, b"".join([b"%x\r\n%b\r\n" % (len(part), part) for part in parts if part]))
 
     def break_off(self) -> None:
         """Closes the connection in the middle of a response, or before it. One whose client was told off instead is
@@ -283,8 +288,8 @@ class ShortWayProtocol(HttpToolsProtocol):
             self.transport.close()
         self._answered()
 
-    def begin_response(self, request: ShortRequest, status: int, lines: bytes) -> None:
-        """Writes the head of one that is sent in chunks."""
+    def begin_response(self, request: ShortRequest, status: int, lines: bytes, body: bytes) -> None:
+        """Writes the head of one that is sent in chunks, and the first chunk unless it is empty."""
         defaults = self._default_headers
         headers = self.server_state.default_headers
         if headers is not defaults.headers:
@@ -292,12 +297,13 @@ class ShortWayProtocol(HttpToolsProtocol):
         said = b"" if request.keep_alive or defaults.close else b"connection: close\r\n"
         if defaults.close:
             request.keep_alive = False
-        head = (STATUS_LINE[status], defaults.lines, lines, said, b"transfer-encoding: chunked\r\n\r\n")
+        chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        head = (STATUS_LINE[status], defaults.lines, lines, said, b"transfer-encoding: chunked\r\n\r\n", chunk)
         self.transport.write(b"".join(head))
 
-    def end_response(self, request: ShortRequest) -> None:
-        """Writes the end of the chunks, and goes on as after any response."""
-        self.transport.write(b"0\r\n\r\n")
+    def end_response(self, request: ShortRequest, chunks: bytes) -> None:
+        """Writes the last chunks and their end, and goes on as after any response."""
+        self.transport.write(chunks + b"0\r\n\r\n")
         if not request.keep_alive:  # the server may have begun to end meanwhile
             self.transport.close()
         self._answered()

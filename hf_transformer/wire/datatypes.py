@@ -174,8 +174,11 @@ def raw_view(tensor: Tensor) -> bytes | memoryview:
         return tensor.data.tobytes()
     checked_datatype(tensor.name, tensor.datatype)
     if tensor.datatype == "BYTES":
-        elements = [value.encode() if isinstance(value, str) else bytes(value) for value in tensor.data.flat]
-        return b"".join(chain.from_iterable((_LENGTH.pack(len(value)), value) for value in elements))
+        written: list[bytes] = []
+        for value in tensor.data.flat:
+            element = value.encode() if isinstance(value, str) else bytes(value)
+            written += (_LENGTH.pack(len(element)), element)
+        return b"".join(written)
     target = np.dtype("<f4") if tensor.datatype == "BF16" else NUMPY_DTYPES[tensor.datatype]
     try:
         data = tensor.data.astype(target, order="C", casting="same_kind", copy=False)

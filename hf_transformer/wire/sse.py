@@ -16,15 +16,14 @@ _BOM: Final = b"\xef\xbb\xbf"
 class EventReader:
     """The events of one stream. Only their data is of interest: names, ids and comments are read past."""
 
-    __slots__ = ("_begun", "_data", "_limit", "_rest", "_size")
+    _rest = b""
+    _size = 0
+    _begun = False
 
     def __init__(self, limit: int) -> None:
         """limit: the most bytes of one event."""
         self._limit = limit
-        self._rest = b""
         self._data: list[bytes] = []
-        self._size = 0
-        self._begun = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of the events that are complete with these bytes; several data lines of one are joined by LF.

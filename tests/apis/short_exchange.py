@@ -49,10 +49,11 @@ class ShortExchange(Response):
         self._pieces.put_nowait(body)
         self.end()
 
-    def begin(self, status: int, lines: bytes) -> None:
+    def begin(self, status: int, lines: bytes, body: bytes = b"") -> bool:
         assert not self.offered, "a response begins once"
         self.offered = 1
         self._pieces.put_nowait((status, lines))
+        return not body or self.part(body)
 
     def part(self, body: bytes) -> bool:
         assert body and self.offered and not self._over
@@ -67,8 +68,11 @@ class ShortExchange(Response):
         if body and not self._left:
             self._pieces.put_nowait(body)
 
-    def end(self) -> None:
+    def end(self, *parts: bytes) -> None:
         assert self.offered and not self._over
+        for part in parts:
+            if part and not self._left:
+                self._pieces.put_nowait(part)
         self._over = True
         self._pieces.put_nowait(None)
 

@@ -19,7 +19,7 @@ class Answers(Response):
     def hold(self, task: asyncio.Task[None]) -> None:
         raise AssertionError(task)
 
-    def begin(self, status: int, lines: bytes) -> None:
+    def begin(self, status: int, lines: bytes, body: bytes = b"") -> bool:
         raise AssertionError(status)
 
     def part(self, body: bytes) -> bool:
@@ -28,7 +28,7 @@ class Answers(Response):
     async def send(self, body: bytes) -> None:
         raise AssertionError(body)
 
-    def end(self) -> None:
+    def end(self, *parts: bytes) -> None:
         raise AssertionError
 
     def break_off(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from hf_transformer.apis.access_log import AccessLog
-from hf_transformer.apis.streaming import Pushing, Sender
+from hf_transformer.apis.sending import Pushing, Sender
 from hf_transformer.apis.watching import Watch
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.base import GeneratorSettings

@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.apis import openai_chat, openai_completions
 from hf_transformer.apis.base import Service
 from hf_transformer.apis.openai_generation import Fields
-from hf_transformer.apis.openai_readings import LONGEST, MOST, Readings
+from hf_transformer.apis.openai_readings import LONGEST, MOST, SHORT, Readings
 from hf_transformer.errors import InvalidInput
 from tests.apis.generating import PROMPT, bench, post
 
@@ -101,6 +101,24 @@ def test_what_is_just_short_enough_is_kept(reader: Reader, readings: Readings[Fi
     assert LONGEST - 20 <= len(orjson.dumps({"stop": field})) <= LONGEST
     assert readings({"stop": field}) is readings({"stop": field})
     assert len(reader.read) == 1
+
+
+@pytest.mark.parametrize("length", [LONGEST - 20, LONGEST + 20], ids=["kept", "too long to be kept"])
+def test_fields_of_a_short_body_are_compared_at_once(
+    monkeypatch: pytest.MonkeyPatch, reader: Reader, readings: Readings[Fields], length: int
+) -> None:
+    looked: list[object] = []
+
+    def look(fields: object) -> bool:
+        looked.append(fields)
+        return False
+
+    monkeypatch.setattr("hf_transformer.apis.openai_readings._is_long", look)
+    for _ in range(2):
+        readings({"stop": "x" * length}, SHORT)
+    assert len(reader.read) == (1 if length < LONGEST else 2) and not looked
+    readings({"stop": "x" * length}, SHORT + 1)
+    assert len(looked) == 1
 
 
 def test_what_json_can_read_but_not_write_is_read(reader: Reader, readings: Readings[Fields]) -> None:

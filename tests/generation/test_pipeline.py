@@ -69,6 +69,15 @@ async def test_without_a_seed_none_is_made_up(gpt2: Tokenizer, executor: ThreadP
     assert [sampling.seed for _, sampling in generator.asked] == [None, None]
 
 
+async def test_a_sampling_that_is_refused_once_is_refused_again(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
+    pipeline = pipeline_of(gpt2, saying(gpt2, " paris"), executor)
+    refused, taken = Sampling(top_k=3, names={"top_k": "top_k"}), Sampling(max_tokens=3)
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="top_k: this model is a tokens model"):
+            await pipeline.start(GenerationRequest(prompts=("a",), sampling=refused), context())
+        await pipeline.start(GenerationRequest(prompts=("a",), sampling=taken), context())
+
+
 async def test_a_request_that_is_not_streamed(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
     generator = saying(gpt2, " paris")
     pipeline = pipeline_of(gpt2, generator, executor)

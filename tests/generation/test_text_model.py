@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.contract import ContractError
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.text_ends import Leading, TokenCounter, added_tokens, leading_token
+from hf_transformer.generation.text_ends import Leading, TokenCounter, leading_token
 from hf_transformer.generation.text_model import TextGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer import Tokenizer
@@ -300,17 +300,20 @@ async def test_models_that_do_not_fit(bench: Bench, inputs: Any, outputs: Any, j
         bench.generator(model(inputs, outputs), json=json)
 
 
+@pytest.mark.filterwarnings("ignore:This sequence already has")  # of ByT5's, where a text ends as it would end it
 @pytest.mark.parametrize("name", ALL)
 async def test_a_text_has_as_many_tokens_as_the_tokenizer_makes_of_it(
     tmp_path: Path, executor: ThreadPoolExecutor, name: str
 ) -> None:
     tokenizer = load(ALL[name](tmp_path / "model"))
     counter = TokenCounter(tokenizer, executor)
-    assert (added_tokens(tokenizer) is None) == (name == "byt5")  # which adds no end where there is one
     for text_ in ("a", " a", "the capital of france is paris", " 1 2 3", "\n\n", "é\u0301 a  b", "a " * 200, "a</s>"):
         [[bare]] = tokenizer.encode_windows([text_], Tokenization(whole=True, special_tokens=False))
+        [[whole]] = tokenizer.encode_windows([text_], Tokenization(whole=True))
         for _ in range(2):  # as new words, and as known ones
             assert await counter.count(text_) == len(bare.ids)
+            assert tokenizer.ids(text_, special_tokens=False) == bare.ids
+            assert tokenizer.ids(text_) == whole.ids
 
 
 async def test_a_generator_that_has_counted_tells_how_many(bench: Bench) -> None:

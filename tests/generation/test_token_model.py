@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hf_transformer.contract import ContractError
-from hf_transformer.generation.model_inputs import KEPT_SAMPLINGS, ModelInputs
+from hf_transformer.generation.model_inputs import ModelInputs
+from hf_transformer.generation.per_sampling import KEPT
 from hf_transformer.generation.token_model import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.types import ModelSpec, TensorSpec
@@ -105,7 +106,7 @@ async def test_samplings_that_come_and_go_have_tensors_of_their_own() -> None:
     first = Sampling(max_tokens=1, stop=("a",))
     before = sys.getrefcount(first)
     inputs.tensors(first)
-    for number in range(2 * KEPT_SAMPLINGS):
+    for number in range(2 * KEPT):
         [found] = [one for one in inputs.tensors(Sampling(max_tokens=number)) if one.name == "request_output_len"]
         assert found.data.tolist() == [[number]]
     assert sys.getrefcount(first) == before, "it is forgotten"

@@ -8,10 +8,8 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.generation.token_rows import RowHabits, Rows
 
 
-def read(
-    habits: RowHabits, *rows: list[int], prompt: tuple[int, ...] = (1, 2, 3), most: int = 50, decoupled: bool = True
-) -> list[int]:
-    reader = Rows(habits, prompt, most, decoupled=decoupled)
+def read(habits: RowHabits, *rows: list[int], prompt: tuple[int, ...] = (1, 2, 3), decoupled: bool = True) -> list[int]:
+    reader = Rows(habits, prompt, decoupled=decoupled)
     return [token for row in rows for token in reader.take(row)] + reader.rest()
 
 
@@ -46,7 +44,7 @@ def test_new_tokens_that_begin_as_the_last_ones_did() -> None:
 
 
 def test_what_could_be_either_is_held_back_until_the_next_response() -> None:
-    reader = Rows(RowHabits(), (1,), 50, decoupled=True)
+    reader = Rows(RowHabits(), (1,), decoupled=True)
     assert reader.take([5]) == [5]
     assert reader.take([5, 6]) == []
     assert reader.take([5, 6, 7]) == [6, 7]
@@ -62,7 +60,7 @@ def test_a_long_beginning_is_no_chance() -> None:
 
 
 def test_a_length_that_counts_what_came_before() -> None:
-    reader = Rows(habits := RowHabits(), (1,), 50, decoupled=True)
+    reader = Rows(habits := RowHabits(), (1,), decoupled=True)
     assert reader.take([5], 1) == [5]
     assert reader.take([5, 6], 3) == [5, 6]
     assert habits.cumulative is False

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 
-from hf_transformer.following import Source, source_of
+from hf_transformer.following import Items, Source, source_of
 from hf_transformer.types import Tensor
 
 Response = Mapping[str, Tensor]
-Responses = AsyncGenerator[Response, None]
+Responses = Items[Response]
 
 
 def came(moment: asyncio.Future[None], source: Source[Response], taken: deque[Response], at_once: bool) -> None:
@@ -22,7 +22,7 @@ def came(moment: asyncio.Future[None], source: Source[Response], taken: deque[Re
     moment.set_result(None)
 
 
-async def following(responses: Responses, *, at_once: bool = False) -> Responses:
+async def following(responses: Responses, *, at_once: bool = False) -> AsyncGenerator[Response, None]:
     """The same responses; those that come are taken ``at_once``, in that moment, or in a later turn of the loop."""
     taken = deque[Response]()
     async with aclosing(responses):

@@ -262,7 +262,7 @@ def test_a_server_that_speaks_first(loop: Clock) -> None:
     called.comes(HEAD.replace(b"200 OK", b"503 Busy") + ONE + END)
     called.connection.connection_lost(None)
     answer = called.begin()
-    assert called.begun.done() and answer.status == 503 and called.wire.written == b""
+    assert called.begun.done() and answer.head.status == 503 and called.wire.written == b""
     assert called.read() == b"hello"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.following import Followed, source_of
+from hf_transformer.following import Followed, Items, source_of
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors.base import Predictor
 from hf_transformer.predictors.circuit import CircuitPredictor
@@ -54,7 +54,7 @@ class Streams(Scripted):
             self.closed += 1
 
 
-def numbers(responses: AsyncGenerator[Mapping[str, Tensor], None]) -> Any:
+def numbers(responses: Items[Mapping[str, Tensor]]) -> Any:
     async def read() -> list[int]:
         return [int(one["n"].data[0]) async for one in responses]
 

@@ -31,7 +31,7 @@ class Unread(PlainHeads):
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written until it is closed.
+    """Keeps what is written until it is closed, and counts the writes.
 
     Args:
         tls: whether it says that it is encrypted.
@@ -40,6 +40,7 @@ class Wire(asyncio.Transport):
     def __init__(self, *, tls: bool = False) -> None:
         super().__init__()
         self.written = b""
+        self.writes = 0
         self.closing = False
         self._tls = tls
 
@@ -49,6 +50,7 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         if not self.closing:
             self.written += data
+            self.writes += 1
 
     def is_closing(self) -> bool:
         return self.closing

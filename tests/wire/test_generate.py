@@ -39,16 +39,17 @@ def test_tensors_that_come_again() -> None:
     kept = [Tensor(name, "INT32", np.array([[5]], "<i4")) for name in ("a", "b")]
     for one in kept:
         one.data.flags.writeable = False
-    changing, text = Tensor("c", "FP32", np.array([0.5], "<f4")), texts(b"x")
-    text.data.flags.writeable = False
+    changing, constant = Tensor("c", "FP32", np.array([0.5], "<f4")), Tensor("d", "BYTES", np.array(["x"], np.object_))
+    constant.data.flags.writeable = False
     for count in range(2 * KEPT_MEMBERS):
         changing.data[0] = count
         fresh = Tensor("seed", "INT64", np.array([count], "<i8"))
         fresh.data.flags.writeable = False  # its place in memory is soon another one's
-        text.data = np.array([str(count)], np.object_)
+        text = texts(str(count).encode() * count)
         text.data.flags.writeable = False
-        body = orjson.loads(encoder.encode([*kept, changing, fresh, text]))
-        assert body == {"a": 5, "b": 5, "c": float(count), "seed": count, "text_input": str(count)}
+        body = orjson.loads(encoder.encode([*kept, changing, constant, fresh, text]))
+        said = {"a": 5, "b": 5, "c": float(count), "d": "x", "seed": count, "text_input": str(count) * count}
+        assert body == said
     assert encoder.encode([]) == b"{}"
 
 

@@ -13,6 +13,7 @@ from hf_transformer.types import Tensor
 from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wire.v2_grpc_stream import (
     KEPT_HEADS,
+    KEPT_INPUTS,
     KEPT_LAYOUTS,
     PATIENCE,
     StreamDecoder,
@@ -207,6 +208,26 @@ def test_few_shapes_of_requests_are_kept() -> None:
     for count in range(2 * KEPT_HEADS + 1):
         encoder.encode([Tensor("input_ids", "INT32", np.zeros((1, count), "<i4"))], [])
     assert len(encoder._heads) == 1
+
+
+def test_values_that_come_again() -> None:
+    encoder = StreamEncoder("gpt2")
+
+    def frozen(name: str, value: int | str, datatype: str = "INT32") -> Tensor:
+        tensor = Tensor(name, datatype, np.array([value], np.object_ if datatype == "BYTES" else "<i4"))
+        tensor.data.flags.writeable = False
+        return tensor
+
+    kept = [frozen("a", 5), frozen("b", 5), frozen("text", "x", "BYTES")]
+    changing = Tensor("c", "INT32", np.array([0], "<i4"))
+    for count in range(2 * KEPT_INPUTS + 1):
+        changing.data[0] = count
+        inputs = [*kept, changing, frozen("seed", count)]  # the last one's place in memory is soon another one's
+        request = pb.ModelInferRequest.FromString(encoder.encode(inputs, []))
+        assert [one.name for one in request.inputs] == ["a", "b", "text", "c", "seed"]
+        numbers = [number.to_bytes(4, "little") for number in (5, 5, count, count)]
+        assert list(request.raw_input_contents) == [*numbers[:2], b"\1\0\0\0x", *numbers[2:]]
+    assert len(encoder._kept) <= KEPT_INPUTS
 
 
 def test_a_request_whose_data_do_not_fit_says_so() -> None:
