@@ -1,7 +1,7 @@
 """How a stream is sent as an HTTP response: as soon as its pieces come, and no faster than its client reads.
 
-What the first piece has to wait for counts most. So what is not needed to ask the model is done while it works, head
-and first piece are one write, and so are the last piece and the end.
+What the first piece has to wait for counts most. So what is not needed to ask the model is done while it works. On the
+short way head and first piece are one write, and so are the last piece and the end.
 """
 
 from __future__ import annotations
@@ -70,9 +70,13 @@ class Pushing:
 
 
 class Sink(Protocol):
-    """Where the parts of a response go. ``send_part`` is a way past ``send``, where there is one."""
+    """Where the parts of a response go.
+
+    Attributes: ``send_part`` is a way past ``send``, where there is one; ``begun`` says whether the head was sent.
+    """
 
     send_part: SendPart | None
+    begun: bool
 
     def prepare(self, content_type: bytes, request_id: bytes) -> None:
         """What the head has beside the timing; once, before ``begin``."""
@@ -95,6 +99,7 @@ class AsgiSink(Sink):
         self._send = send
         self._headers: list[tuple[bytes, bytes]] = []
         self.send_part = send_part
+        self.begun = False
 
     def prepare(self, content_type: bytes, request_id: bytes) -> None:
         self._headers = [(b"content-type", content_type), (b"x-request-id", request_id), *UNBUFFERED]
@@ -103,6 +108,7 @@ class AsgiSink(Sink):
         if timing:
             self._headers.append((SERVER_TIMING, timing))
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        self.begun = True  # not before: it waits where the client has not read what came before
         if piece:
             await self.send(piece)
 
@@ -123,11 +129,13 @@ class ShortSink(Sink):
         self._response = response
         self._lines = b""
         self.send_part = response.part
+        self.begun = False
 
     def prepare(self, content_type: bytes, request_id: bytes) -> None:
         self._lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (content_type, request_id, UNBUFFERED_LINES)
 
     async def begin(self, timing: bytes, piece: bytes) -> None:
+        self.begun = True
         lines = b"%bserver-timing: %b\r\n" % (self._lines, timing) if timing else self._lines
         if not self._response.begin(200, lines, piece):
             await self._response.send(piece)
@@ -147,14 +155,14 @@ class Sender:
         timing: whether the answer tells how long it took until the first piece.
     """
 
-    __slots__ = ("_begun", "_context", "_held", "_loop", "_prepared", "_sink", "_stream", "_timing")
+    __slots__ = ("_context", "_held", "_loop", "_prepared", "_sink", "_stream", "_timing")
 
     def __init__(self, sink: Sink, stream: Stream, context: Context, *, timing: bool) -> None:
         self._sink = sink
         self._stream = stream
         self._context = context
         self._timing = timing
-        self._prepared = self._begun = False
+        self._prepared = False
         self._held = b""
         """The last piece: what follows it goes with it."""
         self._loop = asyncio.get_running_loop()
@@ -181,12 +189,12 @@ class Sender:
             except RequestError as error:
                 failure = self._failure(stream.named(error))
             except Exception:
-                if not self._begun:
+                if not self._sink.begun:
                     raise
                 failure = self._our_fault()
         if failure is not None:
             last = stream.error(*failure)
-        if not self._begun:
+        if not self._sink.begun:
             await self._begin(self._held)
             self._held = b""
         await self._sink.end(self._held, last)
@@ -208,7 +216,7 @@ class Sender:
                     continue
             if not written:
                 continue
-            if self._begun:
+            if sink.begun:
                 await sink.send(written)
             else:
                 await self._begin(written)
@@ -224,9 +232,12 @@ class Sender:
                 await sink.send(unsent)
 
     def _failure(self, error: RequestError) -> tuple[str, int]:
-        if not self._begun:
-            raise error
-        return str(error), error.status
+        try:
+            if not self._sink.begun:
+                raise error
+            return str(error), error.status
+        finally:
+            del error  # it refers to this frame: only the collector would find what its callers hold
 
     def _our_fault(self) -> tuple[str, int]:
         """The last resort for a fault of our own, as in Endpoint."""
@@ -244,7 +255,6 @@ class Sender:
 
     async def _begin(self, piece: bytes) -> None:
         """Sends the head with the first piece, which may be empty."""
-        self._begun = True
         if not self._prepared:
             self._prepare()
         timings = self._context.timings

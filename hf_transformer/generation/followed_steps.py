@@ -66,7 +66,11 @@ class FollowedSteps(Source[Step]):
             if reading.is_over:  # but the model goes on
                 await self.aclose()
                 break
-            step = reading.new(tensors)
+            try:
+                step = reading.new(tensors)
+            except BaseException:
+                await self.aclose()
+                raise
             if step is not None:
                 return step
         return await reading.end()

@@ -179,6 +179,7 @@ class Text(Source[Piece]):
     async def close(self) -> None:
         """Ends it at the predictor, and waits until it has ended there."""
         self._leave()
+        self._error = self._caught = None  # both know by their traceback who knows this text
         if self._closing is not None:
             await asyncio.wait([self._closing])
 

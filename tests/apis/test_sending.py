@@ -94,6 +94,7 @@ class Kept(Sink):
     send_part: SendPart | None = None
 
     def __init__(self) -> None:
+        self.begun = False
         self.head = b""
         self.sent: list[Sequence[bytes]] = []
 
@@ -102,7 +103,8 @@ class Kept(Sink):
         self.head = content_type + b" " + request_id
 
     async def begin(self, timing: bytes, piece: bytes) -> None:
-        assert self.head and not self.sent
+        assert self.head and not self.begun
+        self.begun = True
         self.sent.append((piece,))
 
     async def send(self, piece: bytes) -> None:
@@ -150,8 +152,10 @@ async def test_an_error_comes_behind_what_came_before(items: tuple[Piece, ...]) 
     assert [one for together in found for one in together if one] == [b"a", *(b"b" for _ in items), told]
 
 
-@pytest.mark.parametrize("script", [InvalidInput("wrong"), Script(InvalidInput("wrong"))], ids=["start", "first piece"])
-async def test_an_error_before_anything_is_raised_as_the_client_is_told(script: Script | RequestError) -> None:
+@pytest.mark.parametrize("starts", [False, True], ids=["start", "first piece"])
+async def test_an_error_before_anything_is_raised_as_the_client_is_told(starts: bool) -> None:
+    error = InvalidInput("wrong")
+    script = Script(error) if starts else error
     with pytest.raises(InvalidInput, match="renamed wrong"):
         await Sender(Kept(), Told(script), Context("17", {}), timing=True).run(OpenStreams())
 
@@ -193,3 +197,24 @@ async def test_the_end_as_messages(pieces: Sequence[bytes], bodies: list[tuple[b
 
     await AsgiSink(send, None).end(*pieces)
     assert [(one["body"], one["more_body"]) for one in messages] == bodies
+
+
+class Broken(Told):
+    """Can't tell of pieces."""
+
+    def prepare(self) -> None:
+        raise ZeroDivisionError
+
+
+async def test_what_goes_wrong_while_the_model_works_is_raised_once_there_is_a_piece() -> None:
+    logged: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context["exception"]))
+    script, sink = Script(None, piece("a", last=True)), Kept()
+    running = asyncio.create_task(Sender(sink, Broken(script), Context("17", {}), timing=False).run(OpenStreams()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [type(one) for one in logged] == [ZeroDivisionError] and not running.done()
+    script.gate.set()
+    with pytest.raises(ZeroDivisionError):
+        await running
+    assert script.left and not sink.begun

@@ -132,6 +132,24 @@ async def test_at_its_end_a_request_holds_nothing(uncollected: None, name: str, 
         assert made.service.bodies.held == 0
 
 
+@pytest.mark.parametrize("end", ["failed", "over"])
+async def test_a_stream_that_ends_before_its_first_piece_holds_nothing(uncollected: None, end: str) -> None:
+    body = json.dumps(REQUESTS["stream"][1]).encode()
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate, fails=PredictorError("it broke")) as made:
+        exchange = ShortExchange(made.app, PATH, body)
+        before = sys.getrefcount(body)
+        async with exchange:
+            await asyncio.sleep(0.01)
+            if end == "failed":
+                gate.release()
+            else:
+                made.service.streams.end_within(0.0)
+            assert (await exchange.head())[0] == (502 if end == "failed" else 503)
+            await exchange.rest()
+        assert sys.getrefcount(body) == before
+
+
 class Untold(Exception):
     """Even the answer to an error could not be made."""
 

@@ -142,6 +142,19 @@ async def test_the_end_of_the_service_ends_a_stream_with_an_error(way: Ways) -> 
 
 
 @both_ways
+async def test_the_end_of_the_service_while_the_client_does_not_read_the_head(way: Ways) -> None:
+    async with bench() as made:
+        async with way(made.app, PATH, body(), reads=False) as exchange:
+            await until(lambda: exchange.offered == 1)
+            made.service.streams.end_within(0.0)
+            await asyncio.sleep(0.01)
+            exchange.taken.set()
+            await exchange.head()
+            assert b"the service is shutting down" in await exchange.rest()
+        assert made.requests("openai", 503) == 1
+
+
+@both_ways
 async def test_a_stream_without_a_piece_ends_with_a_real_status(way: Ways) -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made, way(made.app, PATH, body()) as exchange:

@@ -62,8 +62,10 @@ class ScriptedGenerator(Generator):
                 self.given += 1
                 yield step
         finally:
-            await asyncio.sleep(0)
-            self.running -= 1
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self.running -= 1
 
     async def canary(self, prompt: Prompt) -> None:
         self.asked.append((prompt, Sampling(max_tokens=1)))

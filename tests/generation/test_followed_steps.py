@@ -16,13 +16,16 @@ Response = Mapping[str, Tensor]
 
 class Call:
     """A call that answers ``count`` times, and what reads that: a step of each but the second; it is over after
-    ``most`` of them."""
+    ``most`` of them, and can't be read where it is number ``unreadable``."""
 
-    def __init__(self, count: int = 3, most: int = 100, error: Exception | None = None) -> None:
+    def __init__(
+        self, count: int = 3, most: int = 100, error: Exception | None = None, unreadable: int | None = None
+    ) -> None:
         self.begun = self.closed = self.read = 0
         self._count = count
         self._most = most
         self._error = error
+        self._unreadable = unreadable
 
     def begin(self) -> tuple[AsyncGenerator[Response, None], Call]:
         self.begun += 1
@@ -43,6 +46,8 @@ class Call:
 
     def new(self, tensors: Response) -> Step | None:
         self.read += 1
+        if self.read == self._unreadable:
+            raise PredictorError("it is no response")
         return None if self.read == 2 else Step(ids=(self.read,))
 
     async def end(self) -> Step:
@@ -94,3 +99,12 @@ async def test_an_error_comes_through() -> None:
         await read(steps)
     await steps.aclose()
     assert call.closed == 1
+
+
+async def test_a_response_that_cant_be_read_ends_the_call() -> None:
+    call = Call(unreadable=1)
+    steps = FollowedSteps(call.begin)
+    with pytest.raises(PredictorError, match="it is no response"):
+        await read(steps)
+    assert call.closed == 1
+    assert (await read(steps), call.begun) == ([], 1)

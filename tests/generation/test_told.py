@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 
 import pytest
 
@@ -67,7 +68,8 @@ async def test_of_texts_that_nobody_reads_to_their_end(
 
 def failing(error: RequestError) -> ScriptedGenerator:
     def script(prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:
-        return [Step(ids=(5,)), error]
+        # Raised, a parameter would hold all that its traceback leads to, for as long as the tests run.
+        return [Step(ids=(5,)), copy(error)]
 
     return ScriptedGenerator(script)
 
