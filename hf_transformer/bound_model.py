@@ -14,8 +14,8 @@ from hf_transformer.failure_log import FailureLog
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.metrics import Metrics
 from hf_transformer.pipeline import Pipeline
+from hf_transformer.pipeline_users import Users
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.served_generation import Users
 from hf_transformer.sightings import Sightings, asked_alike
 from hf_transformer.types import ModelSpec
 from hf_transformer.workers import Roster

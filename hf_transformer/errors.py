@@ -143,3 +143,7 @@ class CallersDeadline(RequestError):
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
+
+
+PREDICTORS = PredictorError, PredictorTimeout, PredictorUnavailable
+"""The errors that are the predictor's."""

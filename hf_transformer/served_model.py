@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from hf_transformer.bound_model import AnyPipeline, BoundModel
-from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.errors import PREDICTORS, InvalidInput
 from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.pipeline import Generation
 from hf_transformer.generation.types import GenerationRequest
@@ -75,7 +75,7 @@ class ServedModel(BoundModel):
             else:
                 with users.one():
                     answers = await pipeline(query, context)
-        except (PredictorError, PredictorTimeout, PredictorUnavailable) as error:
+        except PREDICTORS as error:
             self._note_failure(error)
             raise
         self._note_answer(context)

@@ -18,7 +18,7 @@ LAYERS = {
     "serving": ("serving",),
     "app": ("app", "model_wiring", "model_parts", "generation_wiring", "generation_parts", "diagnosis"),
     "config": ("config", "options", "logs"),
-    "model": ("served_model", "bound_model", "served_generation", "canary", "sightings", "failure_log"),
+    "model": ("served_model", "bound_model", "pipeline_users", "canary", "sightings", "failure_log"),
     "apis": ("apis",),
     "pipeline": ("pipeline",),
     "parts": (
@@ -48,6 +48,7 @@ LAYERS = {
         "short_way",
         "eager",
         "following",
+        "by_identity",
         "types",
         "errors",
         "metrics",

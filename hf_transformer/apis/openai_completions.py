@@ -152,8 +152,6 @@ class CompletionForm:
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
         if not piece.text and not piece.tokens and piece.finish is None:
             return ()
-        if self._top is None:
-            return ({"index": index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish},)
         return (self._choice(index, piece.text, piece.tokens, piece.finish),)
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> Json:

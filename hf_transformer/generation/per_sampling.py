@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+from hf_transformer.by_identity import ByIdentity
 from hf_transformer.generation.types import Sampling
 
 Made = TypeVar("Made")
@@ -17,15 +18,13 @@ class PerSampling(Generic[Made]):
 
     def __init__(self, make: Callable[[Sampling], Made]) -> None:
         self._make = make
-        self._kept: dict[int, tuple[Sampling, Made]] = {}  # by identity: a Sampling has no hash
+        self._kept = ByIdentity[tuple[Made]](KEPT)  # in a tuple: what is made may be None
 
     def __call__(self, sampling: Sampling) -> Made:
         """Raises what ``make`` raises."""
         kept = self._kept.get(id(sampling))
         if kept is not None:
-            return kept[1]
+            return kept[0]
         made = self._make(sampling)
-        if len(self._kept) == KEPT:
-            self._kept.clear()
-        self._kept[id(sampling)] = sampling, made
+        self._kept.keep(sampling, (made,))
         return made

@@ -244,18 +244,11 @@ class GenerationPipeline:
 
     def _choices(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Continuation]:
         """What the texts of one prompt are written from."""
-        settings, sampling = self._settings, request.sampling
-        most = sampling.max_tokens
-        if (
-            most is None
-            or settings.decoder_start_ids
-            or not (sampling.min_tokens <= most and 0 < most <= settings.max_length - len(prompt.ids))
-        ):
-            most = self._max_tokens(request, index, prompt)
+        sampling, most = request.sampling, self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != most:
             sampling = replace(sampling, n=1, max_tokens=most)
         before = prompt.text if request.echo else ""
-        alone = not settings.decoder_start_ids
+        alone = not self._settings.decoder_start_ids
         found = []
         for choice in range(request.sampling.n):
             own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)

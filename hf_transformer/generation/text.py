@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.errors import PREDICTORS, PredictorError, RequestError
 from hf_transformer.following import Source, source_of
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator
@@ -16,9 +16,6 @@ from hf_transformer.generation.types import Piece, Prompt, Sampling, Step
 
 CountText = Callable[[str], Awaitable[int]]
 """How many tokens a text has."""
-
-PREDICTORS = PredictorError, PredictorTimeout, PredictorUnavailable
-"""The errors that are the predictor's."""
 
 
 @dataclass(slots=True)

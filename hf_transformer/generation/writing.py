@@ -11,12 +11,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from hf_transformer.errors import CallersDeadline, PredictorTimeout, RequestError
+from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorTimeout, RequestError
 from hf_transformer.following import Source
 from hf_transformer.generation.base import Generator
 from hf_transformer.generation.channel import Channel
 from hf_transformer.generation.tally import Tally
-from hf_transformer.generation.text import PREDICTORS, Continuation, CountText, Text
+from hf_transformer.generation.text import Continuation, CountText, Text
 from hf_transformer.generation.types import FinishReason, Piece
 from hf_transformer.types import Context
 

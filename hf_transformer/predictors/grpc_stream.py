@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from hf_transformer.errors import PredictorError, RequestError
+from hf_transformer.errors import PredictorError
 from hf_transformer.predictors.answers import said
 from hf_transformer.predictors.grpc_errors import mapped
 from hf_transformer.predictors.grpc_status import RpcError
@@ -70,10 +70,7 @@ class GrpcResponses(Responses):
 
     async def __anext__(self) -> Outputs:
         if self._call is None:
-            if self._is_over:
-                raise StopAsyncIteration
-            if self._watch is not None:
-                self._turn = self._watch.begins()
+            self.begins()
         try:
             tensors: Outputs = {}
             while not tensors and not self._final and (body := await self._message()) is not None:
@@ -89,16 +86,11 @@ class GrpcResponses(Responses):
                     pass
                 self.close()
         except RpcError as exc:
-            self.close()
-            raise self.failed(mapped(exc, self._streams.where, self._streams.seconds)) from exc
+            raise self.ended(mapped(exc, self._streams.where, self._streams.seconds)) from exc
         except BaseException as error:
-            self.close()
-            if isinstance(error, RequestError):
-                self.failed(error)
+            self.ended(error)
             raise
-        if not self._answered and self._watch is not None:
-            self._answered = True
-            self._watch.succeeded()
+        self.answered()
         if not tensors:
             raise StopAsyncIteration
         return tensors

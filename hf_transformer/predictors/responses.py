@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from hf_transformer.errors import RequestError
 from hf_transformer.types import Tensor
 
 Outputs = Mapping[str, Tensor]
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class Watch(Protocol):
@@ -65,8 +66,23 @@ class Responses(ABC):
     @abstractmethod
     def unfollow(self) -> None: ...
 
-    def failed(self, error: RequestError) -> RequestError:
-        """Tells the watch of an error that is raised; gives it."""
+    def begins(self) -> None:
+        """Asks the watch, before the call is made. Raises StopAsyncIteration where it is over, and what the watch
+        raises."""
+        if self._is_over:
+            raise StopAsyncIteration
         if self._watch is not None:
+            self._turn = self._watch.begins()
+
+    def answered(self) -> None:
+        """Tells the watch, once, that there is a response, or the end without one."""
+        if not self._answered and self._watch is not None:
+            self._answered = True
+            self._watch.succeeded()
+
+    def ended(self, error: Raised) -> Raised:
+        """Ends the call for an error that is raised, and tells the watch of one that is a request's; gives it."""
+        self.close()
+        if self._watch is not None and isinstance(error, RequestError):
             self._watch.failed(error, self._turn)
         return error

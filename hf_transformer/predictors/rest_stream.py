@@ -83,10 +83,7 @@ class RestResponses(Responses):
     async def __anext__(self) -> Outputs:
         answer = self._answer
         if answer is None:
-            if self._is_over:
-                raise StopAsyncIteration
-            if self._watch is not None:
-                self._turn = self._watch.begins()
+            self.begins()
         try:
             if answer is None:
                 answer = self._answer = await self._streams.begin(self._inputs, self._headers)
@@ -99,16 +96,11 @@ class RestResponses(Responses):
                     self.close()
                     break
         except (OSError, Http1Error) as exc:
-            self.close()
-            raise self.failed(mapped(exc, self._streams.where, self._streams.seconds)) from exc
+            raise self.ended(mapped(exc, self._streams.where, self._streams.seconds)) from exc
         except BaseException as error:
-            self.close()
-            if isinstance(error, RequestError):
-                self.failed(error)
+            self.ended(error)
             raise
-        if not self._answered and self._watch is not None:
-            self._answered = True
-            self._watch.succeeded()
+        self.answered()
         if tensors is None:
             raise StopAsyncIteration
         return tensors

@@ -104,7 +104,7 @@ class Connection(ShortWayProtocol):
             self.refuse(503, f"{limit} connections are open, as many as --max_connections allows; try again")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        # Keys of our own: an ASGI scope may have any.
+        # Keys of our own: an ASGI scope may have any, though uvicorn's type for one names only the usual ones.
         self._running = cycle
         cycle.scope[WHOLE_RESPONSE] = partial(self._send_whole, cycle)  # type: ignore[typeddict-unknown-key]
         cycle.scope[SEND_PART] = partial(self._send_part, cycle)  # type: ignore[typeddict-unknown-key]

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from hf_transformer.by_identity import ByIdentity
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Array, Json, Tensor
 from hf_transformer.wire.datatypes import json_kind, shorten
@@ -41,8 +42,7 @@ class GenerateEncoder:
     tensors are the very same as the last one's."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, bytes] = {}  # by identity
-        self._tensors: list[Tensor] = []  # those
+        self._kept = ByIdentity[bytes](KEPT_MEMBERS)
 
     def encode(self, inputs: Sequence[Tensor]) -> bytes:
         """The body of a request.
@@ -60,11 +60,7 @@ class GenerateEncoder:
         # A text takes half the time so; of a request it is what is new.
         member = orjson.dumps({tensor.name: value if type(value) is str else _json(tensor)})[1:-1]
         if value is not None and not data.flags.writeable and len(member) <= LONGEST_MEMBER:
-            if len(self._kept) >= KEPT_MEMBERS:
-                self._kept.clear()
-                self._tensors.clear()
-            self._kept[id(tensor)] = member
-            self._tensors.append(tensor)
+            self._kept.keep(tensor, member)
         return member
 
 

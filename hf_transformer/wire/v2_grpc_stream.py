@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from hf_transformer.by_identity import ByIdentity
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Tensor
 from hf_transformer.wire.datatypes import Malformed, raw_view
@@ -56,8 +57,7 @@ class StreamEncoder:
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._heads: dict[tuple[object, ...], bytes] = {}
-        self._kept: dict[int, _Input] = {}  # by identity
-        self._tensors: list[Tensor] = []  # those
+        self._kept = ByIdentity[_Input](KEPT_INPUTS)
 
     def encode(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> bytes:
         """A serialized ModelInferRequest with raw contents, whose responses end with one that says so.
@@ -84,11 +84,7 @@ class StreamEncoder:
         contents = _SHORT_CONTENTS[size] + raw if size < 128 else with_field(b"", RAW_INPUT_CONTENTS, (raw,))
         found = _Input((tensor.name, tensor.datatype, data.shape), contents)
         if data.size == 1 and size <= LONGEST_KEPT and not data.flags.writeable:
-            if len(self._kept) >= KEPT_INPUTS:
-                self._kept.clear()
-                self._tensors.clear()
-            self._kept[id(tensor)] = found
-            self._tensors.append(tensor)
+            self._kept.keep(tensor, found)
         return found
 
     def _head(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> bytes:
