@@ -110,7 +110,7 @@ class Batch(Generic[Item]):
             self.requests = {entry.request for entry in entries}
             self.cost = sum([entry.cost for entry in entries])
         self.shared = len(self.requests) > 1
-        self.may_be_cancelled = False  # until it is known whether that ends the predictor's work
+        self.may_be_cancelled = False  # until it is sent, and then where it may be tried again
         self.task: asyncio.Task[None] | Eager[None] | None = None
         for request in self.requests:
             request.batches.append(self)
@@ -129,10 +129,10 @@ class Batch(Generic[Item]):
                 context.sent_with = traceparent
 
     def leave(self, request: Request) -> None:
-        """A request that nobody waits for any more; the last one ends the call, if that ends the predictor's work.
+        """A request that nobody waits for any more; after the last one the call is not tried again.
 
-        If it does not, the call keeps its place until its end: another one in its stead would be one too many there. A
-        batch that is not packed yet is then not sent.
+        The one under way keeps its place until its end: another one in its stead would be one too many at the
+        predictor. A batch that is not packed yet is then not sent.
         """
         self.requests.discard(request)
         request.batches.remove(self)

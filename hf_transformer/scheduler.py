@@ -223,7 +223,7 @@ class Scheduler(Generic[Item]):
             if not batch.requests:  # nobody waits any more
                 return
             batch.departs(started)
-            batch.may_be_cancelled = self._predictor.stops_when_cancelled(packed.sizes)
+            batch.may_be_cancelled = self._predictor.stops_when_cancelled
             self._metrics.observe_batch(len(entries), packed.real, packed.padding)
             headers = entries[0].request.context.headers
             if self._costs is not None:

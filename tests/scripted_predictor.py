@@ -42,7 +42,8 @@ class ScriptedPredictor(Predictor):
         self.stops = True
         self.nan_at: int | None = None
 
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+    @property
+    def stops_when_cancelled(self) -> bool:
         return self.stops
 
     async def __aenter__(self) -> Self:

@@ -23,12 +23,10 @@ class Predictor(ABC):
     asyncio.CancelledError); a foreign library's exceptions never leave a transport.
     """
 
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the predictor stops its work on a call of ``infer`` that is cancelled. Over REST it never does.
-
-        Args:
-            sizes: as ``infer`` gets them.
-        """
+    @property
+    def stops_when_cancelled(self) -> bool:
+        """Whether there is something to gain by cancelling a call of ``infer``. The predictor goes on with its work:
+        over REST in any case, over gRPC unless the model looks, which few do."""
         return False
 
     def shares(self, size: int) -> bool:
@@ -79,7 +77,8 @@ class Predictor(ABC):
             outputs: names of the outputs wanted; no others are sent back.
             headers: passed on to the predictor (lower-case names).
             sizes: the exact number of bytes of each output whose size is known beforehand; only those can travel
-                through shared memory.
+                through shared memory. None is for a call that is worth being stopped, such as a generation: where it
+                is cancelled it is given up, whatever the predictor does then.
 
         Gives the outputs by name. They are views into a buffer that is given back when the context ends, so they are
         decoded inside it: no thread may read them any longer when it is left. Names are verified against

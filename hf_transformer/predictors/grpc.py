@@ -33,8 +33,8 @@ _LARGEST = 2**32 - 1
 class GrpcPredictor(PlacingPredictor):
     """A predictor behind gRPC, with connections of its own.
 
-    Messages go in and come out as bytes, written and read by the codec in wire.v2_grpc. A call whose caller goes away
-    is cancelled, at the predictor too.
+    Messages go in and come out as bytes, written and read by the codec in wire.v2_grpc. A stream whose caller goes away
+    is cancelled, at the predictor too; any other call a moment later, unless it has ended by then.
     """
 
     def __init__(self, settings: PredictorSettings) -> None:
@@ -70,9 +70,6 @@ class GrpcPredictor(PlacingPredictor):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._client.close()
-
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        return True
 
     async def model_spec(self) -> ModelSpec:
         metadata = await self._ask("ModelMetadata")

@@ -60,7 +60,7 @@ class GrpcClient:
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
         self._seconds = seconds
-        self._timeout = _timeout_field(seconds)
+        self._timeouts = {kind.linger: _timeout_field(seconds + kind.linger) for kind in (UnaryCall, StreamingCall)}
         self._largest_response = largest_response
         self._largest_request = largest_request
         self._loop = asyncio.get_running_loop()
@@ -78,7 +78,8 @@ class GrpcClient:
         return beginning + encode_fields((*_CONSTANT, *metadata))
 
     async def unary(self, method: bytes, request: bytes, metadata: Iterable[tuple[str, str]] = ()) -> Message:
-        """The response to a request; one that is not small may be a view. Cancelling it cancels the call at the server.
+        """The response to a request; one that is not small may be a view. Cancelling it cancels the call at the server
+        too, unless it ends within LINGER_SECONDS.
 
         Raises:
             RpcError: the call ended with another status than OK, or there was no connection.
@@ -130,11 +131,11 @@ class GrpcClient:
                 f"CLIENT: Sent message larger than max ({len(request)} vs. {self._largest_request})",
                 settled=True,
             )
-        timeout = self._timeout
+        timeout = self._timeouts[call.linger]
         connection = self._with_room()
         if connection is None:
             connection = await self._connected(call.deadline)
-            timeout = _timeout_field(call.deadline - self._loop.time())
+            timeout = _timeout_field(call.deadline + call.linger - self._loop.time())
         call.connection = connection
         block = method + timeout
         if metadata:

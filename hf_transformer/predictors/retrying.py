@@ -59,13 +59,10 @@ class RetryingPredictor(WrappingPredictor):
         self._sleep = sleep
         self._jitter = jitter
 
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        """Cancelled, it makes no more tries. The one under way it awaits, where the predictor would go on with it."""
-        return True
-
     @property
-    def needs_task(self) -> bool:
-        return self._inner.needs_task or self._inner.stops_when_cancelled({})  # those are timed by asyncio.timeout
+    def stops_when_cancelled(self) -> bool:
+        """Cancelled, it makes no more tries. The one under way it awaits, since the predictor goes on with it."""
+        return True
 
     def infer(
         self,
@@ -75,11 +72,10 @@ class RetryingPredictor(WrappingPredictor):
         *,
         sizes: Mapping[str, int] | None = None,
     ) -> Context:
-        stops = self._inner.stops_when_cancelled(sizes or {})
         return _Tries(
             self.enter,
             lambda: self._inner.infer(inputs, outputs, headers, sizes=sizes),
-            _entered if stops else _entered_or_ended,
+            _entered if sizes is None else _entered_or_ended,
         )
 
     def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Items[Outputs]:
@@ -200,7 +196,7 @@ async def _first(responses: Items[Outputs], deadline: float) -> Outputs | None:
 
 
 async def _entered(context: Context, deadline: float) -> Outputs:
-    """Enters a call that ends when it is cancelled."""
+    """Enters a call that is given up when it is cancelled. In a task, as asyncio.timeout has it."""
     try:
         async with asyncio.timeout_at(deadline) as timeout:
             return await context.__aenter__()

@@ -143,7 +143,3 @@ class SharedMemoryPredictor(Predictor):
     def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Items[Outputs]:
         """As the transport has it: many responses can't share one place."""
         return self._transport.stream(inputs, outputs, headers)
-
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        """A call that may have a slot is left to run on, since the predictor may still write there."""
-        return sum(sizes.values()) < self._min_bytes and self._transport.stops_when_cancelled(sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -26,8 +25,9 @@ class WrappingPredictor(Predictor):
     ) -> None:
         await self._inner.__aexit__(kind, error, trace)
 
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        return self._inner.stops_when_cancelled(sizes)
+    @property
+    def stops_when_cancelled(self) -> bool:
+        return self._inner.stops_when_cancelled
 
     def shares(self, size: int) -> bool:
         return self._inner.shares(size)

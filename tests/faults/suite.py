@@ -51,7 +51,10 @@ class Suite:
     def run(self, fault: Fault) -> Result:
         """Does one fault. What is wrong is in the result, also when the fault could not be done."""
         fault.prepare(self._rig)
-        service = self._service(fault)
+        try:
+            service = self._service(fault)
+        except AssertionError as error:
+            return Result(fault.name, self._rig.setup.title, (), None, [f"no service: {error}"[:2000], *self._died()])
         load = self._rig.load(service)
         scene = Scene(self._rig, service, load)
         problems: list[str] = []
@@ -68,7 +71,16 @@ class Suite:
             problems.append(f"not alive: {probes.live}")
         problems += _problems(fault, records)
         problems += self._after(fault, scene)
-        return Result(fault.name, self._rig.setup.title, records, recovered, problems)
+        return Result(fault.name, self._rig.setup.title, records, recovered, problems + self._died())
+
+    def _died(self) -> list[str]:
+        """Says whether Triton has ended though nobody ended it, and starts it again for what follows."""
+        code = self._rig.triton.child.exit_code
+        if code is None:
+            return []
+        said = self._rig.triton.child.output()[-2000:]
+        self._rig.triton.restart()
+        return [f"Triton has ended by itself with {code}, and said last: {said}"]
 
     def _service(self, fault: Fault) -> Service:
         if fault.flags is not None:

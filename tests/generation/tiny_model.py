@@ -129,7 +129,8 @@ class TinyPredictor(Predictor):
         self.change: Any = None
         self._gates: list[asyncio.Future[None]] = []
 
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
+    @property
+    def stops_when_cancelled(self) -> bool:
         return self.stops
 
     async def release(self, turns: int = 20) -> None:

@@ -47,9 +47,6 @@ class PlacingTransport(PlacingPredictor):
     ) -> None:
         self.open = False
 
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        return True
-
     async def model_spec(self) -> ModelSpec:
         return self.spec
 

@@ -24,7 +24,7 @@ class Scripted(Predictor):
     ``ready`` has what ``model_ready`` says, or raises, in turn; the last of it again and again; None hangs.
     """
 
-    def __init__(self, *errors: BaseException | None, stops: bool = True) -> None:
+    def __init__(self, *errors: BaseException | None) -> None:
         self.errors = list(errors)
         self.ready: list[bool | BaseException | None] = [False]
         self.events: list[str] = []
@@ -32,7 +32,6 @@ class Scripted(Predictor):
         self.sizes: Mapping[str, int] | None = None
         self.release = asyncio.Event()
         self.failure: Exception | None = None
-        self._stops = stops
 
     async def __aenter__(self) -> Self:
         self.events.append("open")
@@ -43,8 +42,9 @@ class Scripted(Predictor):
     ) -> None:
         self.events.append("close")
 
-    def stops_when_cancelled(self, sizes: Mapping[str, int]) -> bool:
-        return self._stops
+    @property
+    def stops_when_cancelled(self) -> bool:
+        return True
 
     async def model_spec(self) -> ModelSpec:
         return SPEC

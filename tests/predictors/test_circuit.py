@@ -21,7 +21,7 @@ async def test_an_answer_is_passed_on() -> None:
         assert await guarded.infer() is OUTPUTS
         assert guarded.inner.sizes == {"logits": 4}
         assert (await predictor.model_spec(), await predictor.model_ready()) == (SPEC, True)
-        assert predictor.stops_when_cancelled({})
+        assert predictor.stops_when_cancelled
     assert guarded.inner.events == ["open", "infer", "given back", "close"]
     assert (guarded.sample("circuit_open"), guarded.errors("connection")) == (0, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ from hf_transformer.errors import PredictorTimeout
 from hf_transformer.metrics import Metrics
 from hf_transformer.predictors import open_predictor
 from hf_transformer.predictors.base import Predictor, PredictorSettings
+from hf_transformer.predictors.grpc_call import UnaryCall
 from tests.predictors.fault_server import Connection, scripted
 from tests.predictors.rest_calls import IDS, good_answer
+from tests.predictors.test_grpc_predictor import answer as good_message
 from tests.predictors.test_grpc_predictor import serving
 
 pytestmark = pytest.mark.asyncio
+
+SIZES = {"logits": 8}
 
 
 def opened(protocol: str, host: str, retries: int, seconds: float = 30.0) -> Predictor:
@@ -23,8 +28,8 @@ def opened(protocol: str, host: str, retries: int, seconds: float = 30.0) -> Pre
     return open_predictor(protocol, settings, retries, Metrics("m"), circuit_failures=1)
 
 
-async def infer(predictor: Predictor) -> None:
-    async with predictor.infer([IDS], ["logits"], {}, sizes={"logits": 8}):
+async def infer(predictor: Predictor, sizes: Mapping[str, int] | None = SIZES) -> None:
+    async with predictor.infer([IDS], ["logits"], {}, sizes=sizes):
         pass
 
 
@@ -43,21 +48,32 @@ class Hanging:
         return b""
 
 
+@pytest.fixture
+def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UnaryCall, "linger", 0.05)
+
+
 @pytest.mark.parametrize("retries", [0, 3])
-async def test_a_cancelled_call_is_cancelled_over_grpc(retries: int) -> None:
+async def test_a_call_that_is_worth_it_is_cancelled_over_grpc(retries: int, short_linger: None) -> None:
     hanging = Hanging()
     async with serving(ModelInfer=hanging.call) as host, opened("grpc-v2", host, retries) as predictor:
-        assert predictor.stops_when_cancelled({"logits": 8})
-        call = asyncio.create_task(infer(predictor))
+        call = asyncio.create_task(infer(predictor, sizes=None))
         await hanging.arrived.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        assert not hanging.cancelled.is_set()
         await hanging.cancelled.wait()
 
 
+@pytest.mark.parametrize("protocol", ["v2", "grpc-v2"])
+async def test_a_batch_keeps_its_place(protocol: str) -> None:
+    async with opened(protocol, "127.0.0.1:1", 0) as predictor:
+        assert not predictor.stops_when_cancelled
+
+
 @pytest.mark.parametrize("retries", [0, 3])
-async def test_a_call_that_takes_too_long_is_cancelled_over_grpc(retries: int) -> None:
+async def test_a_call_that_takes_too_long_is_cancelled_over_grpc(retries: int, short_linger: None) -> None:
     hanging = Hanging()
     async with serving(ModelInfer=hanging.call) as host, opened("grpc-v2", host, retries, 0.2) as predictor:
         with pytest.raises(PredictorTimeout):
@@ -76,7 +92,6 @@ async def test_a_connection_is_closed_when_its_call_is_given_up(cancelled: bool)
         closed.set()
 
     async with scripted(script) as host, opened("v2", host, 0, 30.0 if cancelled else 0.2) as predictor:
-        assert not predictor.stops_when_cancelled({"logits": 8}), "the scheduler keeps its place"
         call = asyncio.create_task(infer(predictor))
         await arrived.wait()
         if cancelled:
@@ -86,7 +101,7 @@ async def test_a_connection_is_closed_when_its_call_is_given_up(cancelled: bool)
         await closed.wait()
 
 
-async def test_with_retries_a_call_over_rest_ends_before_it_is_given_up() -> None:
+async def test_with_retries_a_batch_over_rest_ends_before_it_is_given_up() -> None:
     """The predictor would go on with it, and another one in its place would be one too many."""
     arrived, answer = asyncio.Event(), asyncio.Event()
 
@@ -98,6 +113,26 @@ async def test_with_retries_a_call_over_rest_ends_before_it_is_given_up() -> Non
             await good_answer(connection)
 
     async with scripted(script) as host, opened("v2", host, 3) as predictor:
+        call = asyncio.create_task(infer(predictor))
+        await arrived.wait()
+        call.cancel()
+        await asyncio.wait([call], timeout=0.01)
+        assert not call.done()
+        answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await infer(predictor)
+
+
+async def test_with_retries_a_batch_over_grpc_ends_before_it_is_given_up() -> None:
+    arrived, answer = asyncio.Event(), asyncio.Event()
+
+    async def call_of_the_server(request: bytes, context: Any) -> bytes:
+        arrived.set()
+        await answer.wait()
+        return good_message()
+
+    async with serving(ModelInfer=call_of_the_server) as host, opened("grpc-v2", host, 3) as predictor:
         call = asyncio.create_task(infer(predictor))
         await arrived.wait()
         call.cancel()

@@ -19,6 +19,10 @@ from tests.predictors.shared_calls import until
 pytestmark = pytest.mark.asyncio
 
 
+BATCH = {"logits": 4}
+"""Sizes as calls have them that go on at the predictor."""
+
+
 def down(count: int) -> list[Exception]:
     return [PredictorUnavailable(f"try {number}") for number in range(count)]
 
@@ -33,9 +37,10 @@ class Retried:
         seconds: float = 60.0,
         jitter: float = 1.0,
         budget: float = 100.0,
-        stops: bool = True,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
-        self.inner = Scripted(*errors, stops=stops)
+        self.inner = Scripted(*errors)
+        self.sizes = sizes
         self.pauses: list[float] = []
         self.pausing: asyncio.Event | None = None
         self.metrics = Metrics("m")
@@ -55,7 +60,7 @@ class Retried:
             await self.pausing.wait()
 
     async def infer(self) -> Mapping[str, Tensor]:
-        async with self.predictor.infer([], ["logits"], {}, sizes={"logits": 4}) as outputs:
+        async with self.predictor.infer([], ["logits"], {}, sizes=self.sizes) as outputs:
             self.inner.events.append("body")
             return outputs
 
@@ -67,10 +72,10 @@ class Retried:
 
 
 async def test_an_answer_is_passed_on() -> None:
-    retried = Retried(retries=3)
+    retried = Retried(retries=3, sizes=BATCH)
     async with retried.predictor as predictor:
         assert await retried.infer() is OUTPUTS
-        assert retried.inner.sizes == {"logits": 4}
+        assert retried.inner.sizes == BATCH
         assert await predictor.model_spec() is SPEC
         assert not await predictor.model_ready()
     assert retried.inner.events == ["open", "infer", "body", "given back", "close"]
@@ -138,9 +143,9 @@ async def test_a_pause_that_would_end_too_late_is_not_begun() -> None:
     assert retried.pauses == []
 
 
-@pytest.mark.parametrize("stops", [True, False], ids=["stops", "goes on"])
-async def test_all_tries_together_have_the_timeout(stops: bool) -> None:
-    retried = Retried(*down(1), None, retries=5, seconds=0.5, jitter=0.0, stops=stops)
+@pytest.mark.parametrize("sizes", [None, BATCH], ids=["stops", "goes on"])
+async def test_all_tries_together_have_the_timeout(sizes: Mapping[str, int] | None) -> None:
+    retried = Retried(*down(1), None, retries=5, seconds=0.5, jitter=0.0, sizes=sizes)
     with pytest.raises(PredictorTimeout, match=r"no answer in 0\.5 s, retries included"):
         await retried.infer()
     assert retried.inner.events == ["infer", "infer", "cancelled"]
@@ -160,13 +165,13 @@ async def test_a_timeout_of_the_caller_is_not_ours() -> None:
             await retried.infer()
 
 
-@pytest.mark.parametrize("stops", [True, False], ids=["stops", "goes on"])
-async def test_nobody_waits_any_longer_in_a_pause(stops: bool) -> None:
-    retried = Retried(*down(5), retries=5, stops=stops)
+@pytest.mark.parametrize("sizes", [None, BATCH], ids=["stops", "goes on"])
+async def test_nobody_waits_any_longer_in_a_pause(sizes: Mapping[str, int] | None) -> None:
+    retried = Retried(*down(5), retries=5, sizes=sizes)
     retried.pausing = asyncio.Event()
     call = asyncio.create_task(retried.infer())
     await until(lambda: len(retried.pauses) == 1)
-    assert retried.predictor.stops_when_cancelled({})
+    assert retried.predictor.stops_when_cancelled
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -186,7 +191,7 @@ async def test_a_call_that_stops_is_cancelled_at_once() -> None:
 @pytest.mark.parametrize("fails", [False, True], ids=["answers", "fails"])
 async def test_a_call_that_goes_on_ends_first(fails: bool) -> None:
     """Its place is free when the predictor is, and its buffer is given back."""
-    retried = Retried(None, retries=5, stops=False)
+    retried = Retried(None, retries=5, sizes=BATCH)
     call = asyncio.create_task(retried.infer())
     await until(lambda: retried.inner.events == ["infer"])
     for _ in range(2):
@@ -204,7 +209,7 @@ async def test_a_call_that_goes_on_ends_first(fails: bool) -> None:
 
 
 async def test_a_call_that_goes_on_is_tried_again_like_any_other() -> None:
-    retried = Retried(*down(2), retries=5, stops=False)
+    retried = Retried(*down(2), retries=5, sizes=BATCH)
     assert await retried.infer() is OUTPUTS
     assert retried.inner.events == ["infer", "infer", "infer", "body", "given back"]
 

@@ -202,10 +202,3 @@ async def test_metrics(shared: Shared) -> None:
         'hf_transformer_shared_memory_batches_total{transfer="inline_unregistered"} 1.0',
     ):
         assert line in lines
-
-
-async def test_a_call_that_may_have_a_slot_is_not_stopped(shared: Shared) -> None:
-    stops = shared.predictor.stops_when_cancelled
-    assert shared.transport.stops_when_cancelled({})
-    assert [stops({"logits": size}) for size in (1023, 1024)] == [True, False]
-    assert stops({})
