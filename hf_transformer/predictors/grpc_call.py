@@ -136,17 +136,25 @@ class UnaryCall(Call):
         self._error: RpcError | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
 
-    async def result(self) -> Message:
-        """The answer; one of at least grpc_messages.LARGE bytes may be a view. Cancelling it gives the call up.
+    async def result(self, held: bool = False) -> Message:
+        """The answer; one of at least grpc_messages.LARGE bytes may be a view.
+
+        Cancelling it gives the call up. One that is ``held`` goes on to its end, and CancelledError is raised then.
 
         Raises:
             RpcError: the call ended without one.
         """
-        try:
-            await self._ended
-        finally:
-            if not self._over:
-                self.cancel()
+        cancelled: asyncio.CancelledError | None = None
+        while not self._over:
+            try:
+                await self._ended
+            except (asyncio.CancelledError, GeneratorExit) as error:
+                if self._over or not held or isinstance(error, GeneratorExit):
+                    self.cancel()
+                    raise
+                cancelled, self._ended = error, self._loop.create_future()
+        if cancelled is not None:
+            raise cancelled
         if self._error is None and self._message is not None:
             return self._message
         raise self._error or _broken("it has no message")
@@ -161,6 +169,7 @@ class UnaryCall(Call):
         """Ends the call here, and at the server later, unless that has ended it by then."""
         if not self._over:
             self._over = True
+            self._message, self._reader = None, MessageReader(0)  # what has come is dropped, as what comes is
             self._loop.call_later(self.linger, self.connection.reset, self)
             self.on_end(error)
 

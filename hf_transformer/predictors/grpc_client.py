@@ -77,24 +77,31 @@ class GrpcClient:
         beginning = encode_post(path, authority(self._address), "application/grpc", tls=self._tls is not None)
         return beginning + encode_fields((*_CONSTANT, *metadata))
 
-    async def unary(self, method: bytes, request: bytes, metadata: Iterable[tuple[str, str]] = ()) -> Message:
+    async def unary(
+        self, method: bytes, request: bytes, metadata: Iterable[tuple[str, str]] = (), held: float | None = None
+    ) -> Message:
         """The response to a request; one that is not small may be a view. Cancelling it cancels the call at the server
         too, unless it ends within LINGER_SECONDS.
+
+        held: a deadline on the loop's clock. Such a call, once it was sent, goes on to its end, or up to there, when it
+        is cancelled, and CancelledError is raised then.
 
         Raises:
             RpcError: the call ended with another status than OK, or there was no connection.
         """
         deadline = self._loop.time() + self._seconds
+        if held is not None:
+            deadline = min(deadline, held)
         call = UnaryCall(self._loop, self._largest_response, deadline)
         try:
             await self._begin(call, method, request, metadata)
-            return await call.result()
+            return await call.result(held is not None)
         except RpcError as error:
             if not error.refused or self.closed:
                 raise
         call = UnaryCall(self._loop, self._largest_response, deadline)
         await self._begin(call, method, request, metadata)
-        return await call.result()
+        return await call.result(held is not None)
 
     async def stream(self, method: bytes, request: bytes, metadata: Iterable[tuple[str, str]] = ()) -> StreamingCall:
         """Sends a request; its responses are to be read, or the call to be cancelled.
@@ -134,7 +141,9 @@ class GrpcClient:
         timeout = self._timeouts[call.linger]
         connection = self._with_room()
         if connection is None:
-            connection = await self._connected(call.deadline)
+            while connection is None:
+                await self._loop.create_task(self._connected(call.deadline))  # asyncio.timeout_at needs one
+                connection = self._with_room()
             timeout = _timeout_field(call.deadline + call.linger - self._loop.time())
         call.connection = connection
         block = method + timeout
@@ -154,24 +163,18 @@ class GrpcClient:
                 return connection
         return None
 
-    async def _connected(self, deadline: float) -> Connection:
-        """A connection that has been opened since, for this call or another one."""
-        while True:
-            if self.closed:
-                raise RpcError(Status.CANCELLED, "the client is closed", settled=True)
-            if self._connecting is None or self._connecting.done():  # else this would go round without a pause
-                self._connecting = self._loop.create_task(self._connect())
-                self._connecting.add_done_callback(self._has_connected)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await asyncio.shield(self._connecting)
-            except TimeoutError as exc:
-                raise RpcError(
-                    Status.DEADLINE_EXCEEDED, "Deadline Exceeded: there is no connection", settled=True
-                ) from exc
-            connection = self._with_room()
-            if connection is not None:
-                return connection
+    async def _connected(self, deadline: float) -> None:
+        """Waits until another connection has been opened, for this call or another one."""
+        if self.closed:
+            raise RpcError(Status.CANCELLED, "the client is closed", settled=True)
+        if self._connecting is None or self._connecting.done():  # else its caller would go round without a pause
+            self._connecting = self._loop.create_task(self._connect())
+            self._connecting.add_done_callback(self._has_connected)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.shield(self._connecting)
+        except TimeoutError as exc:
+            raise RpcError(Status.DEADLINE_EXCEEDED, "Deadline Exceeded: there is no connection", settled=True) from exc
 
     async def _connect(self) -> None:
         try:

@@ -153,11 +153,12 @@ def test_a_client_that_leaves_ends_the_generation(
     assert poll(lambda: in_flight(service) == 0, SECONDS)
 
 
-@pytest.mark.parametrize("model", DECOUPLED)
+@pytest.mark.parametrize("model", [*DECOUPLED, "gpt2_tokens_unary"])
 def test_a_client_that_leaves_before_its_whole_answer(serve: Serve, triton: LocalTriton, model: str) -> None:
+    """Also of a model that answers once: its call is cancelled a second later."""
     service = start(serve, model)
     before = generations(triton, model)["cancelled"]
-    body = {"model": model, "prompt": SLOW.format("france"), **LONG}
+    body = {"model": model, "prompt": SLOW.format("france"), **LONG, "max_tokens": 200}
     with pytest.raises(httpx.ReadTimeout):
         service.client.post(COMPLETIONS, json=body, timeout=0.3)
     assert nothing_runs(triton, model)

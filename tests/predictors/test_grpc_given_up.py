@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 
 from hf_transformer.predictors.grpc_call import UnaryCall
 from hf_transformer.predictors.grpc_client import GrpcClient
 from hf_transformer.predictors.grpc_status import RpcError, Status
-from hf_transformer.predictors.http2_frames import PING, RST_STREAM, ErrorCode, ping_frame
-from tests.predictors.grpc_calls import ask, opened
+from hf_transformer.predictors.http2_frames import PING, RST_STREAM, ErrorCode, Setting, ping_frame
+from tests.predictors.grpc_calls import ask, goaway, opened
 from tests.predictors.http2_server import GOOD_HEAD, Peer, Request, answering, data, good, headers, message, serving
 
 pytestmark = pytest.mark.asyncio
@@ -96,3 +97,73 @@ async def test_a_client_that_closes_leaves_nothing_to_be_told(how: str) -> None:
             await give_up(client, how, arrived)
         assert not client._connections
         await asyncio.sleep(1.1)  # longer than it would linger: nothing is raised on a connection that is closed
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ends", "goes on"])
+async def test_what_has_come_of_an_answer_is_not_kept(how: str, ended: bool) -> None:
+    arrived, gone = asyncio.Event(), asyncio.Event()
+    large = message(b"x" * 2**20)
+
+    async def answer(peer: Peer, request: Request) -> None:
+        await peer.send(headers(1, *GOOD_HEAD), data(1, large[:16_000]))
+        await peer.send(ping_frame(b"12345678"))
+        await peer.frame(PING)
+        arrived.set()
+        await gone.wait()
+        await peer.send(data(1, large[16_000:32_000], ended), ping_frame(b"12345678"))
+        await peer.frame(PING)
+        seen.set()
+
+    seen = asyncio.Event()
+    async with serving(answering(answer)) as host, opened(host, 0.2) as client:
+        calls = asyncio.create_task(give_up(client, how, arrived))
+        await arrived.wait()
+        [connection] = client._connections
+        [call] = connection.streams
+        assert isinstance(call, UnaryCall)
+        room = call.room()
+        assert room is not None
+        place = weakref.ref(room.obj)
+        del call, room
+        await calls
+        gone.set()
+        await seen.wait()
+        assert place() is None
+
+
+async def test_a_connection_that_the_server_ends_is_closed_after_that(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UnaryCall, "linger", 0.05)
+    arrived, gone, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(peer: Peer, request: Request) -> None:
+        arrived.set()
+        await gone.wait()
+        await peer.send(goaway(request.stream))
+        await peer.frame(RST_STREAM)
+        await peer.connection.until_closed()
+        closed.set()
+
+    async with serving(answering(answer)) as host, opened(host, 0.2) as client:
+        await give_up(client, how, arrived)
+        gone.set()
+        await closed.wait()
+
+
+async def test_it_counts_among_those_that_the_server_takes(how: str) -> None:
+    arrived = asyncio.Event()
+    connections: list[int] = []
+
+    async def answer(peer: Peer, request: Request) -> None:
+        connections.append(peer.number)
+        if peer.number:
+            await peer.send(good(request.stream, b"world"))
+        else:
+            arrived.set()
+
+    settings: dict[int, int] = {Setting.MAX_CONCURRENT_STREAMS: 1}
+    async with serving(answering(answer, settings)) as host, opened(host, 0.2) as client:
+        await give_up(client, how, arrived)
+        assert await ask(client) == b"world"
+    assert connections == [0, 1]
