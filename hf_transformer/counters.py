@@ -27,9 +27,9 @@ class LightCounter(Collector):
 
     def add(self, amount: int, *values: object) -> None:
         """Adds to what has these values of the labels; one that is new is shown from now on."""
-        if values in self._new:
+        try:
             self._new[values] += amount
-        else:
+        except KeyError:
             self._counter.labels(*values)
             self._new[values] = amount
 

@@ -91,8 +91,10 @@ class RustEngine:
 
     def encode_one(self, text: str) -> Encoding:
         """What ``encode`` gives for one text in the usual way, with little around it."""
-        found = self._remembered(text)
-        return self._one(text)[0] if found is None else found
+        ids = None if self._memo is None else self._memo.ids(text)
+        if ids is None or len(ids) >= self._max_length:
+            return self._one(text)[0]
+        return Encoding(ids, [0] * len(ids))
 
     def ids(self, text: str, *, special_tokens: bool) -> list[int]:
         """All ids of one text: it is not cut. Special ones are added as usual, or not at all."""

@@ -39,7 +39,7 @@ def load_generation_parts(files: ModelFiles, tokenizer: Tokenizer, chat_template
     """
     own = read_json(files.model_folder / "generation_config.json", required=False)
     given = _Ids({**{name: files.config.get(name) for name in _NAMES}, **{k: v for k, v in own.items() if k in _NAMES}})
-    pad = given.one("pad_token_id")
+    pad = given.padding()
     return GenerationParts(
         model_config=files.config,
         eos_ids=frozenset(given.some("eos_token_id")),
@@ -49,6 +49,8 @@ def load_generation_parts(files: ModelFiles, tokenizer: Tokenizer, chat_template
     )
 
 
+MOST_IDS = 2**31
+"""Ids that there may be: tokenizers and models have 32 bits for them."""
 _NAMES = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
 
 
@@ -62,13 +64,17 @@ class _Ids:
         """One id or a list of some; none where there is nothing. Raises LoadError."""
         value = self._values.get(name)
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(one) is int and one >= 0 for one in ids):
+        if not all(type(one) is int and 0 <= one < MOST_IDS for one in ids):
             raise LoadError(f"{name} in generation_config.json or config.json: expected token ids, got {value!r:.100}")
         return ids
 
     def one(self, name: str) -> int | None:
         """The first id. Raises LoadError."""
         return next(iter(self.some(name)), None)
+
+    def padding(self) -> int | None:
+        """The id of padding, which is -1 in the configurations of the first LLaMAs, for none. Raises LoadError."""
+        return None if self._values.get("pad_token_id") == -1 else self.one("pad_token_id")
 
 
 def _decoder_start(given: _Ids) -> tuple[int, ...]:

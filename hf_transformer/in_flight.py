@@ -38,16 +38,18 @@ class Request:
         self.batches: list[Batch[Any]] = []
         self.entries: list[Entry[Any]] = []
 
-    def answer(self, index: int, rows: Mapping[str, Array]) -> None:
-        """Decodes one instance's rows, or fails the request, and no other one, with what goes wrong there."""
+    def answer(self, index: int, rows: Mapping[str, Array], started: float) -> float:
+        """Decodes one instance's rows, or fails the request, and no other one, with what goes wrong there. That began
+        at ``started``; gives the time now, when the next one begins."""
         if self.future.done():
-            return
-        started = perf_counter()
+            return started
         try:
             self.answers[index] = self.decode(index, rows)
         except Exception as error:
             self.answers[index] = error
-        self.context.timings.postprocess += perf_counter() - started
+        now = perf_counter()
+        self.context.timings.postprocess += now - started
+        return now
 
     def settle(self, index: int) -> bool:
         """Counts one instance as answered; on the event loop, after ``answer``.
@@ -111,22 +113,23 @@ class Batch(Generic[Item]):
             self.cost = sum([entry.cost for entry in entries])
         self.shared = len(self.requests) > 1
         self.may_be_cancelled = False  # until it is sent, and then where it may be tried again
-        self.task: asyncio.Task[None] | Eager[None] | None = None
+        self.task: Eager[None] | None = None
         for request in self.requests:
             request.batches.append(self)
 
     def departs(self, started: float) -> None:
         """It leaves for the predictor, with the headers of its oldest request; its packing began at ``started``."""
-        first = self.entries[0].request
-        traceparent = first.context.headers.get("traceparent") if self.shared else None
         for entry in self.entries:
             request = entry.request
-            context = request.context
+            timings = request.context.timings
             waited = started - request.since
-            if waited > context.timings.queue:
-                context.timings.queue = waited
-            if traceparent and request is not first:
-                context.sent_with = traceparent
+            if waited > timings.queue:
+                timings.queue = waited
+        first = self.entries[0].request
+        if self.shared and (traceparent := first.context.headers.get("traceparent")):
+            for entry in self.entries:
+                if entry.request is not first:
+                    entry.request.context.sent_with = traceparent
 
     def leave(self, request: Request) -> None:
         """A request that nobody waits for any more; after the last one the call is not tried again.
@@ -140,7 +143,7 @@ class Batch(Generic[Item]):
             self.task.cancel()
 
     def close(self) -> None:
-        for request in self.requests:
-            request.batches.remove(self)
-        self.requests.clear()
+        """It has ended. Requests may still refer to it, so it lets go of them: only the collector would find those."""
+        self.entries = ()
+        self.requests = set()
         self.task = None  # a failed one refers to its error, and that to the frames that hold this batch

@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from math import floor
 from typing import TextIO
 
 from hf_transformer.json_log import REQUEST_ID, TIME_FORMAT, JsonFormatter, json_line
-from hf_transformer.milliseconds import in_milliseconds
+from hf_transformer.milliseconds import SHORT, TEXTS, in_milliseconds
 from hf_transformer.types import Context, Timings
 
 NAME_OF_LATENCY = "hf_transformer.latency"
@@ -89,9 +90,15 @@ class LatencyLog:
 
 def _message(context: Context) -> str:
     timings = context.timings
+    before, predict, after = timings.preprocess, timings.predict, timings.postprocess
+    if before + predict + after <= SHORT:  # none is negative: all are short
+        one, two = TEXTS[floor(before * 1e6 + 0.5)], TEXTS[floor(predict * 1e6 + 0.5)]
+        three = TEXTS[floor(after * 1e6 + 0.5)]
+    else:
+        one, two, three = in_milliseconds(before), in_milliseconds(predict), in_milliseconds(after)
     return (
-        f"requestId: {context.request_id}, preprocess_ms: {in_milliseconds(timings.preprocess)}, explain_ms: 0, "
-        f"predict_ms: {in_milliseconds(timings.predict)}, postprocess_ms: {in_milliseconds(timings.postprocess)}"
+        f"requestId: {context.request_id}, preprocess_ms: {one}, explain_ms: 0, "
+        f"predict_ms: {two}, postprocess_ms: {three}"
     )
 
 

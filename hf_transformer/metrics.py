@@ -113,16 +113,22 @@ class Metrics:
     def observe(self, answered: Iterable[Context]) -> None:
         """Adds the stages of answered requests."""
         before, queue, predict, after = self._preprocess, self._queue, self._predict, self._postprocess
+        least = SECONDS[0]
         for context in answered:
             timings = context.timings
-            before.counts[bisect_left(SECONDS, timings.preprocess)] += 1
-            before.sum += timings.preprocess
-            queue.counts[bisect_left(SECONDS, timings.queue)] += 1
-            queue.sum += timings.queue
-            predict.counts[bisect_left(SECONDS, timings.predict)] += 1
-            predict.sum += timings.predict
-            after.counts[bisect_left(SECONDS, timings.postprocess)] += 1
-            after.sum += timings.postprocess
+            # What is nearly always in the first bucket need not be looked up.
+            seconds = timings.preprocess
+            before.counts[0 if seconds <= least else bisect_left(SECONDS, seconds)] += 1
+            before.sum += seconds
+            seconds = timings.postprocess
+            after.counts[0 if seconds <= least else bisect_left(SECONDS, seconds)] += 1
+            after.sum += seconds
+            seconds = timings.queue
+            queue.counts[bisect_left(SECONDS, seconds)] += 1
+            queue.sum += seconds
+            seconds = timings.predict
+            predict.counts[bisect_left(SECONDS, seconds)] += 1
+            predict.sum += seconds
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Adds one batch on its way to the predictor."""

@@ -82,7 +82,6 @@ class Scheduler(Generic[Item]):
         # Asked for once: each get_running_loop asks the kernel for the process's id.
         self._loop = asyncio.get_running_loop()
         self._predictor = predictor
-        self._needs_task = predictor.needs_task
         self._form = form
         self._costs = form.costs
         self._executor = executor
@@ -91,8 +90,8 @@ class Scheduler(Generic[Item]):
         self._places = Places(settings.max_batches_in_flight) if places is None else places
         self._waiting: Waiting[Entry[Item]] = Waiting(lambda entry: form.limits(entry.item))
         self._in_flight: set[Batch[Item]] = set()
-        """With their tasks: the event loop alone would let these be collected."""
-        self._woken: asyncio.Task[None] | asyncio.Handle | None = None
+        """With what sends them, which nobody else may hold."""
+        self._woken: asyncio.Handle | None = None
         self._refusals = Refusals()
 
     async def run(
@@ -172,22 +171,12 @@ class Scheduler(Generic[Item]):
             self._places.await_free(self._send_waiting)
         elif self._woken is None:
             # At the end of this turn of the event loop: what arrives in one turn leaves together.
-            needs_task, loop = self._needs_task, self._loop
-            self._woken = loop.create_task(self._send_first()) if needs_task else loop.call_soon(self._send_arrived)
+            self._woken = self._loop.call_soon(self._send_arrived)
 
     def _send_arrived(self) -> None:
         """Sends what has arrived in the last turn."""
         self._woken = None
         self._send_waiting()
-
-    async def _send_first(self) -> None:
-        """The same for a predictor that needs tasks; the oldest batch in this very one, which saves a turn."""
-        self._woken = None
-        batch = self._next() if self._places.free else None
-        self._send_waiting()
-        if batch is not None:
-            batch.task = asyncio.current_task()
-            await self._send(batch)
 
     def _send_waiting(self) -> None:
         """Sends what there is, as long as there are places."""
@@ -195,8 +184,7 @@ class Scheduler(Generic[Item]):
             batch = self._next()
             if batch is None:
                 return
-            work = self._send(batch)
-            batch.task = self._loop.create_task(work) if self._needs_task else Eager(work, _log_failure)
+            batch.task = Eager(self._send(batch), _log_failure)
         self._places.await_free(self._send_waiting)
 
     def _next(self) -> Batch[Item] | None:
@@ -288,7 +276,7 @@ class Scheduler(Generic[Item]):
     async def canary(self, item: Item) -> None:
         """Has the model infer once, beside all batches, and verifies the answer, NaN included. Raises RequestError."""
         packed = self._form.pack((item,))
-        async with self._predictor.infer(packed.inputs, packed.outputs, {}) as outputs:
+        async with self._predictor.infer(packed.inputs, packed.outputs, {}, sizes={}) as outputs:  # as other batches go on
             for rows in self._form.unpack((item,), packed, outputs):
                 for role, data in rows.items():
                     refuse_nan(data, role)
@@ -297,8 +285,9 @@ class Scheduler(Generic[Item]):
         self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> None:
         """Verifies a batch's outputs and hands every instance its own part."""
+        now = perf_counter()
         for entry, rows in zip(entries, self._form.unpack(items, packed, outputs), strict=True):
-            entry.request.answer(entry.index, rows)
+            now = entry.request.answer(entry.index, rows, now)
 
 
 def _log_failure(result: None, error: BaseException | None) -> None:

@@ -35,8 +35,6 @@ class ScriptedPredictor(Predictor):
     """``calls`` has every call so far. Its output ``logits`` [rows, tokens, 1] is the input ids as FP32; those of the
     column ``nan_at`` are NaN."""
 
-    needs_task = True
-
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.stops = True

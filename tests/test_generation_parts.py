@@ -31,8 +31,9 @@ def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None 
         ({"eos_token_id": 5, "pad_token_id": 6}, {"eos_token_id": [7, 8]}, {7, 8}, 6),
         ({"eos_token_id": 5}, {"eos_token_id": None, "pad_token_id": 9}, set(), 9),
         ({}, {}, set(), 0),
+        ({"eos_token_id": 2, "pad_token_id": -1}, None, {2}, 0),
     ],
-    ids=["config alone", "several", "none", "nothing"],
+    ids=["config alone", "several", "none", "nothing", "no padding"],
 )
 def test_the_ids_that_end_a_text(
     tmp_path: Path, model: dict[str, Any], generation: dict[str, Any] | None, eos: set[int], pad: int
@@ -62,6 +63,10 @@ def test_what_a_decoder_begins_with(
 def test_what_is_no_id_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"eos_token_id in generation_config.json or config.json: expected token ids"):
         read(tmp_path, {}, {"eos_token_id": "</s>"})
+    for beyond in (2**31, 2**64 - 1):
+        with pytest.raises(LoadError, match=f"pad_token_id in .*: expected token ids, got {beyond}"):
+            read(tmp_path, {}, {"pad_token_id": beyond})
+    assert read(tmp_path, {}, {"pad_token_id": 2**31 - 1}).pad_id == 2**31 - 1
     with pytest.raises(LoadError, match="has no decoder_start_token_id"):
         read(tmp_path, {"is_encoder_decoder": True}, {})
 

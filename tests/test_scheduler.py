@@ -84,15 +84,7 @@ async def bench(binding: Binding = BINDING, **settings: Any) -> AsyncIterator[Be
         yield Bench(executor, replace(SETTINGS, **settings), binding)
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["tasks", "no tasks"])
-def needs_task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the predictor's calls have to be made in tasks."""
-    needed: bool = request.param
-    monkeypatch.setattr(ScriptedPredictor, "needs_task", needed)
-    return needed
-
-
-async def test_an_idle_service_sends_at_once_and_then_batches(needs_task: bool) -> None:
+async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
     async with bench() as b:
         tasks = [await b.send(1), await b.send(2), await b.send(3, 4), await b.send(5)]
         assert b.sent == [[1]]
@@ -100,7 +92,7 @@ async def test_an_idle_service_sends_at_once_and_then_batches(needs_task: bool) 
         assert b.sent == [[1], [2, 3, 4, 5]]
         await b.answer(1)
         assert [await task for task in tasks] == [[1], [2], [3, 4], [5]]
-        assert [call.in_task for call in b.predictor.calls] == [needs_task] * 2
+        assert [call.in_task for call in b.predictor.calls] == [False] * 2, "which would cost more"
 
 
 async def test_what_arrives_in_one_turn_leaves_together() -> None:

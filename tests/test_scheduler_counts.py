@@ -15,7 +15,7 @@ from hf_transformer import refusals
 from hf_transformer.batches import EncodingForm
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.types import Context, Encoding
-from tests.scripted_predictor import Call, ScriptedPredictor
+from tests.scripted_predictor import Call
 from tests.test_scheduler import BINDING, Bench, bench, first_logit
 from tests.test_waiting import Known
 
@@ -138,11 +138,9 @@ async def test_texts_are_divided_into_one_part_more_than_places(places: int, siz
         assert await task == [*range(12)]
 
 
-@pytest.mark.parametrize("in_tasks", [True, False])
 @settings(max_examples=150, deadline=None)
 @given(sequence=st.lists(steps, max_size=40))
-def test_nothing_is_left_when_all_have_gone(in_tasks: bool, sequence: list[tuple[Any, ...]]) -> None:
+def test_nothing_is_left_when_all_have_gone(sequence: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptedPredictor, "needs_task", in_tasks)
         patch.setattr(refusals, "MOST_REFUSED", 3)
         asyncio.run(work_off(sequence))

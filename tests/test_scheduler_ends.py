@@ -16,7 +16,6 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.scheduler import INLINE_COST
 from hf_transformer.types import Array, Context, Encoding
 from tests.predictors.shared_calls import until
-from tests.scripted_predictor import ScriptedPredictor
 from tests.test_scheduler import bench, first_logit
 
 pytestmark = pytest.mark.asyncio
@@ -49,8 +48,7 @@ async def test_an_answered_request_leaves_no_work_to_the_collector() -> None:
 async def test_a_fault_of_the_service_is_logged_and_costs_no_place(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where no task is there to tell of it."""
-    monkeypatch.setattr(ScriptedPredictor, "needs_task", False)
+    """No task is there to tell of it."""
     async with bench() as b:
         broken = await b.send(1)
         with monkeypatch.context() as patch:

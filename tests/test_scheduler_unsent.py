@@ -11,18 +11,9 @@ import pytest
 from hf_transformer.scheduler import INLINE_COST
 from hf_transformer.types import Context, Encoding
 from tests.predictors.shared_calls import until
-from tests.scripted_predictor import ScriptedPredictor
 from tests.test_scheduler import bench, first_logit
 
 pytestmark = pytest.mark.asyncio
-
-
-@pytest.fixture(autouse=True, params=[True, False], ids=["tasks", "no tasks"])
-def needs_task(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the predictor's calls have to be made in tasks."""
-    needed: bool = request.param
-    monkeypatch.setattr(ScriptedPredictor, "needs_task", needed)
-    return needed
 
 
 async def test_a_batch_that_nobody_waits_for_is_not_sent() -> None:

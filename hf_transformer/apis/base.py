@@ -204,11 +204,12 @@ def head_of(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
     return [(b"content-type", reply.content_type), (b"x-request-id", request_id.encode("latin-1")), *reply.headers]
 
 
-def lines_of(reply: Reply, request_id: str) -> bytes:
-    """The same as the lines that it becomes."""
+def lines_of(reply: Reply, request_id: str, timing: bytes = b"") -> bytes:
+    """The same as the lines that it becomes, with how long the stages took if that is told."""
     more = b"".join([b"%b: %b\r\n" % pair for pair in reply.headers]) if reply.headers else b""
     named = request_id.encode("latin-1")
-    return b"".join((b"content-type: ", reply.content_type, b"\r\nx-request-id: ", named, b"\r\n", more))
+    timed = (b"server-timing: ", timing, b"\r\n") if timing else ()
+    return b"".join((b"content-type: ", reply.content_type, b"\r\nx-request-id: ", named, b"\r\n", more, *timed))
 
 
 def error_json(message: str, status: int) -> bytes:

@@ -65,13 +65,17 @@ class Bodies:
     def take(self, size: int) -> None:
         """Counts bytes; fewer than none gives some back. Raises TooManyRequests where there is no room."""
         if size > 0 and self.held + size > self._most:
-            if self._refused is not None:
-                self._refused("bytes")
-            raise TooManyRequests(
-                f"the requests that are there or on their way have {self.held} bytes, --max_bytes_in_flight allows "
-                f"{self._most}; try again"
-            )
+            raise self._no_room()
         self.held += size
+
+    def _no_room(self) -> TooManyRequests:
+        """Counts a request that is refused, and says why."""
+        if self._refused is not None:
+            self._refused("bytes")
+        return TooManyRequests(
+            f"the requests that are there or on their way have {self.held} bytes, --max_bytes_in_flight allows "
+            f"{self._most}; try again"
+        )
 
     def take_whole(self, body: bytes, headers: Mapping[bytes, bytes], limit: int) -> bytes:
         """What ``read_body`` gives for one that is all there; it raises the same. The bytes that it gives are counted,
@@ -79,8 +83,10 @@ class Bodies:
         size = len(body)
         if size > limit:
             raise _too_large(limit)
-        self.take(size)
-        if not headers.get(b"content-encoding"):
+        if size and self.held + size > self._most:
+            raise self._no_room()
+        self.held += size
+        if b"content-encoding" not in headers:
             return body
         try:
             return _plain(body, headers, limit, self.take)

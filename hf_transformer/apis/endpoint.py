@@ -147,10 +147,8 @@ class Endpoint:
 
     def _respond(self, response: Response, status: int, reply: Reply, context: Context) -> None:
         """Sends a whole answer."""
-        lines = lines_of(reply, context.request_id)
-        if self._is_timed(status, context):
-            lines += b"server-timing: " + server_timing(context.timings) + b"\r\n"
-        response.whole(status, lines, reply.body)
+        timing = server_timing(context.timings) if self._is_timed(status, context) else b""
+        response.whole(status, lines_of(reply, context.request_id, timing), reply.body)
 
     def _begin(self, head: RequestHead) -> tuple[Context, Trace | None]:
         context = head.context()

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Mapping
 from hf_transformer.apis.base import Model
 from hf_transformer.apis.running import Running
 from hf_transformer.apis.streaming import Stream
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.types import Context, Json
+from hf_transformer.types import Context, Json, Query
 
 STREAM = "stream"
 """The parameter that asks for pieces."""
@@ -38,6 +38,16 @@ def refuse_stream(task: Servable, parameters: Mapping[str, Json]) -> None:
         raise InvalidInput(
             "parameters.stream: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
             "ModelStreamInfer over gRPC give the text as it comes"
+        )
+
+
+def refuse_many(task: Servable, query: Query, most: int) -> None:
+    """Raises TooLarge for more instances than any flag allows, which a task that generates would read one by one
+    before they are counted."""
+    if isinstance(task, TextGeneration) and len(query.instances) > most:
+        raise TooLarge(
+            f"{query.name}: {len(query.instances)} in a request, at most {most} are taken (--max_instances, "
+            "--max_sequences)"
         )
 
 

@@ -29,13 +29,13 @@ from hf_transformer.apis.openai_generation import (
 )
 from hf_transformer.apis.openai_readings import Readings
 from hf_transformer.apis.streaming import Stream
-from hf_transformer.errors import InvalidInput
+from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
-from hf_transformer.tasks.base import describe
+from hf_transformer.tasks.base import TaskSettings, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.types import Json, TextInput
+from hf_transformer.types import Json, TextInput, TokenIds
 
 FIELDS = (*SHARED, "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
 USUAL_TOKENS = 16
@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     """What a request says beside its prompts."""
 
     model: Model
-    vocab_size: int
+    settings: TaskSettings
     sampling: Sampling
     echo: bool
     stream: bool
@@ -65,8 +65,8 @@ async def create(service: Service, read: Readings[Reading], call: Call) -> Reply
         fields = read_fields(call, FIELDS)
         if "user" in fields:  # OpenAI's way to find abuse; there is nothing to do with it here
             Parameters(fields, FIELDS).string("user")
-        model, vocab_size, sampling, echo, stream, usage = read(fields, len(call.body))
-        prompts, single = read_prompts(fields.get("prompt"), vocab_size, service.max_texts)
+        model, settings, sampling, echo, stream, usage = read(fields, len(call.body))
+        prompts, single = read_prompts(fields.get("prompt"), settings, service.max_texts)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
     answer = Generating(model, request, call.context, CompletionForm(sampling.logprobs), usage, "cmpl")
     return answer if stream else await answer.whole()
@@ -77,7 +77,7 @@ def _read(service: Service, fields: Fields) -> Reading:
     model = find_model(service.models, fields, "completions")
     task, given = generating_task(model), Parameters(fields, FIELDS)
     sampling, echo = _read_sampling(given, task)
-    return Reading(model, task.settings.vocabulary.vocab_size, sampling, echo, *read_stream(given))
+    return Reading(model, task.settings, sampling, echo, *read_stream(given))
 
 
 def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
@@ -110,12 +110,12 @@ def _usual_tokens(task: TextGeneration) -> int:
     return USUAL_TOKENS if limit is None else min(USUAL_TOKENS, limit)
 
 
-def read_prompts(given: Json, vocab_size: int, max_texts: int) -> tuple[list[TextInput], bool]:
+def read_prompts(given: Json, settings: TaskSettings, max_texts: int) -> tuple[list[TextInput], bool]:
     """The prompts, and whether ``prompt`` is one itself rather than a list of some.
 
     Raises:
         InvalidInput: it has none of its four forms.
-        TooLarge: more prompts than ``max_texts``.
+        TooLarge: more prompts than ``max_texts``, or more token ids in one than the model takes.
     """
     if isinstance(given, str):
         return [given], True
@@ -124,16 +124,23 @@ def read_prompts(given: Json, vocab_size: int, max_texts: int) -> tuple[list[Tex
     if not given:
         raise InvalidInput(f"prompt: expected {PROMPT}, got an empty list")
     if type(given[0]) is int:
-        return [read_token_ids(given, "prompt", vocab_size)], True
+        return [_token_ids(given, "prompt", settings)], True
     require_few("prompt", given, max_texts)
-    return [_prompt(one, f"prompt[{index}]", vocab_size) for index, one in enumerate(given)], False
+    return [_prompt(one, f"prompt[{index}]", settings) for index, one in enumerate(given)], False
 
 
-def _prompt(one: Json, where: str, vocab_size: int) -> TextInput:
+def _token_ids(given: list[Json], where: str, settings: TaskSettings) -> TokenIds:
+    """A prompt in tokens; millions of them are refused before each is looked at."""
+    if len(given) > settings.max_length:
+        raise TooLarge(f"{where}: the prompt has {len(given)} tokens, and the model takes {settings.max_length}")
+    return read_token_ids(given, where, settings.vocabulary.vocab_size)
+
+
+def _prompt(one: Json, where: str, settings: TaskSettings) -> TextInput:
     if isinstance(one, str):
         return one
     if isinstance(one, list):
-        return read_token_ids(one, where, vocab_size)
+        return _token_ids(one, where, settings)
     raise InvalidInput(f"{where}: expected a string or a list of token ids, got {describe(one)}")
 
 

@@ -5,6 +5,8 @@ Source: https://www.w3.org/TR/server-timing/
 
 from __future__ import annotations
 
+from math import floor
+
 from hf_transformer.milliseconds import SHORT, TEXTS
 from hf_transformer.types import Timings
 
@@ -18,11 +20,11 @@ def server_timing(timings: Timings) -> bytes:
     if rest < 0.0:
         rest = 0.0
     if parse + tokenize + queue + rest + decode <= SHORT:  # none is negative: all are short
-        one = TEXTS[int(parse * 1e6 + 0.5)]
-        two = TEXTS[int(tokenize * 1e6 + 0.5)]
-        three = TEXTS[int(queue * 1e6 + 0.5)]
-        four = TEXTS[int(rest * 1e6 + 0.5)]
-        five = TEXTS[int(decode * 1e6 + 0.5)]
+        one = TEXTS[floor(parse * 1e6 + 0.5)]
+        two = TEXTS[floor(tokenize * 1e6 + 0.5)]
+        three = TEXTS[floor(queue * 1e6 + 0.5)]
+        four = TEXTS[floor(rest * 1e6 + 0.5)]
+        five = TEXTS[floor(decode * 1e6 + 0.5)]
         return f"parse;dur={one}, tokenize;dur={two}, queue;dur={three}, predict;dur={four}, decode;dur={five}".encode()
     return b"parse;dur=%.3f, tokenize;dur=%.3f, queue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (
         parse * 1e3,

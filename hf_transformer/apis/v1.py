@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from hf_transformer.apis.base import Call, JsonResponse, Reply, Service, error_json
 from hf_transformer.apis.endpoint import Endpoint
-from hf_transformer.apis.generation import wants_stream
+from hf_transformer.apis.generation import refuse_many, wants_stream
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.apis.v1_stream import V1Stream
 from hf_transformer.errors import InvalidInput, NotReady
@@ -47,6 +47,8 @@ def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
     async def predict(call: Call) -> Reply | Stream:
         model = models[call.path["model"]]
         query = parse(call.json())
+        if len(query.instances) > service.max_texts:
+            refuse_many(model.task, query, service.max_texts)
         if query.parameters and wants_stream(model.task, query.parameters):
             return V1Stream(model, query, call.context)
         return Reply(render(await model.predict(query, call.context)))

@@ -14,7 +14,7 @@ Source: https://github.com/triton-inference-server/server/blob/main/docs/protoco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -44,11 +44,13 @@ BAD_WORDS = "bad_words"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request. ``head`` is what each of its answers begins with; with ``stream`` it wants pieces."""
+    """One request. ``head`` is what each of its answers begins with; with ``stream`` it wants pieces. ``beside`` has
+    the names that stand in the body itself."""
 
     request: GenerationRequest
     head: dict[str, Json]
     stream: bool
+    beside: Container[str]
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -107,7 +109,7 @@ def read(call: Call, model: Model, route: str) -> Asked:
         raise InvalidInput(f"id: expected a string, got {describe(given)}")
     if given:
         head = {"id": given, **head}
-    return Asked(replace(request, name=PROMPT, single=True), head, stream)
+    return Asked(replace(request, name=PROMPT, single=True), head, stream, body)
 
 
 def _parameters(body: dict[str, Json], streamed: bool) -> dict[str, Json]:
@@ -136,19 +138,25 @@ def _parameters(body: dict[str, Json], streamed: bool) -> dict[str, Json]:
 
 
 @contextmanager
-def _named_as_sent(body: dict[str, Json]) -> Iterator[None]:
-    """Lets errors name parameters as they are in the body: some stand beside the prompt."""
+def _named_as_sent(beside: Container[str]) -> Iterator[None]:
+    """Lets errors name parameters as they are in the body: those of ``beside`` stand beside the prompt."""
     try:
         yield
     except RequestError as error:
-        bare = str(error).removeprefix("parameters.")
-        if bare.partition(":")[0] not in body:
+        message = _as_sent(str(error), beside)
+        if message == str(error):
             raise
-        raise type(error)(bare) from error
+        raise type(error)(message) from error
+
+
+def _as_sent(message: str, beside: Container[str]) -> str:
+    bare = message.removeprefix("parameters.")
+    return bare if bare.partition(":")[0] in beside else message
 
 
 async def _whole(model: Model, asked: Asked, context: Context) -> Json:
-    [texts] = await whole_texts(model, asked.request, context)
+    with _named_as_sent(asked.beside):
+        [texts] = await whole_texts(model, asked.request, context)
     return _answer(asked, texts)
 
 
@@ -177,6 +185,10 @@ class _Events(TextStream):
 
     def error(self, message: str, status: int) -> bytes:
         return error_event(message, status)
+
+    def named(self, error: RequestError) -> RequestError:
+        message = _as_sent(str(error), self._asked.beside)
+        return error if message == str(error) else type(error)(message)
 
 
 class _OneEvent(_Events):

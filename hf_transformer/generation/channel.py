@@ -51,11 +51,10 @@ class Channel:
                 writers.remove(turn)
 
     async def get(self) -> Piece | None:
-        """The next piece, or None at the end. Raises the error that it was closed with."""
+        """The next piece, or None at the end. Raises the error that it was closed with, once."""
         while not self._pieces:
             if self.closed:
-                if self._error is not None:
-                    raise self._error
+                self._raise_error()
                 return None
             self._reader = self._loop.create_future()
             try:
@@ -77,6 +76,15 @@ class Channel:
         for turn in self._writers:
             if not turn.done():
                 turn.set_result(None)
+
+    def _raise_error(self) -> None:
+        """Keeps it no longer: its traceback leads to who reads, and from there to this channel."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -173,8 +173,10 @@ def _bind_inputs(
     for tensor in spec.inputs:
         role = roles.get(tensor.name)
         if role is not None and role in known:
-            kinds = "iub" if role in (CACHE_BRANCH, "attention_mask", "decoder_attention_mask") else "iu"
-            if tensor.datatype not in NUMPY_DTYPES or NUMPY_DTYPES[tensor.datatype].kind not in kinds:
+            # Ids and positions would lose their upper bits in fewer than 32, with no error from numpy.
+            truths = role in (CACHE_BRANCH, "attention_mask", "decoder_attention_mask")
+            dtype = NUMPY_DTYPES.get(tensor.datatype)
+            if dtype is None or dtype.kind not in ("iub" if truths else "iu") or (dtype.itemsize < 4 and not truths):
                 problems.append(f"Its input {tensor.name!r} is {tensor.datatype}; export it as INT64 or INT32.")
             else:
                 bound.append(InputBinding(tensor.name, role, tensor.datatype))

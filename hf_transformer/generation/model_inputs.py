@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import random
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
+from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.model_input import ModelInput
 from hf_transformer.generation.per_sampling import PerSampling
 from hf_transformer.generation.types import Sampling
 from hf_transformer.predictors.base import Predictor
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import ModelSpec, Tensor
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "max_tokens": ("request_output_len", "max_tokens"),
@@ -52,129 +52,15 @@ CONSTANT: Final[Mapping[str, Any]] = {
 STREAMING: Final = ("streaming", "stream")
 """True for a decoupled model."""
 
-KEPT_NUMBERS: Final = 32
-"""Tensors of one number that an input keeps: making them all was two thirds of what the tensors of a request took."""
-
 _ALSO_OPTIONAL: Final = frozenset({*STREAMING, "exclude_input_in_output"})
 """Those of CONSTANT that a model gets even if it can do without."""
-
-
-class ModelInput:
-    """One input of a model; ``batched`` says that Triton puts a batch axis in front of its shape."""
-
-    def __init__(self, spec: TensorSpec, batched: bool) -> None:
-        self.name = spec.name
-        self.optional = spec.optional
-        self.datatype = spec.datatype
-        self.dims = (1, *spec.shape) if batched else spec.shape
-        self._fixed = math.prod(size for size in self.dims if size >= 0)
-        self.free = self._fixed == 1 and any(size < 0 for size in self.dims)
-        """Whether it takes any number of elements."""
-        self._shape = self._usual_shape()
-        self._numbers: dict[tuple[float, type], Tensor] = {}
-
-    def tensor(self, values: Any) -> Tensor:
-        """A tensor of a value or a flat list. Raises ValueError for so many that do not fit the shape."""
-        if isinstance(values, (int, float)):
-            return self.number(values)
-        return self.text(values) if isinstance(values, str) else self.row(values)
-
-    def row(self, values: Sequence[int]) -> Tensor:
-        """A tensor of a flat list. Raises ValueError as ``tensor`` does."""
-        data = np.array(values, self._dtype)
-        shape = self._shape if self.free else self.shape(len(data))
-        return Tensor(self.name, self.datatype, data.reshape(shape))
-
-    def text(self, value: str) -> Tensor:
-        """A tensor of one text."""
-        return Tensor(self.name, self.datatype, np.array((value,), np.object_).reshape(self._shape))
-
-    def number(self, value: float) -> Tensor:
-        """A tensor of one number; most requests have the same ones."""
-        key = value, type(value)
-        found = self._numbers.get(key)
-        if found is None:
-            found = Tensor(self.name, self.datatype, np.full(self.shape(1), value, self._dtype))
-            found.data.flags.writeable = False
-            if len(self._numbers) < KEPT_NUMBERS:
-                self._numbers[key] = found
-        return found
-
-    def shape(self, count: int) -> tuple[int, ...]:
-        """The shape of so many elements: the innermost free axis is as long as it takes, other free ones are 1.
-
-        Raises:
-            ValueError: none has so many.
-        """
-        rest, over = divmod(count, self._fixed) if self._fixed else (0, count)
-        free = [axis for axis, size in enumerate(self.dims) if size < 0]
-        if over or (not free and rest != 1):
-            raise ValueError(f"{count} elements do not fit into {list(self.dims)}")
-        return tuple((rest if axis == free[-1] else 1) if size < 0 else size for axis, size in enumerate(self.dims))
-
-    def _usual_shape(self) -> tuple[int, ...]:
-        """What numpy makes the shape of any number of elements of, where they fit, else that of one."""
-        last = max((axis for axis, size in enumerate(self.dims) if size < 0), default=-1)
-        return tuple((-1 if axis == last else 1) if size < 0 else size for axis, size in enumerate(self.dims))
-
-    @cached_property
-    def _dtype(self) -> np.dtype[Any]:
-        if self.datatype == "BYTES":
-            return np.dtype(np.object_)
-        return np.dtype(np.float32) if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype]
-
-    def holds(self, value: str | int | Sequence[int]) -> bool:
-        """Whether its datatype has a value, or all of a list: unsigned ones have no -1."""
-        dtype = self._dtype
-        if isinstance(value, str) or dtype.kind == "O":
-            return isinstance(value, str) and dtype.kind == "O"
-        if dtype.kind not in "iu":
-            return True
-        limits = np.iinfo(dtype)
-        return all(limits.min <= one <= limits.max for one in ([value] if isinstance(value, int) else value))
-
-    def value_problems(self, value: str | int | Sequence[int], meaning: str) -> list[str]:
-        """What keeps it from holding a value, or a list of some; ``meaning`` says what it is."""
-        count = 1 if isinstance(value, str | int) else len(value)
-        try:
-            self.shape(count)
-        except ValueError:
-            many = "one value goes" if count == 1 else f"{count} values go"
-            return [f"Its input {self.name!r} has the dims {list(self.dims)}; {many} there."]
-        if self.holds(value):
-            return []
-        expected = "TYPE_STRING" if isinstance(value, str) else "INT32"
-        return [f"Its input {self.name!r} is {self.datatype}, which can't hold {meaning}; export it as {expected}."]
-
-    def scalar_problems(self, *, fraction: bool) -> list[str]:
-        """What keeps it from holding one number, which may be a ``fraction``."""
-        try:
-            self.shape(1)
-        except ValueError:
-            return [f"Its input {self.name!r} has the dims {list(self.dims)}; one value goes there."]
-        if self.datatype == "BYTES" or (fraction and self._dtype.kind != "f"):
-            return [f"Its input {self.name!r} is {self.datatype}; export it as {'FP32' if fraction else 'INT32'}."]
-        return []
-
-    def text_problems(self) -> list[str]:
-        """What keeps it from holding one text."""
-        try:
-            self.shape(1)
-        except ValueError:
-            return [f"Its input {self.name!r} has the dims {list(self.dims)}; one text goes there."]
-        return [] if self.datatype == "BYTES" else [f"Its input {self.name!r} is {self.datatype}; text is TYPE_STRING."]
-
-    @property
-    def bits(self) -> int:
-        """Of the positive numbers that it holds, if it is of whole ones; at most 63, so that JSON can say them."""
-        dtype = self._dtype
-        return min(63, dtype.itemsize * 8 - (dtype.kind == "i"))
 
 
 class ModelInputs:
     """All inputs of a model that a request's sampling fills, or the interface itself whatever the request is.
 
-    Attributes: ``by_name`` has them all, ``problems`` a sentence for each that does not fit.
+    Attributes: ``by_name`` has them all, ``problems`` a sentence for each that does not fit, ``most_tokens`` the
+    largest number of new tokens that the model can be told.
     """
 
     def __init__(
@@ -195,6 +81,7 @@ class ModelInputs:
         self.by_name = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
         named = {field: next((name for name in names if name in self.by_name), "") for field, names in FIELDS.items()}
         self._fields = {field: self.by_name[name] for field, name in named.items() if name and name not in own}
+        self.most_tokens = self._fields["max_tokens"].most if "max_tokens" in self._fields else sys.maxsize
         self._end = self.by_name.get("end_id")
         self._end_id = end
         constant = {name: self.by_name[name] for name in CONSTANT if name in self.by_name}
@@ -211,11 +98,11 @@ class ModelInputs:
 
     def _unfilled(self, others: Collection[str]) -> list[str]:
         """What does not fit of all inputs but ``others``."""
-        scalars = {one.name: field in _FRACTIONS for field, one in self._fields.items()} | {"end_id": False}
+        scalars = {one.name: _KINDS.get(field, int) for field, one in self._fields.items()} | {"end_id": int}
         problems = []
         for name, one in self.by_name.items():
             if name in scalars:
-                found = one.scalar_problems(fraction=scalars[name])
+                found = one.scalar_problems(scalars[name])
                 problems += found or (self._unheld_end(one) if one is self._end else [])
             elif name not in others and not one.optional:
                 problems.append(f"It requires the input {name!r}, which nothing here fills: mark it optional.")
@@ -254,10 +141,28 @@ class ModelInputs:
         kept, seed = self._kept(sampling), self._fields.get("seed")
         if seed is None or sampling.greedy or sampling.seed is not None:
             return [*kept]
-        return [*kept, seed.number(random.getrandbits(63) % 2**seed.bits)]  # each request has a new one
+        return [*kept, seed.number(random.getrandbits(63) % (seed.most + 1))]  # each request has a new one
+
+    def bounded(self, sampling: Sampling) -> Sampling:
+        """The sampling for a model that can't be told of as many new tokens: where the client leaves it to the service
+        how many there may be, no more than ``most_tokens``. What it has asked for itself ``tensors`` refuses.
+
+        Raises:
+            InvalidInput: it asks for more than these at least.
+        """
+        names, most = sampling.names, self.most_tokens
+        if (sampling.max_tokens or 0) <= most or "max_tokens" in names or "max_length" in names:
+            return sampling
+        if sampling.min_tokens > most:
+            one = self._fields["max_tokens"]
+            raise InvalidInput(
+                f"{names.get('min_tokens', 'min_tokens')}: {sampling.min_tokens} new tokens at least, but the model's "
+                f"input {one.name!r} is {one.datatype}, which can't hold them; expected at most {most}"
+            )
+        return replace(sampling, max_tokens=most)
 
     def _chosen(self, sampling: Sampling) -> Sequence[Tensor]:
-        """All but a seed that nobody has chosen."""
+        """All but a seed that nobody has chosen. Raises InvalidInput for a number that an input can't hold."""
         tensors = [*self._constant]
         greedy = self._greedy if sampling.greedy else {}
         for field, one in self._fields.items():
@@ -265,18 +170,21 @@ class ModelInputs:
             if field == "seed":
                 seed = 0 if sampling.greedy else sampling.seed
                 if seed is not None:
-                    tensors.append(one.tensor(seed % 2**one.bits))
+                    tensors.append(one.number(seed % (one.most + 1)))
             elif field == "top_k":  # a client may say "all" by any number, however large
-                tensors.append(one.tensor(min(value, 2**one.bits - 1)))
+                tensors.append(one.number(min(value, one.most)))
             elif field == "logprobs":
                 if value is not None or not one.optional:
-                    tensors.append(one.tensor(value is not None))
+                    tensors.append(one.number(value is not None))
             elif field in _ALWAYS_SENT or value != getattr(_NEUTRAL, field) or not one.optional:
-                tensors.append(one.tensor(value))
+                try:
+                    tensors.append(one.number(value))
+                except OverflowError:
+                    raise _unheld(one, sampling, field, value) from None
         if self._end is not None:
             end = NO_END if sampling.ignore_eos else self._end_id
             if end is not None or not self._end.optional:
-                tensors.append(self._end.tensor(NO_END if end is None else end))
+                tensors.append(self._end.number(NO_END if end is None else end))
         return tensors
 
     @property
@@ -288,8 +196,22 @@ class ModelInputs:
 
 _NEUTRAL = Sampling()
 _ALWAYS_SENT = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
-_FRACTIONS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
-"""Fields of Sampling that whole numbers can't hold."""
+_FRACTIONS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_KINDS: Final[Mapping[str, type[bool] | type[int] | type[float]]] = {
+    **dict.fromkeys(_FRACTIONS, float),
+    "logprobs": bool,
+}
+"""Of the values of Sampling's fields; those of the others are whole numbers."""
+
+
+def _unheld(one: ModelInput, sampling: Sampling, field: str, value: float) -> InvalidInput:
+    """For a number that the client has asked for and the model can't be told."""
+    names = sampling.names
+    name = names.get(field) or (names.get("max_length") if field == "max_tokens" else None) or field
+    return InvalidInput(
+        f"{name}: the model's input {one.name!r} is {one.datatype}, which can't hold {value}; expected at most "
+        f"{one.most}"
+    )
 
 
 def json_problems(spec: ModelSpec, predictor: Predictor, inputs: ModelInputs, others: Collection[str]) -> list[str]:

@@ -105,14 +105,14 @@ class TextGenerator(Generator):
         return self._counted(prompt, sampling, context)
 
     def _stream(self, prompt: Prompt, sampling: Sampling, context: Context) -> tuple[Responses, _Reading]:
-        text = self._sent(prompt)
+        text, sampling = self._sent(prompt), self._told(sampling)
         responses = self._predictor.stream(self._tensors(text, sampling), self._outputs, context.headers)
         return responses, self._reading(text, sampling)
 
     async def _counted(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """The text of a model that answers once, or whose tokens have to be counted as they come, which takes a turn:
         nobody follows it."""
-        text = self._sent(prompt)
+        text, sampling = self._sent(prompt), self._told(sampling)
         inputs, reading = self._tensors(text, sampling), self._reading(text, sampling)
         limit = None if self._is_limited else sampling.max_tokens
         if not self._decoupled:
@@ -144,6 +144,10 @@ class TextGenerator(Generator):
         if not prompt.special_tokens and self._first and text.startswith(self._first):
             return text[len(self._first) :]
         return text
+
+    def _told(self, sampling: Sampling) -> Sampling:
+        """With no more new tokens than the model can be told of, where these are not the client's own."""
+        return sampling if (sampling.max_tokens or 1) <= self._inputs.most_tokens else self._inputs.bounded(sampling)
 
     def _reading(self, text: str, sampling: Sampling) -> _Reading:
         return _Reading(self._outputs, self._counter, sampling.max_tokens or 1, "" if self._excludes else text)
@@ -190,7 +194,7 @@ class TextGenerator(Generator):
             problems.append(f"Its output {self._output!r} is {found}; text is TYPE_STRING.")
         for name in _RETURNED:
             if name in inputs:
-                problems += inputs[name].scalar_problems(fraction=False)
+                problems += inputs[name].scalar_problems(bool)
         return [*problems, *self._inputs.problems, *json_problems(spec, self._predictor, self._inputs, ())]
 
 

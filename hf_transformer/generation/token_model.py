@@ -49,6 +49,10 @@ class TokenGenerator(Generator):
         *others, end = sorted(self._eos) or [-1]
         self._inputs = ModelInputs(spec, _OWN, end=end, more=self._more)
         self._words = [*others, *range(1, len(others) + 1)]
+        own: dict[str, Sequence[int] | int] = {PAD: self._pad}
+        if self._decoder_start:
+            own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: len(self._decoder_start)}
+        self._own = {name: values for name, values in own.items() if name in self._inputs.by_name}
         outputs = {one.name for one in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
         self._scored = "logprobs" in self._inputs.honours and SCORES in outputs
@@ -88,6 +92,8 @@ class TokenGenerator(Generator):
             )
         before = self._decoder_start or prompt.ids
         rows = Rows(self._habits, before, decoupled=self._decoupled)
+        if (sampling.max_tokens or 1) > self._inputs.most_tokens:
+            sampling = self._inputs.bounded(sampling)
         reading = _Reading(rows, frozenset() if sampling.ignore_eos else self._eos, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         return reading, self._tensors(prompt, sampling), outputs
@@ -109,15 +115,13 @@ class TokenGenerator(Generator):
 
     def _more(self, sampling: Sampling) -> Sequence[Tensor]:
         """What the interface has beside the prompt, and ModelInputs does not know of."""
-        own: dict[str, Sequence[int] | int] = {PAD: self._pad}
-        if self._decoder_start:
-            own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: len(self._decoder_start)}
-        inputs = self._inputs.by_name
-        if self._words and not sampling.ignore_eos:
-            own[WORDS] = self._words
-        elif WORDS in inputs and not inputs[WORDS].optional:
-            own[WORDS] = NO_WORDS
-        return [inputs[name].tensor(values) for name, values in own.items() if name in inputs]
+        own, inputs = self._own, self._inputs.by_name
+        if WORDS in inputs:
+            if self._words and not sampling.ignore_eos:
+                own = {**own, WORDS: self._words}
+            elif not inputs[WORDS].optional:
+                own = {**own, WORDS: NO_WORDS}
+        return [inputs[name].tensor(values) for name, values in own.items()]
 
     def _problems(self, spec: ModelSpec) -> list[str]:
         """What does not fit, in a sentence each."""
@@ -139,9 +143,28 @@ class TokenGenerator(Generator):
                 problems.append(f"Its input {name!r} always has the same length; set dims: [ -1 ] in config.pbtxt.")
         return [
             *problems,
+            *self._unheld(),
             *self._inputs.problems,
             *json_problems(spec, self._predictor, self._inputs, [OUTPUT, SCORES]),
         ]
+
+    def _unheld(self) -> list[str]:
+        """What keeps inputs from holding the model's own tokens."""
+        start, ends = self._decoder_start, self._words[: len(self._words) // 2]
+        meanings = {
+            PAD: f"the padding token {self._pad}",
+            DECODER_IDS: f"the tokens {_joined(start)} that the decoder begins with",
+            DECODER_LENGTHS: f"the length {len(start)} of what the decoder begins with",
+            WORDS: f"the end-of-sequence tokens {_joined(ends)}",
+        }
+        inputs, own = self._inputs.by_name, self._own
+        if self._words and WORDS in inputs:
+            own = {**own, WORDS: self._words}
+        return [found for name, values in own.items() for found in inputs[name].value_problems(values, meanings[name])]
+
+
+def _joined(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids))
 
 
 def _listed(tensors: Sequence[TensorSpec]) -> str:

@@ -265,6 +265,7 @@ class SeveralTexts(Generation):
         self._end_writers()
         if writers := [task for task in self._writers if not task.done()]:
             await asyncio.wait(writers)
+        self._writers.clear()  # one that was cancelled keeps its error, and that the frames that know this
 
     @property
     def _waits_for_reader(self) -> bool:

@@ -78,7 +78,18 @@ class WordMemo:
         young = self._young
         try:
             for chunk in chunks:
-                found = young.get(chunk)
+                ids += young[chunk]
+        except KeyError:
+            return self._rarer(chunks)
+        ids += self._after
+        return ids
+
+    def _rarer(self, chunks: Sequence[str]) -> list[int] | None:
+        """What ``ids`` gives where not all chunks are in the young generation."""
+        ids = self._before.copy()
+        try:
+            for chunk in chunks:
+                found = self._young.get(chunk)
                 if found is None:
                     found = self._again(chunk)
                     if found is None:

@@ -34,12 +34,6 @@ class Predictor(ABC):
         return False
 
     @property
-    def needs_task(self) -> bool:
-        """Whether a call of ``infer`` has to be made in an asyncio.Task, as what asks for the current task has to
-        (asyncio.timeout does). A call that need not costs less."""
-        return True
-
-    @property
     def streams_json(self) -> bool:
         """Whether the tensors of ``stream`` travel as JSON, as over REST."""
         return False
@@ -78,7 +72,8 @@ class Predictor(ABC):
             headers: passed on to the predictor (lower-case names).
             sizes: the exact number of bytes of each output whose size is known beforehand; only those can travel
                 through shared memory. None is for a call that is worth being stopped, such as a generation: where it
-                is cancelled it is given up, whatever the predictor does then.
+                is cancelled it is given up, whatever the predictor does then. Any other call may be entered in no
+                asyncio.Task, which costs less, so that nothing in it asks for the current one, as asyncio.timeout does.
 
         Gives the outputs by name. They are views into a buffer that is given back when the context ends, so they are
         decoded inside it: no thread may read them any longer when it is left. Names are verified against

@@ -70,10 +70,6 @@ class GrpcPredictor(PlacingPredictor):
     ) -> None:
         await self._client.close()
 
-    @property
-    def needs_task(self) -> bool:
-        return False
-
     async def model_spec(self) -> ModelSpec:
         metadata = await self._ask("ModelMetadata")
         try:

@@ -51,10 +51,6 @@ class RestPredictor(PlacingPredictor):
 
     holds: ClassVar[bool] = True
 
-    @property
-    def needs_task(self) -> bool:
-        return False
-
     def __init__(self, settings: PredictorSettings) -> None:
         self._address = parse_address(settings)
         self._where = str(self._address)

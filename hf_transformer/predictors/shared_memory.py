@@ -130,10 +130,6 @@ class SharedMemoryPredictor(Predictor):
         return size >= self._min_bytes and region is not None and region.fits(size)
 
     @property
-    def needs_task(self) -> bool:
-        return self._transport.needs_task
-
-    @property
     def streams_json(self) -> bool:
         return self._transport.streams_json
 

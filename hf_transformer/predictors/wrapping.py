@@ -33,10 +33,6 @@ class WrappingPredictor(Predictor):
         return self._inner.shares(size)
 
     @property
-    def needs_task(self) -> bool:
-        return self._inner.needs_task
-
-    @property
     def streams_json(self) -> bool:
         return self._inner.streams_json
 

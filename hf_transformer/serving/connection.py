@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from hf_transformer.serving.http10 import Unchunked
-from hf_transformer.serving.short_requests import ShortRequest, ShortWayProtocol
+from hf_transformer.serving.short_requests import ShortWayProtocol
 from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
 
 LINGER = 1.0
@@ -87,7 +87,6 @@ class Connection(ShortWayProtocol):
         self._most = self._limits.header_bytes
         self._head = 0
         self._trailers = 0
-        self._running: RequestResponseCycle | ShortRequest | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
@@ -105,13 +104,10 @@ class Connection(ShortWayProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # Keys of our own: an ASGI scope may have any, though uvicorn's type for one names only the usual ones.
-        self._running = cycle
+        self.running = cycle
         cycle.scope[WHOLE_RESPONSE] = partial(self._send_whole, cycle)  # type: ignore[typeddict-unknown-key]
         cycle.scope[SEND_PART] = partial(self._send_part, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
-
-    def short_begins(self, request: ShortRequest) -> None:
-        self._running = request
 
     def _send_whole(
         self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
@@ -170,7 +166,7 @@ class Connection(ShortWayProtocol):
     def _abandon(self) -> None:
         """Nobody waits for answers any more. Of requests that came one behind the other uvicorn tells the last one
         only: the one that is worked on would go on, and write to a connection that is closed or has been answered."""
-        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+        for cycle in (self.running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 if isinstance(cycle, RequestResponseCycle):
@@ -217,7 +213,7 @@ class Connection(ShortWayProtocol):
         unsent = self.transport.get_write_buffer_size()
         if unsent:
             return State(NOT_TAKING, self.scope, unsent)
-        running = self._running
+        running = self.running
         if running is not None and not running.response_complete:
             # It waits for its answer, whatever it has sent of the next request by now.
             return State(SENDING, self.scope) if running.more_body and not self.flow.read_paused else None
@@ -248,7 +244,7 @@ class Connection(ShortWayProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        running = self._running
+        running = self.running
         if running is not None and running.response_started and not running.response_complete:
             self.transport.abort()  # in the middle of another answer
             return

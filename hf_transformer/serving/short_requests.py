@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from hf_transformer.serving import plain_heads
 from hf_transformer.serving.known_heads import END, LONGEST, KnownHead, KnownHeads
@@ -150,14 +150,13 @@ class ShortWayProtocol(HttpToolsProtocol):
         self._body = b""
         self._refused = False
         """Whether the client was told off: nothing that it has sent is begun any more."""
+        self.running: RequestResponseCycle | ShortRequest | None = None
+        """The request that was begun last, on whichever way."""
 
     @property
     def on_short_way(self) -> bool:
         """Whether the request that is being read may still be short."""
         return self._way is not None
-
-    def short_begins(self, request: ShortRequest) -> None:
-        """A request is about to be answered."""
 
     def on_headers_complete(self) -> None:
         way = self._ways.get(self.url)
@@ -204,7 +203,7 @@ class ShortWayProtocol(HttpToolsProtocol):
     def _begin(self, begin: Begin, body: bytes, keep_alive: bool) -> None:
         request = ShortRequest(self, keep_alive)
         self.cycle = self.scope = request  # type: ignore[assignment]  # has what is used of one
-        self.short_begins(request)
+        self.running = request
         cancel = begin(body, "http" if self.scheme is None else self.scheme, request)
         if not request.response_complete:
             request.cancel = cancel
@@ -233,20 +232,22 @@ class ShortWayProtocol(HttpToolsProtocol):
         """Begins the request that a read is, if its head is known or plain. One that may be kept is noted."""
         if self.flow.write_paused or self.transport.is_closing():
             return False
-        self._unknown += 1
-        if self._unknown <= PATIENCE or not self._unknown % PAUSE:
+        if self._unknown < PATIENCE or not (self._unknown + 1) % PAUSE:
             head, end, body = data.partition(END)
             if end and len(head) <= LONGEST:
                 known = self._known.find(head)
                 if known is not None:
                     if len(body) != known.length:
+                        self._unknown += 1
                         return False
                     self._unknown = 0
-                    self._unset_keepalive_if_required()
+                    if self.timeout_keep_alive_task is not None:
+                        self._unset_keepalive_if_required()
                     self._begin(known.begin, body, True)
                     return True
                 if self._known.comes_again(head):
                     self._learning = head, len(body)
+        self._unknown += 1
         return self._begins_plain(data)
 
     def _begins_plain(self, data: bytes) -> bool:

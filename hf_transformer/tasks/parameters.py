@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from hf_transformer.errors import ConfigError, InvalidInput
+from hf_transformer.errors import ConfigError, InvalidInput, TooLarge
 from hf_transformer.tasks.base import OutputFormat, Overflow, TaskSettings, describe
 from hf_transformer.types import Json
 
@@ -85,13 +85,20 @@ class Parameters:
             raise InvalidInput(f"parameters.{name}: expected a string, got {describe(value)}")
         return value
 
-    def strings(self, name: str, *, empty: bool = False) -> list[str] | None:
-        """A string or a list of strings, which may be empty if ``empty`` is true; None if it was not given."""
+    def strings(self, name: str, *, empty: bool = False, most: int | None = None) -> list[str] | None:
+        """A string or a list of strings, which may be empty if ``empty`` is true; None if it was not given.
+
+        Raises:
+            InvalidInput: it is something else.
+            TooLarge: a list of more than ``most``, whatever is in it.
+        """
         value = self._given.get(name)
         if value is None:
             return None
         if isinstance(value, str):
             return [value]
+        if most is not None and isinstance(value, list) and len(value) > most:
+            raise TooLarge(f"parameters.{name}: {len(value)} strings, at most {most} are taken")
         if isinstance(value, list) and (value or empty) and all(isinstance(item, str) for item in value):
             return value
         raise InvalidInput(f"parameters.{name}: expected a string or a list of strings, got {describe(value)}")

@@ -119,9 +119,7 @@ class SamplingReader:
         """``stop``: a string or some."""
         if name is None:
             return
-        stops = self._given.strings(name, empty=True) or []
-        if len(stops) > MAX_STOPS:
-            raise TooLarge(f"parameters.{name}: {len(stops)} strings, at most {MAX_STOPS} are taken")
+        stops = self._given.strings(name, empty=True, most=MAX_STOPS) or []
         for index, one in enumerate(stops):
             if not one:
                 raise InvalidInput(f"parameters.{name}: string {index} is empty, and would be found everywhere")

@@ -179,11 +179,11 @@ def read_labels_given(given: Json, where: str) -> tuple[str, ...]:
     if not isinstance(given, list) or not given:
         found = describe(given) if given != [] else "none"
         raise InvalidInput(f"{where}.candidate_labels: expected labels, in a list or with commas between, got {found}")
+    if len(given) > MAX_LABELS:
+        raise TooLarge(f"{where}.candidate_labels: {len(given)} labels, at most {MAX_LABELS} are taken")
     for index, label in enumerate(given):
         if not isinstance(label, str):
             raise InvalidInput(f"{where}.candidate_labels[{index}]: expected a string, got {describe(label)}")
-    if len(given) > MAX_LABELS:
-        raise TooLarge(f"{where}.candidate_labels: {len(given)} labels, at most {MAX_LABELS} are taken")
     return tuple(given)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 from collections.abc import Iterator
 
 import pytest
 
 from hf_transformer.apis.sending import Pushing, Sender
+from hf_transformer.errors import PredictorError
+from hf_transformer.generation.channel import Channel
 from hf_transformer.generation.text import Text
 from hf_transformer.generation.types import Step
-from hf_transformer.generation.writing import OneText
-from tests.apis.generating import Exchange
+from hf_transformer.generation.writing import OneText, SeveralTexts
+from tests.apis.generating import Bench, Exchange
 from tests.apis.short_exchange import ShortExchange
 from tests.apis.test_following import PATH, PartExchange, begun, body, pushing
 
@@ -49,3 +52,25 @@ async def test_a_stream_that_fails_holds_nothing(end: str, way: type[Exchange] |
         finally:
             gc.enable()
     assert not left & {Text, OneText, Pushing, Sender}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_two_texts_that_fail_hold_nothing(stream: bool) -> None:
+    error = PredictorError("broken")
+    made = Bench(fails=error, after=1)
+    await made.model.look()
+    gc.collect()
+    gc.disable()
+    try:
+        asked = json.dumps({"model": "gpt2", "prompt": "The capital", "n": 2, "stream": stream}).encode()
+        async with Exchange(made.app, "/openai/v1/completions", asked) as exchange:
+            await exchange.head()
+            assert b"broken" in await exchange.rest()
+            await exchange.task
+        await asyncio.sleep(0.01)
+        error.with_traceback(None)  # the one that the script itself keeps
+        left = {type(one) for one in gc.get_objects()}
+    finally:
+        gc.enable()
+        made.executor.shutdown()
+    assert not left & {Text, Channel, SeveralTexts}

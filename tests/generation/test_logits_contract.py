@@ -144,6 +144,8 @@ def test_a_vocabulary_that_only_the_answers_tell() -> None:
         (changed(PLAIN, without=("input_ids",)), "are no input_ids"),
         (changed(PLAIN, TensorSpec("input_ids", "INT64", (-1, -1))), "are no input_ids"),
         (changed(PLAIN, TensorSpec("input_ids", "FP32", (-1,))), "'input_ids' is FP32; export it as INT64"),
+        (changed(PLAIN, TensorSpec("input_ids", "INT16", (-1,))), "'input_ids' is INT16; export it as INT64"),
+        (changed(PLAIN, TensorSpec("position_ids", "UINT8", (-1,))), "'position_ids' is UINT8; export it as INT64"),
         (changed(PLAIN, TensorSpec("attention_mask", "BF16", (-1,))), "'attention_mask' is BF16"),
         (changed(PLAIN, TensorSpec("pixel_values", "FP32", (3,))), "requires the input 'pixel_values'"),
         (

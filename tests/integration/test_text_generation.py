@@ -79,6 +79,18 @@ def test_greedy_texts_in_one_request(serve: Serve, model: str, protocol: str) ->
         assert answer == {"generated_text": prompt + case["text"]}, case["id"]
 
 
+@pytest.mark.parametrize("model", ["gpt2_tokens_unary", "gpt2_logits"])
+async def test_greedy_texts_with_retries(serve: Serve, model: str, protocol: str) -> None:
+    """These are timed by what needs a task, for calls that answer once and are worth being stopped."""
+    service = start(serve, model, protocol, "--predictor_request_retries=2")
+    case = cases_of(model)[0]
+    ((found,),) = service.predict([case["prompt"]], {"max_new_tokens": TOKENS, "return_full_text": False})
+    assert found["generated_text"] == case["text"]
+    async with client_of(service) as client:
+        for stream in (False, True):
+            await ask_golden(client, service, case, stream)
+
+
 def test_the_text_of_the_tutorial_model(serve: Serve, protocol: str) -> None:
     """It makes 24 tokens of the prompt and what is new, whatever is asked for."""
     service = start(serve, "gpt2_tutorial", protocol)
