@@ -34,7 +34,7 @@ async def give_up(client: GrpcClient, how: str, arrived: asyncio.Event) -> None:
     else:
         with pytest.raises(RpcError) as caught:
             await call
-        assert caught.value.status is Status.DEADLINE_EXCEEDED
+        assert caught.value.status is Status.DEADLINE_EXCEEDED and not caught.value.settled
 
 
 async def test_the_server_is_told_when_it_does_not_answer(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,14 +44,16 @@ async def test_the_server_is_told_when_it_does_not_answer(how: str, monkeypatch:
     async def answer(peer: Peer, request: Request) -> None:
         if request.stream == 1:
             arrived.set()
-            told.set_result((await peer.frame(RST_STREAM)).payload)
+            frame = await peer.frame(RST_STREAM)
+            told.set_result((frame.stream, frame.payload))
+            await peer.send(good(1, b"too late"))
         else:
             await peer.send(good(request.stream, b"world"))
 
     async with serving(answering(answer)) as host, opened(host, 0.2) as client:
         await give_up(client, how, arrived)
         assert not told.done()
-        assert await told == int(ErrorCode.CANCEL).to_bytes(4)
+        assert await told == (1, int(ErrorCode.CANCEL).to_bytes(4))
         assert await ask(client) == b"world"
 
 

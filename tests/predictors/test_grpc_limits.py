@@ -14,7 +14,6 @@ from hf_transformer.predictors.http2_frames import (
     DATA,
     HEADERS,
     PING,
-    RST_STREAM,
     WINDOW_UPDATE,
     ErrorCode,
     Setting,
@@ -39,34 +38,6 @@ from tests.predictors.http2_server import (
 )
 
 pytestmark = pytest.mark.asyncio
-
-
-@pytest.mark.parametrize("by", ["deadline", "cancelling"])
-async def test_a_call_that_is_given_up_is_reset(by: str) -> None:
-    arrived, code = asyncio.Event(), asyncio.get_running_loop().create_future()
-
-    async def script(peer: Peer) -> None:
-        await peer.begin()
-        first = await peer.request()
-        arrived.set()
-        found = await peer.frame(RST_STREAM)
-        code.set_result((found.stream, found.payload))
-        await peer.send(good(first.stream, b"too late"))
-        await echo(peer, await peer.request())
-
-    async with serving(script) as host, opened(host, 0.1 if by == "deadline" else 30.0) as client:
-        call = asyncio.create_task(ask(client))
-        await arrived.wait()
-        if by == "cancelling":
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-        else:
-            with pytest.raises(RpcError, match="Deadline Exceeded") as caught:
-                await call
-            assert caught.value.status is Status.DEADLINE_EXCEEDED and not caught.value.settled
-        assert await code == (1, b"\0\0\0\x08")
-        assert await ask(client) == b"hello"
 
 
 async def test_each_call_has_its_own_deadline() -> None:

@@ -101,8 +101,19 @@ async def test_a_connection_is_closed_when_its_call_is_given_up(cancelled: bool)
         await closed.wait()
 
 
+async def is_cancelled_at_its_end(predictor: Predictor, arrived: asyncio.Event, answer: asyncio.Event) -> None:
+    """The predictor would go on with a call, and another one in its place would be one too many."""
+    call = asyncio.create_task(infer(predictor))
+    await arrived.wait()
+    call.cancel()
+    await asyncio.wait([call], timeout=0.01)
+    assert not call.done()
+    answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 async def test_with_retries_a_batch_over_rest_ends_before_it_is_given_up() -> None:
-    """The predictor would go on with it, and another one in its place would be one too many."""
     arrived, answer = asyncio.Event(), asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -113,14 +124,7 @@ async def test_with_retries_a_batch_over_rest_ends_before_it_is_given_up() -> No
             await good_answer(connection)
 
     async with scripted(script) as host, opened("v2", host, 3) as predictor:
-        call = asyncio.create_task(infer(predictor))
-        await arrived.wait()
-        call.cancel()
-        await asyncio.wait([call], timeout=0.01)
-        assert not call.done()
-        answer.set()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await is_cancelled_at_its_end(predictor, arrived, answer)
         await infer(predictor)
 
 
@@ -133,12 +137,5 @@ async def test_with_retries_a_batch_over_grpc_ends_before_it_is_given_up() -> No
         return good_message()
 
     async with serving(ModelInfer=call_of_the_server) as host, opened("grpc-v2", host, 3) as predictor:
-        call = asyncio.create_task(infer(predictor))
-        await arrived.wait()
-        call.cancel()
-        await asyncio.wait([call], timeout=0.01)
-        assert not call.done()
-        answer.set()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await is_cancelled_at_its_end(predictor, arrived, answer)
         await infer(predictor)
