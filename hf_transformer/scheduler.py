@@ -276,9 +276,8 @@ class Scheduler(Generic[Item]):
     async def canary(self, item: Item) -> None:
         """Has the model infer once, beside all batches, and verifies the answer, NaN included. Raises RequestError."""
         packed = self._form.pack((item,))
-        async with self._predictor.infer(
-            packed.inputs, packed.outputs, {}, sizes={}
-        ) as outputs:  # as batches, it goes on
+        call = self._predictor.infer(packed.inputs, packed.outputs, {}, sizes={})  # as a batch, it goes on to its end
+        async with call as outputs:
             for rows in self._form.unpack((item,), packed, outputs):
                 for role, data in rows.items():
                     refuse_nan(data, role)
