@@ -10,6 +10,9 @@ from hf_transformer.errors import NotReady, PredictorDenied, PredictorError, Req
 SUSPECT_AFTER = 3
 """Requests in a row that the predictor answered with an error of its own, before the model is tried out."""
 
+LAST_SECONDS = 1.0
+"""How long the end waits for a trial that was cancelled."""
+
 
 class Canary:
     """Tries a model out that seems broken: a Python backend whose process has died answers every inference with 500,
@@ -70,7 +73,7 @@ class Canary:
         self.errors = 0
 
     async def close(self) -> None:
-        """Ends a trial."""
+        """Ends a trial. One that can't be cut short ends with the predictor's connections, which are closed next."""
         if self._trial is not None:
             self._trial.cancel()
-            await asyncio.wait([self._trial])
+            await asyncio.wait([self._trial], timeout=LAST_SECONDS)

@@ -37,7 +37,8 @@ class Eager(Generic[Result]):
         self._step()
 
     def cancel(self) -> None:
-        """Cancels what it waits for, and so itself, as a task would; nothing happens once it has ended."""
+        """Cancels what it waits for, and so itself. Nothing happens once it has ended, nor where what it waits for has
+        just ended: a task would be cancelled then, this goes on."""
         if self._waits_for is not None:
             self._waits_for.cancel()
 

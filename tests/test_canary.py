@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -143,6 +144,26 @@ async def test_closing_ends_a_trial() -> None:
     await asyncio.wait([check])
     await canary.close()
     assert model.cancelled == 1
+
+
+async def test_closing_does_not_wait_for_a_trial_that_can_not_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The predictor, which is closed next, ends it."""
+    monkeypatch.setattr("hf_transformer.canary.LAST_SECONDS", 0.0)
+    canary, end = suspicious(), asyncio.Event()
+
+    async def infer() -> None:
+        while not end.is_set():
+            with suppress(asyncio.CancelledError):
+                await end.wait()
+
+    with pytest.raises(NotReady, match="no answer in time"):
+        await canary.check(infer, 0.0)
+    closing = asyncio.create_task(canary.close())
+    await asyncio.wait([closing], timeout=1.0)
+    closed = closing.done()
+    end.set()
+    await closing
+    assert closed
 
 
 async def test_who_may_not_ask_says_nothing_of_the_model() -> None:
