@@ -26,13 +26,13 @@ START_SECONDS = 30.0
 class Service:
     """One ``python -m hf_transformer`` with these flags; a context manager that ends it again."""
 
-    def __init__(self, *flags: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(self, *flags: str, environ: dict[str, str] | None = None, python: str = sys.executable) -> None:
         self.flags = flags
         self._port = 0
         self._folder = tempfile.TemporaryDirectory(prefix="hf-transformer-test-")
         variables = {"PATH": os.environ["PATH"], "HOME": self._folder.name, "HF_HUB_OFFLINE": "1", **(environ or {})}
         command = [
-            sys.executable,
+            python,
             "-W",
             "error",
             "-m",

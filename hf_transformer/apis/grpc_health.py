@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import Any, Final
 
 import grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
@@ -26,6 +28,9 @@ SERVING: int = HealthCheckResponse.SERVING
 NOT_SERVING: int = HealthCheckResponse.NOT_SERVING
 UNKNOWN: int = HealthCheckResponse.SERVICE_UNKNOWN
 
+LISTED: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
+"""What ``List`` answers with, where grpcio-health-checking knows it (1.85)."""
+
 
 class Health:
     """The servicer; each call asks the models themselves.
@@ -39,6 +44,23 @@ class Health:
         self._models = models
         self._names = {name: models.names for name in ("", *services)} | {name: [name] for name in models.names}
         self._closing = closing
+
+    @property
+    def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """The handlers by name. The package's own function to add a servicer asks for whatever methods its version has,
+        and a service that lacks one would not start."""
+        asked, answered = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Check": grpc.unary_unary_rpc_method_handler(self.Check, asked, answered),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, asked, answered),
+        }
+        if LISTED is not None:
+            found["List"] = grpc.unary_unary_rpc_method_handler(self.List, None, LISTED.SerializeToString)
+        return found
+
+    async def List(self, request: bytes, rpc: Rpc) -> Any:
+        """The status of each service; the request says nothing."""
+        return LISTED(statuses={name: HealthCheckResponse(status=await self._status(name)) for name in self._names})
 
     async def Check(self, request: HealthCheckRequest, rpc: Rpc) -> HealthCheckResponse:
         """NOT_FOUND for a name that is none."""

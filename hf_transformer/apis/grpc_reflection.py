@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import grpc
 import grpc.aio
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -37,6 +38,16 @@ class Reflection:
         # The type stubs don't know of aio.
         self._servicer: Any = reflection.aio.ReflectionServicer(services, pool)  # type: ignore[attr-defined]  # not in stubs
         self._closing = closing
+
+    @property
+    def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """The handler by its name."""
+        asked, answered = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
+        return {
+            "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
+                self.ServerReflectionInfo, asked.FromString, answered.SerializeToString
+            )
+        }
 
     async def ServerReflectionInfo(self, requests: AsyncIterator[Any], rpc: Rpc) -> None:
         """Answers each request of a stream."""

@@ -20,8 +20,6 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from hf_transformer import __version__
 from hf_transformer.apis import grpc_calls, grpc_health, grpc_reflection
@@ -132,13 +130,11 @@ class GrpcServer:
         options = (*_OPTIONS, *self._settings.limits)
         self._server = grpc.aio.server(interceptors=self._interceptors, options=options)
         methods = {**_questions(self._service.models, self._at_work), **self._inference()}
-        handler = grpc.method_handlers_generic_handler(SERVICE, methods)
-        self._server.add_generic_rpc_handlers((handler,))
         health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
-        add_HealthServicer_to_server(health, self._server)
         names = (SERVICE, grpc_health.SERVICE_NAME, grpc_reflection.SERVICE_NAME)
         reflection = grpc_reflection.Reflection(names, methods, self._closing)
-        add_ServerReflectionServicer_to_server(reflection, self._server)
+        for name, served in zip(names, (methods, health.methods, reflection.methods), strict=True):
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
         self._listen()
         await self._server.start()
         return self
