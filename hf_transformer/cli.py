@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from hf_transformer.errors import ConfigError, TransformerError
+from hf_transformer.signals import handle_signals
 
 WIDTHS = (60, 120)
 """Columns of --help, at least and at most."""
@@ -61,6 +62,8 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
 
         print(f"hf-transformer {__version__}")
         return 0
+    if name == "serve":
+        handle_signals()  # before the imports, which may take a second
     code: int = import_module(COMMANDS[name].module).run(argv, environ)
     return code
 

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +36,16 @@ class Recorder(ModuleType):
         return self.outcome
 
 
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Those of the tests' own process stay as they are."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    former = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, former, strict=True):
+        signal.signal(number, handler)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException, name: str = "serve") -> Recorder:
     recorder = Recorder(outcome)
     monkeypatch.setitem(sys.modules, cli.COMMANDS[name].module, recorder)
@@ -61,6 +72,19 @@ def test_subcommands(monkeypatch: pytest.MonkeyPatch, argv: list[str], command: 
     recorder = install(monkeypatch, 7, command)
     assert cli.main(argv) == 7
     assert recorder.calls == [(rest, os.environ)]
+
+
+def test_signals_are_handled_before_the_service_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As process 1 of a container it would not notice them."""
+
+    def importing(name: str) -> ModuleType:
+        signal.raise_signal(signal.SIGTERM)
+        return Recorder(1)
+
+    monkeypatch.setattr(cli, "import_module", importing)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 0
 
 
 def test_the_command_line_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from hf_transformer import __version__
@@ -23,6 +21,7 @@ from hf_transformer.serving.connection import Connection
 from hf_transformer.serving.server import Server
 from hf_transformer.serving.settings import ClientLimits, ServerConfig
 from hf_transformer.serving.supervisor import Supervisor
+from hf_transformer.signals import handle_signals
 from hf_transformer.worker_metrics import Board
 from hf_transformer.workers import Roster
 
@@ -39,7 +38,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         ConfigError: a flag or variable has a bad value.
         LoadError: the tokenizer can't be loaded.
     """
-    handle_signals()
     config, notes = parse_config(argv, environ)
     configure_logging(config)
     for note in notes:
@@ -67,25 +65,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         server = Server(server_config(config, partial(build_app, config, parts)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
-
-
-def handle_signals() -> None:
-    """What signals do until a server handles them, and SIGHUP always: it comes from a terminal that is closed.
-
-    uvicorn finishes gracefully on a signal and then raises it again; the start itself can just end. As process 1 of a
-    container a signal without a handler would be ignored.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit_cleanly)
-    signal.signal(signal.SIGHUP, _as_sigterm)
-
-
-def _exit_cleanly(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
-
-
-def _as_sigterm(number: int, frame: FrameType | None) -> None:
-    signal.raise_signal(signal.SIGTERM)
 
 
 def check_files(config: Config) -> None:

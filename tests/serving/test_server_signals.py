@@ -12,7 +12,7 @@ from tests.serving.processes import SECONDS
 
 SIGNALLED = """
 import asyncio, os, signal, sys, threading, time
-from hf_transformer.commands.serve import handle_signals
+from hf_transformer.signals import handle_signals
 from hf_transformer.serving.server import Server
 from hf_transformer.serving.settings import ClientLimits, ServerConfig
 

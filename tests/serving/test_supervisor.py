@@ -22,7 +22,7 @@ from tests.serving.processes import PID, SECONDS, service_with
 
 SIGNALLED_WHILE_STARTING = """
 import os, signal, socket
-from hf_transformer.commands.serve import handle_signals
+from hf_transformer.signals import handle_signals
 from hf_transformer.serving.settings import ClientLimits, ServerConfig
 from hf_transformer.serving.supervisor import Supervisor
 
