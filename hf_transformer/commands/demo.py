@@ -195,12 +195,17 @@ def _demonstrate(settings: Settings, environ: Mapping[str, str], folder: Path, s
         port = free_port(settings.http_port)
         if settings.http_port not in (0, port):
             say(f"Port {settings.http_port} is taken, so the service gets port {port}.")
-        command = _service_command(settings, triton, port)
+        # The port that the documentation names, where it is free.
+        grpc_port = free_port(port + 1 if settings.http_port else 0)
+        command = _service_command(settings, triton, port, grpc_port)
         service = ChildProcess(command, {"LOG_LEVEL": "WARNING", **environ}, folder / "service.log")
         try:
             watch = Watch(triton, service, stop)
             _wait_until_ready(port, watch)
-            say(f"The service is ready: http://{HOST}:{port}, asking Triton over {settings.predictor_protocol}")
+            say(
+                f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
+                f"asking Triton over {settings.predictor_protocol}"
+            )
             _ask(port)
             if not settings.once:
                 say(f"\nTry it yourself:\n{curl_line(port)}\n")
@@ -214,7 +219,7 @@ def _demonstrate(settings: Settings, environ: Mapping[str, str], folder: Path, s
     return 0
 
 
-def _service_command(settings: Settings, triton: LocalTriton, port: int) -> list[str]:
+def _service_command(settings: Settings, triton: LocalTriton, port: int, grpc_port: int) -> list[str]:
     over_grpc = settings.predictor_protocol == "grpc-v2"
     return [
         *(sys.executable, "-m", "hf_transformer", "serve"),
@@ -225,7 +230,7 @@ def _service_command(settings: Settings, triton: LocalTriton, port: int) -> list
         "--tensor_input_names=input_ids",
         f"--host={HOST}",
         f"--http_port={port}",
-        f"--grpc_port={free_ports(1)[0]}",
+        f"--grpc_port={grpc_port}",
     ]
 
 
