@@ -38,7 +38,7 @@ SHOWN_NAMES = 5
 
 
 def read_fields(call: Call, known: Sequence[str]) -> dict[str, Json]:
-    """A request's fields; one that is null is left out, as if it had not been sent.
+    """A request's fields; one that is null is left out, as if it had not been sent, whatever its name.
 
     Raises:
         InvalidInput: not a JSON object, or one with fields that are not known.
@@ -47,6 +47,8 @@ def read_fields(call: Call, known: Sequence[str]) -> dict[str, Json]:
     payload = call.json()
     if not isinstance(payload, dict):
         raise InvalidInput(f"body: expected an object, got {describe(payload)}")
+    if None in payload.values():
+        payload = {name: value for name, value in payload.items() if value is not None}
     if payload.keys() - known:
         unknown = [name[:40] for name in payload if name not in known]
         expected = f"expected some of {', '.join(known)}"
@@ -54,8 +56,6 @@ def read_fields(call: Call, known: Sequence[str]) -> dict[str, Json]:
             raise InvalidInput(f"{unknown[0]}: unknown, {expected}")
         more = f" and {len(unknown) - SHOWN_NAMES} more" if len(unknown) > SHOWN_NAMES else ""
         raise InvalidInput(f"body: unknown fields {', '.join(map(repr, unknown[:SHOWN_NAMES]))}{more}, {expected}")
-    if None in payload.values():
-        return {name: value for name, value in payload.items() if value is not None}
     return payload
 
 

@@ -57,6 +57,8 @@ class TokenGenerator(Generator):
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
         self._scored = "logprobs" in self._inputs.honours and SCORES in outputs
         self._honours = self._inputs.honours if self._scored else self._inputs.honours - {"logprobs"}
+        if others:  # the model holds its end_id back, and no other
+            self._honours -= {"min_tokens"}
         excludes = "exclude_input_in_output" in self._inputs.by_name
         self._habits = RowHabits(prompt=False if excludes else None)
         if problems := self._problems(spec):

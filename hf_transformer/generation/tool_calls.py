@@ -96,16 +96,20 @@ class ToolCallParser:
 
 
 def _read_call(text: str) -> ToolCall | None:
+    """None where it is no call, or one that JSON can't say again: Python also reads NaN, and halves of surrogate
+    pairs."""
     try:
         found: Json = json.loads(text)
+        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            return None
+        arguments = found.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return None
+        call = ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        (call.name + call.arguments).encode()
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return None
-    arguments = found.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    return ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False))
+    return call
 
 
 def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:

@@ -103,8 +103,10 @@ class SamplingReader:
             least = self._given.integer(least_name, 0, 0)
             most = self._values.get("max_tokens")
             if most is not None and least > most:
-                raise InvalidInput(f"parameters.{least_name}: {least}, but {name} allows {most}")
-            self.put("min_tokens", least, least_name)
+                allowed = f"{name} allows {most}" if name else f"there may be {most} where nothing says how many"
+                raise InvalidInput(f"parameters.{least_name}: {least}, but {allowed}")
+            if least:  # 0 asks for nothing, so any model can honour it
+                self.put("min_tokens", least, least_name)
 
     def choices(self, name: str) -> None:
         """``n``: how many continuations."""

@@ -44,6 +44,7 @@ def fields_of(body: bytes, **headers: bytes) -> dict[str, Any]:
 
 def test_fields() -> None:
     assert fields_of(b'{"model": "mini", "user": null}') == {"model": "mini"}
+    assert fields_of(b'{"model": "mini", "service_tier": null}') == {"model": "mini"}
     utf16 = '{"input": "é"}'.encode("utf-16")
     assert fields_of(utf16, content_type=b"application/json; charset=utf-16") == {"input": "é"}
 
@@ -55,7 +56,7 @@ def test_fields() -> None:
         (b"[1]", "body: expected an object, got a list"),
         (b'{"inputs": []}', "inputs: unknown, expected some of model, input, user"),
         (b'{"a": 1, "b": 2}', "body: unknown fields 'a', 'b', expected some of model"),
-        (json.dumps(dict.fromkeys("abcdefgh")).encode(), "'a', 'b', 'c', 'd', 'e' and 3 more, expected"),
+        (json.dumps(dict.fromkeys("abcdefgh", 1)).encode(), "'a', 'b', 'c', 'd', 'e' and 3 more, expected"),
     ],
 )
 def test_wrong_bodies(body: bytes, says: str) -> None:

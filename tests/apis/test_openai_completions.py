@@ -191,6 +191,7 @@ async def test_logprobs_of_the_chosen_tokens_alone() -> None:
         ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1", "top_p"),
         ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more", "max_tokens"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3", "min_tokens"),
+        ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many", "min_tokens"),
         ({"stop": [""]}, "stop: string 0 is empty", "stop"),
         ({"stop": 3}, "stop: expected a string or a list of strings, got a number", "stop"),
         ({"suffix": "x"}, "suffix: text in front of something else can't be generated", "suffix"),

@@ -88,6 +88,13 @@ async def test_greedy_is_not_honoured_without_an_input_for_it() -> None:
         assert found.honours - {"greedy"} == {"max_tokens", *names}
 
 
+async def test_min_tokens_are_honoured_where_one_token_alone_ends_the_text() -> None:
+    """The model holds its end_id back; the others would end the text at once."""
+    for ends, expected in (({2}, True), (set[int](), True), ({2, 5}, False)):
+        found = generator(model(REAL, OUTPUTS), ScriptedModel(), eos_ids=frozenset(ends))
+        assert ("min_tokens" in found.honours) is expected, ends
+
+
 async def test_one_sampling_s_tensors_are_kept_but_not_its_seed() -> None:
     generative, sampling = model(REAL, OUTPUTS), Sampling(max_tokens=1, temperature=0.5)
     inputs = ModelInputs(generative, (), end=None)
