@@ -7,7 +7,7 @@
 Parameters may also stand beside text_input, as clients of Triton's vLLM and TensorRT-LLM backends send them; they are
 those of V1, and these backends' exclude_input_in_output. As in the vLLM backend the prompt is part of what generate
 gives (--return_full_text) and none of what generate_stream does, unless a request says otherwise. A stream ends with
-its text; an error in the middle is {"error": "..."}.
+its text, an empty one with an event that says so; an error in the middle is {"error": "..."}.
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md
 """
@@ -166,19 +166,22 @@ def _answer(asked: Asked, texts: list[str]) -> Json:
 
 
 class _Events(TextStream):
-    """A stream's answer: an event per piece."""
+    """A stream's answer: an event per piece that has text, and one at least per text, as Triton's has."""
 
-    __slots__ = ("_asked",)
+    __slots__ = ("_asked", "_told")
 
     content_type = EVENTS
 
     def __init__(self, model: Model, asked: Asked, context: Context) -> None:
         super().__init__(model, asked.request, context)
         self._asked = asked
+        self._told: set[int] = set()
+        """The choices that there was an event of."""
 
     def piece(self, piece: Piece) -> bytes:
-        if not piece.text:
+        if not piece.text and (piece.finish is None or piece.choice in self._told):
             return b""
+        self._told.add(piece.choice)
         asked = self._asked
         place = place_of(asked.request, piece.prompt, piece.choice, "instance")
         return event(orjson.dumps({**asked.head, **place, ANSWER: piece.text}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
@@ -14,10 +15,17 @@ _LOCATED: Final = Tokenization(whole=True, special_tokens=False, detail=True)
 
 
 class Leading:
-    """Leaves the prompt out of a text that comes in parts, where it is what the text begins with."""
+    """Leaves the prompt out of a text that comes in parts, where it is what the text begins with.
 
-    def __init__(self, prompt: str) -> None:
+    Args:
+        prompt: as it was sent.
+        read_back: gives it as it reads once a tokenizer has encoded it and decoded it without special tokens, which a
+            chat is full of. It is called once at most, and only where the text does not begin with ``prompt``.
+    """
+
+    def __init__(self, prompt: str, read_back: Callable[[], str] | None = None) -> None:
         self._prompt = prompt
+        self._read_back = read_back
         self._held = ""
         self._decided = not prompt
 
@@ -26,14 +34,23 @@ class Leading:
         if self._decided:
             return text
         self._held += text
-        if len(self._held) < len(self._prompt) and self._prompt.startswith(self._held):
-            return ""
+        while not self._held.startswith(self._prompt):
+            if self._prompt.startswith(self._held):
+                return ""
+            if self._read_back is None:
+                break
+            self._prompt, self._read_back = self._read_back(), None
         self._decided = True
         return self._held.removeprefix(self._prompt)
 
     def rest(self) -> str:
-        """What was held back, and is the whole text."""
-        return "" if self._decided else self._held
+        """What was held back, and is the whole text: no prompt, unless that ends with special tokens and is read back
+        without them."""
+        if self._decided:
+            return ""
+        if self._read_back is None or not self._held:
+            return self._held
+        return self._held.removeprefix(self._read_back())
 
 
 class TokenCounter:

@@ -75,6 +75,7 @@ class TextGenerator(Generator):
         """Raises ContractError for a model that is not of this kind."""
         self._predictor = predictor
         self._decoupled = spec.decoupled
+        self._decode = tokenizer.decode
         self._counter = TokenCounter(tokenizer, executor)
         self._first = leading_token(tokenizer)
         self._input = settings.input_names[0] if settings.input_names else TEXT_INPUT
@@ -107,13 +108,13 @@ class TextGenerator(Generator):
     def _stream(self, prompt: Prompt, sampling: Sampling, context: Context) -> tuple[Responses, _Reading]:
         text, sampling = self._sent(prompt), self._told(sampling)
         responses = self._predictor.stream(self._tensors(text, sampling), self._outputs, context.headers)
-        return responses, self._reading(text, sampling)
+        return responses, self._reading(prompt, text, sampling)
 
     async def _counted(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """The text of a model that answers once, or whose tokens have to be counted as they come, which takes a turn:
         nobody follows it."""
         text, sampling = self._sent(prompt), self._told(sampling)
-        inputs, reading = self._tensors(text, sampling), self._reading(text, sampling)
+        inputs, reading = self._tensors(text, sampling), self._reading(prompt, text, sampling)
         limit = None if self._is_limited else sampling.max_tokens
         if not self._decoupled:
             async with self._predictor.infer(inputs, self._outputs, context.headers) as tensors:
@@ -149,8 +150,10 @@ class TextGenerator(Generator):
         """With no more new tokens than the model can be told of, where these are not the client's own."""
         return sampling if (sampling.max_tokens or 1) <= self._inputs.most_tokens else self._inputs.bounded(sampling)
 
-    def _reading(self, text: str, sampling: Sampling) -> _Reading:
-        return _Reading(self._outputs, self._counter, sampling.max_tokens or 1, "" if self._excludes else text)
+    def _reading(self, prompt: Prompt, text: str, sampling: Sampling) -> _Reading:
+        """``text`` is what was sent of the prompt."""
+        leading = None if self._excludes else Leading(text, partial(self._decode, prompt.ids, True))
+        return _Reading(self._outputs, self._counter, sampling.max_tokens or 1, leading)
 
     def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
         return [self._inputs.by_name[self._input].text(text), *self._inputs.tensors(sampling)]
@@ -215,7 +218,8 @@ _NEUTRAL: Final = Sampling()
 
 
 class _Reading:
-    """The answers of one call, read to text, which may have ``most`` tokens. ``prompt`` is what may stand in front."""
+    """The answers of one call, read to text, which may have ``most`` tokens. ``leading`` leaves out the prompt, of a
+    model that may give it back."""
 
     reason: FinishReason | None = None
     is_over = False
@@ -223,11 +227,11 @@ class _Reading:
     _count = 0  # of tokens, as far as the model tells
     _decoder: codecs.IncrementalDecoder | None = None  # once an answer ends within a character
 
-    def __init__(self, outputs: Sequence[str], counter: TokenCounter, most: int, prompt: str) -> None:
+    def __init__(self, outputs: Sequence[str], counter: TokenCounter, most: int, leading: Leading | None) -> None:
         self._outputs = outputs
         self._counter = counter
         self._most = most
-        self._leading = Leading(prompt) if prompt else None
+        self._leading = leading
         self._parts: list[str] = []
 
     @property

@@ -92,6 +92,22 @@ async def test_a_stream_may_have_the_prompt_or_be_one_event() -> None:
         assert {one["choice"] for one in found} == {0, 1}
 
 
+async def test_a_stream_without_any_text_is_one_event() -> None:
+    async with bench() as made:
+        empty = {**HEAD, "text_output": ""}
+        assert await stream(made, stop=" par") == [empty]
+        assert await stream(made, stop=" par", stream=False) == [empty]
+        found = await stream(made, stop=" par", n=2, temperature=0.5)
+        assert sorted(found, key=lambda one: one["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
+
+
+@pytest.mark.parametrize("extra", [{}, {"stop": "ris"}, {"exclude_input_in_output": False, "stop": " par"}], ids=str)
+async def test_no_event_of_a_text_is_empty_beside_others(extra: dict[str, Any]) -> None:
+    async with bench() as made:
+        found = await stream(made, **extra)
+        assert found and all(one["text_output"] for one in found)
+
+
 async def test_an_error_in_the_middle() -> None:
     async with bench(fails=PredictorError("it broke"), after=1) as made:
         *_, last = await stream(made)

@@ -200,6 +200,20 @@ async def test_the_prompt_is_left_out_of_a_stream(bench: Bench, size: int, whole
     assert "".join(written) == expected
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_tokens(bench: Bench, size: int) -> None:
+    chat = "<|endoftext|>user\nhi.<|endoftext|>\n<|endoftext|>assistant\n"
+    prompt = Prompt(chat, tuple(bench.tokenizer.ids(chat)), False)
+    whole, new = "user\nhi.\nassistant\nhello.", ["hello."]
+    found = {"text": Tensor("text", "BYTES", np.array([whole.encode()], np.object_))}
+    assert await bench.read(TUTORIAL, found, prompt=prompt, sampling=Sampling(max_tokens=50)) == (new, "stop")
+    assert bench.predictor.sent() == {"text_input": [chat]}
+    parts = [text(whole[start : start + size]) for start in range(0, len(whole), size)]
+    decoupled = model((INPUT, spec("max_tokens")), (OUTPUT,), batch=0)
+    written, _ = await bench.read(decoupled, *parts, prompt=prompt)
+    assert written and "".join(written) == "hello."
+
+
 async def test_a_prompt_that_is_repeated_stays_where_the_model_leaves_it_out(bench: Bench) -> None:
     assert await bench.read(VLLM, text("hello", finish_reason="stop")) == (["hello"], "stop")
     assert await bench.read(ENSEMBLE, text("hello")) == (["hello"], "stop")

@@ -96,11 +96,23 @@ def test_the_text_of_the_tutorial_model(serve: Serve, protocol: str) -> None:
     service = start(serve, "gpt2_tutorial", protocol)
     tokenizer = Tokenizer.from_file(str(task_model_folder("gpt2_tutorial") / "tokenizer.json"))
     for case in cases_of("gpt2_tutorial"):
-        # A special token in the prompt is no part of the text that the model gives back.
-        if len(case["prompt_ids"]) < 20 and "|>" not in case["prompt"]:
+        # The model gives the prompt back without its special tokens.
+        if len(case["prompt_ids"]) < 20:
             ids = case["ids"][: 24 - len(case["prompt_ids"])]
             ((found,),) = service.predict([case["prompt"]], {"max_new_tokens": 30, "return_full_text": False})
             assert found["generated_text"] == tokenizer.decode(ids), case["id"]
+
+
+def test_chats_with_the_tutorial_model(serve: Serve) -> None:
+    """Chats are longer than its texts: it adds a token."""
+    service = start(serve, "gpt2_tutorial")
+    tokenizer = Tokenizer.from_file(str(task_model_folder("gpt2_tutorial") / "tokenizer.json"))
+    for chat in CHATS:
+        asked = {name: chat[name] for name in ("messages", "tools") if name in chat}
+        response = service.client.post(CHAT_COMPLETIONS, json={"model": service.model, **asked})
+        assert response.status_code == 200, response.text
+        ids = chat["ids"][: max(24 - len(chat["prompt_ids"]), 1)]
+        assert response.json()["choices"][0]["message"]["content"] == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_vllm"])
