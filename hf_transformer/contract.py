@@ -28,8 +28,9 @@ class ContractError(NotReady):
     """The predictor's model does not fit the tokenizer, the task or the flags; ``problems`` has a sentence for each."""
 
     def __init__(self, model: str, problems: Sequence[str]) -> None:
+        problems = tuple(dict.fromkeys(problems))  # one output may stand for two roles, and fit neither
         super().__init__(f"model {model!r} does not fit the service. " + " ".join(problems))
-        self.problems = tuple(problems)
+        self.problems = problems
 
 
 def bind(

@@ -193,3 +193,7 @@ def test_every_mismatch_is_reported() -> None:
     with pytest.raises(ContractError) as caught:
         fit(model, inputs=("input_ids", "token_type_ids"))
     assert len(caught.value.problems) == 4
+
+
+def test_no_mismatch_is_said_twice() -> None:
+    assert ContractError("bert", ["One.", "Two.", "One."]).problems == ("One.", "Two.")

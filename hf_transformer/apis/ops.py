@@ -56,6 +56,8 @@ def error_handlers(errors_by_path: Callable[[str], RenderError]) -> dict[Any, Ex
         if not isinstance(error, HTTPException):
             raise error
         message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        if error.status_code == 405 and error.headers:
+            message += f", expected {error.headers.get('Allow')}"
         return respond(request, message, error.status_code, error.headers)
 
     return {RequestError: request_error, HTTPException: http_error}

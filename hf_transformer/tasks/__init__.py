@@ -60,6 +60,7 @@ def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[Servabl
             if suffix and architecture.endswith(suffix):
                 return task
     if not architectures:
-        raise LoadError(f"config.json names no architectures, so the task can't be told; set --task to one of {known}")
+        found = "config.json names no architectures" if model_config else "there is no config.json, or nothing in it"
+        raise LoadError(f"{found}, so the task can't be told; set --task to one of {known}")
     shown = ", ".join(architectures)
     raise LoadError(f"the architecture {shown} stands for no task that can be served; set --task to one of {known}")

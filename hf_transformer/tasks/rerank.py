@@ -59,8 +59,8 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
         count = len(read_labels(settings.model_config))
         if count != 1:
             raise LoadError(
-                f"rerank needs a model that gives one score per pair, and config.json names {count} labels; "
-                "serve it with --task=sequence_classification"
+                f"rerank needs a model that gives one score per pair, and config.json (id2label, num_labels; 2 where "
+                f"it has neither) tells {count} labels; a classifier is served with --task=sequence_classification"
             )
         self._sigmoid = has_sigmoid(settings.activation_fn, settings.model_config)
         self._outputs = (text_logits(count),)

@@ -46,6 +46,11 @@ def test_an_architecture_that_says_nothing(config: dict[str, Any]) -> None:
         find_task(None, config)
 
 
+def test_a_config_json_that_is_missing_is_not_quoted() -> None:
+    with pytest.raises(LoadError, match=r"there is no config.json"):
+        find_task(None, {})
+
+
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
