@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from hf_transformer.batches import pack
@@ -14,7 +13,7 @@ from hf_transformer.errors import RequestError
 from hf_transformer.model_wiring import filling
 from hf_transformer.predictors.asking import AskablePredictor
 from hf_transformer.predictors.region_trial import try_region
-from hf_transformer.predictors.shared_region import FOLDER
+from hf_transformer.predictors.shared_region import FOLDER, MARGIN, free_bytes
 
 OTHERWISE = "or set --predictor_shared_memory=off; outputs travel in the responses until then, and work as well"
 MIB = 2**20
@@ -35,14 +34,13 @@ async def shared_memory(subject: Subject) -> Sequence[Finding]:
     if any(output.row_bytes(pair.length) is None for output in pair.binding.outputs):
         return skipped("the outputs' dims are free in config.pbtxt, so nobody knows their size beforehand")
     try:
-        space = os.statvfs(FOLDER)
+        there = free_bytes(FOLDER)
     except OSError as exc:
         return warning(f"{FOLDER}: {exc.strerror}", f"mount an emptyDir with medium: Memory there, {OTHERWISE}")
-    there = space.f_bavail * space.f_frsize
-    if there < config.predictor_shared_memory_bytes:
+    if there < config.predictor_shared_memory_bytes + MARGIN:
         return warning(
             f"{FOLDER} has {there // MIB} MiB left, --predictor_shared_memory_bytes asks for "
-            f"{config.predictor_shared_memory_bytes // MIB} MiB",
+            f"{config.predictor_shared_memory_bytes // MIB} MiB and {MARGIN // MIB} MiB have to stay free",
             f"enlarge {FOLDER} (sizeLimit of the emptyDir, --shm-size), lower the flag, {OTHERWISE}",
         )
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,8 @@ class Pauses:
 
     ``unavailable`` (doubling) follows an attempt that did not reach the predictor, ``refused`` one that it refused.
     ``registered`` lies between two registrations at least, so that a predictor that keeps forgetting them is not given
-    one after the other. ``lost`` is how long a region rests in which requests may be under way that nobody waits for.
+    one after the other. ``lost`` is how long a region rests in which requests may be under way that nobody waits for,
+    and so how long it takes until there may be more room.
     """
 
     unavailable: float = 1.0
@@ -70,6 +73,10 @@ class RegionKeeper:
         self._not_before = -math.inf
         self._registering: asyncio.Task[None] | None = None
         self._forgetting: dict[str, asyncio.Task[None]] = {}
+        self._resting: set[str] = set()
+        """Those of them that take memory for as long as the predictor maps them."""
+        self._no_room = False
+        self._closing = False
         self._lost: set[str] = set()
         self._unknown: set[str] = set()
         self._said = False
@@ -77,7 +84,8 @@ class RegionKeeper:
     def want(self) -> None:
         """Starts a registration, unless one is under way or it is too early for one."""
         now = asyncio.get_running_loop().time()
-        if self.region is None and self._registering is None and now >= self._not_before:
+        free = self.region is None and self._registering is None and not self._closing
+        if free and now >= self._not_before:
             if len(self._lost) < _MOST_LOST:
                 self._not_before = now + self._pauses.refused  # should the task end in a fault of ours
                 self._registering = asyncio.create_task(self._register())
@@ -99,31 +107,47 @@ class RegionKeeper:
         elif region in self.retired:
             self._bury(region)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Has the predictor unmap, later, the regions of processes that are dead."""
+        for name in names:
+            self._forget(name)
+
     async def close(self) -> None:
         """Ends the registration, and removes the files."""
+        self._closing = True
         if self._registering is not None:
             await _cancelled(self._registering)
         await _cancelled(*self._forgetting.values())
+        idle = list(self._forgetting.keys() - self._resting)
+        busy = self._resting | {region.name for region in self.retired if region.name in self._lost}
         region, self.region = self.region, None
         if region is not None:
-            if not (region.taken_slots or region.lost_slots):
-                with suppress(RequestError, TimeoutError):
-                    async with asyncio.timeout(_LAST_CALL_SECONDS):
-                        await self._predictor.unregister_region(region.name)
-            region.close()
-        for retired in self.retired:
-            retired.close()
+            (busy.add if region.taken_slots or region.lost_slots else idle.append)(region.name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_CALL_SECONDS):
+                for name in idle:
+                    with suppress(RequestError):
+                        await self._predictor.unregister_region(name)
+        for closed in (region, *self.retired):
+            if closed is not None:
+                closed.close()
+        if busy:  # a Triton before 24.09 would unmap them under its calls
+            logger.info("left at the predictor, since calls may still use them: %s", ", ".join(sorted(busy)))
 
     async def _register(self) -> None:
         loop = asyncio.get_running_loop()
+        rested = bool(self._resting)
         try:
             self.region = await self._new_region()
         except (OSError, RequestError) as error:  # TimeoutError is an OSError
-            self._not_before = loop.time() + self._pause_after(error)
+            self._no_room = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+            soon = self._no_room and (rested or bool(self._resting))
+            self._not_before = loop.time() + (self._pauses.lost if soon else self._pause_after(error))
             if not self._said:
                 self._said = True
                 logger.warning("outputs travel inline, not through shared memory, and work as well: %s", _reason(error))
         else:
+            self._no_room = False
             self._pause = self._pauses.unavailable
             self._not_before = loop.time() + self._pauses.registered
             self._said = False
@@ -142,6 +166,10 @@ class RegionKeeper:
     async def _new_region(self) -> Region:
         """A region that is registered and has its memory.
 
+        It is registered while it has none, also where there is no room for it: that the predictor finds our file tells
+        that both see one /dev/shm, so that regions there whose file is gone are those of the dead. These may be what
+        takes the room.
+
         Raises:
             OSError: /dev/shm is missing or too small.
             RequestError: the predictor refuses, or is not there.
@@ -159,14 +187,12 @@ class RegionKeeper:
                 names = await self._predictor.region_names()
             if self._unknown.intersection(names):
                 raise _SeveralPredictors("several predictors answer at one address")
+            self.forget(name for name in names if name.startswith(PREFIX) and not is_alive(name, self._folder))
             await _filled(region)
         except BaseException:
             region.close()
-            self._forget(region.name)
+            self._forget(region.name, unused=True)
             raise
-        for name in names:
-            if name.startswith(PREFIX) and not is_alive(name, self._folder):
-                self._forget(name)
         return region
 
     def _retire(self, region: Region) -> None:
@@ -182,22 +208,31 @@ class RegionKeeper:
             if region.name in self._lost:
                 self._forget(region.name)
 
-    def _forget(self, name: str) -> None:
-        """Has the predictor unmap a region later: one that was lost, or that a killed predecessor has left there."""
+    def _forget(self, name: str, *, unused: bool = False) -> None:
+        """Has the predictor unmap a region: at once where no call has ever been in it (``unused``), later one that was
+        lost, or that a killed predecessor has left there."""
         if name not in self._forgetting:
-            self._forgetting[name] = asyncio.create_task(self._unregister(name))
+            if not unused:
+                self._resting.add(name)
+            self._forgetting[name] = asyncio.create_task(self._unregister(name, 0.0 if unused else self._pauses.lost))
 
-    async def _unregister(self, name: str) -> None:
+    async def _unregister(self, name: str, pause: float) -> None:
         """Calls may still be under way in it. Triton refuses then since 24.09; for older versions we wait first."""
         done = False
         while not done:
-            await asyncio.sleep(self._pauses.lost)
+            await asyncio.sleep(pause)
+            pause = self._pauses.lost
             with suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(_CALL_SECONDS):
                     await self._predictor.unregister_region(name)
                 done = True
         self._lost.discard(name)
         del self._forgetting[name]
+        if name in self._resting:
+            self._resting.remove(name)
+            if self._no_room:
+                self._not_before = -math.inf
+                self.want()
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:
@@ -219,5 +254,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"the predictor did not register it in {_CALL_SECONDS:g} s"
     if isinstance(error, OSError):
-        return f"{error.filename or FOLDER}: {error.strerror} (--predictor_shared_memory_bytes)"
+        advice = "make it larger, or lower " if error.errno == errno.ENOSPC else ""
+        return f"{error.filename or FOLDER}: {error.strerror} ({advice}--predictor_shared_memory_bytes)"
     return f"{error} (--predictor_shared_memory=off if it can't see our /dev/shm)"

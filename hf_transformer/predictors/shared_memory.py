@@ -67,7 +67,7 @@ class SharedMemoryPredictor(Predictor):
 
     async def __aenter__(self) -> Self:
         await self._transport.__aenter__()
-        remove_leftovers(self._folder)
+        self._keeper.forget(remove_leftovers(self._folder))  # also where no region is ever wanted
         return self
 
     async def __aexit__(

@@ -29,6 +29,12 @@ PREFIX = "hf_transformer_outputs_"
 ALIGNMENT = 64
 """Bytes, of slots and of the outputs in them: a cache line, and more than any element."""
 
+MARGIN = 16 * 2**20
+"""Bytes that stay free beside a region. A model in Triton's Python backend has its outputs in memory of /dev/shm first,
+before they are copied into the region, so with none left its requests fail that work inline. These are two batches of
+8 MiB, what ``--max_batch_output_bytes`` is without the flag. Twice the default region and this fit into 256 MiB,
+the manifests' sizeLimit, with 112 MiB to spare."""
+
 _ATTEMPTS = 10
 
 _MOST_KEPT, _MOST_OUTPUTS = 256, 8
@@ -87,11 +93,12 @@ class Region:
         """Makes the file.
 
         Raises:
-            OSError: ``folder`` is missing, not writable or too small (ENOSPC).
+            OSError: ``folder`` is missing, not writable or too small (ENOSPC) even if it were empty. Whether there is
+                room at this moment is for ``fill`` to say.
         """
         space = os.statvfs(folder)
-        if size > space.f_bavail * space.f_frsize:
-            raise OSError(errno.ENOSPC, f"{size} bytes do not fit", str(folder))
+        if size + MARGIN > space.f_blocks * space.f_frsize:
+            raise _no_room(size, folder)
         self.size = size
         self.path, self._file = _new_file(folder)
         self.name = self.path.name
@@ -124,9 +131,14 @@ class Region:
         """Gives the file its memory, all of it at once, and maps it read-only: blocks for some 0.2 ms per MiB.
 
         Raises:
-            OSError: there is not so much (ENOSPC).
+            OSError: there is not so much, and MARGIN beside it (ENOSPC).
         """
+        folder = self.path.parent
+        if free_bytes(folder) < self.size + MARGIN:
+            raise _no_room(self.size, folder)
         os.posix_fallocate(self._file, 0, self.size)
+        if free_bytes(folder) < MARGIN:  # another worker has filled its own meanwhile
+            raise _no_room(self.size, folder)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # or every page's first use is a fault
         self._memory = memoryview(mmap.mmap(self._file, self.size, flags, mmap.PROT_READ))
 
@@ -190,6 +202,16 @@ class Region:
         self._placements.clear()  # they hold views
 
 
+def free_bytes(folder: Path = FOLDER) -> int:
+    """What is left in a folder's file system.
+
+    Raises:
+        OSError: the folder is missing.
+    """
+    space = os.statvfs(folder)
+    return space.f_bavail * space.f_frsize
+
+
 def aligned(size: int) -> int:
     """The next multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
@@ -225,6 +247,11 @@ def remove_own_and_leftovers(folder: Path = FOLDER) -> None:
 def is_alive(name: str, folder: Path = FOLDER) -> bool:
     """Whether the region of this name may still be used by the process that made it."""
     return (folder / name).exists()
+
+
+def _no_room(size: int, folder: Path) -> OSError:
+    why = f"{size} bytes do not fit with {MARGIN} to spare, which the predictor itself may need there"
+    return OSError(errno.ENOSPC, why, str(folder))
 
 
 def _new_file(folder: Path) -> tuple[Path, int]:

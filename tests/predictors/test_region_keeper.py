@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.predictors import shared_region
 from hf_transformer.predictors.region_keeper import Pauses
-from hf_transformer.predictors.shared_region import PREFIX
+from hf_transformer.predictors.shared_region import MARGIN, PREFIX
 from hf_transformer.types import TensorSpec
 from tests.predictors.shared_calls import ERRORS, QUARTER, SIZE, Shared, until
 
@@ -204,3 +205,67 @@ async def test_leftovers_of_a_killed_predecessor_go_here_and_at_the_predictor(sh
         await shared.registered()
         await until(lambda: leftover not in shared.transport.regions)
         assert list(shared.transport.regions) == ["of others", *shared.transport.registered]
+
+
+async def test_room_that_a_dead_predecessor_takes_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton maps the region whose file is gone, so the folder is full until Triton is told to let go of it."""
+    shared = Shared(tmp_path, pauses=Pauses(lost=0.05))
+    dead = f"{PREFIX}dead"
+    shared.transport.regions = {dead: tmp_path / dead, "of others": tmp_path}
+    monkeypatch.setattr(
+        shared_region, "free_bytes", lambda folder: 0 if dead in shared.transport.regions else SIZE + MARGIN
+    )
+    async with shared.predictor:
+        assert await shared.infer(1) == [1]
+        await shared.attempted(1)
+        await until(lambda: list(shared.transport.regions) == [dead, "of others"])  # the one of no use is gone at once
+        await until(lambda: shared.predictor.use().registered)  # without another call
+        assert list(shared.transport.regions) == ["of others", shared.transport.registered[1]]
+        assert await shared.infer(2) == [2]
+        assert caplog.text.count("do not fit") == 1
+
+
+async def test_nothing_is_forgotten_at_a_predictor_that_does_not_see_our_folder(shared: Shared) -> None:
+    """Its regions are those of processes that may well live, on its own machine."""
+    theirs = f"{PREFIX}theirs"
+    shared.transport.regions = {theirs: shared.folder / theirs}
+    shared.transport.refusal = PredictorError("Unable to open shared memory region")
+    async with shared.predictor:
+        assert await shared.infer(1) == [1]
+        await shared.attempted(1)
+        await asyncio.sleep(0.01)
+        assert list(shared.transport.regions) == [theirs]
+
+
+async def test_leftovers_go_where_no_region_is_wanted(shared: Shared) -> None:
+    leftover = f"{PREFIX}dead"
+    (shared.folder / leftover).write_bytes(b"x")
+    shared.transport.regions = {leftover: shared.folder / leftover}
+    async with shared.predictor:
+        await until(lambda: not shared.transport.regions)
+    assert shared.transport.attempts == 0
+
+
+async def test_no_room_is_asked_for_seldom_where_nothing_gives_any_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Shared(tmp_path, pauses=Pauses(lost=0.0))
+    monkeypatch.setattr(shared_region, "free_bytes", lambda folder: SIZE + MARGIN - 1)
+    async with shared.predictor:
+        for number in range(3):
+            assert await shared.infer(number) == [number]
+            await asyncio.sleep(0.01)
+        assert shared.transport.attempts == 1 and shared.transport.regions == {} and shared.files == []
+
+
+async def test_what_is_left_at_the_predictor_is_said(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with shared.predictor:
+        await shared.registered()
+        shared.transport.gate(1).set_exception(PredictorUnavailable("lost"))
+        with pytest.raises(PredictorUnavailable):
+            await shared.infer(1)
+    (name,) = shared.transport.regions
+    assert caplog.text.count(f"left at the predictor, since calls may still use them: {name}") == 1

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_transformer.predictors import shared_region
 from hf_transformer.predictors.shared_region import (
     ALIGNMENT,
+    MARGIN,
     PREFIX,
     Region,
     Slots,
@@ -134,6 +136,19 @@ def test_an_absurd_size_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
         Region(2**60, tmp_path)
     assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("free", [[SIZE + MARGIN - 1], [SIZE + MARGIN, MARGIN - 1]], ids=["before", "after"])
+def test_a_region_leaves_room_for_the_predictor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[int]
+) -> None:
+    left = iter(free)
+    monkeypatch.setattr(shared_region, "free_bytes", lambda folder: next(left))
+    region = Region(SIZE, tmp_path)
+    with pytest.raises(OSError, match=f"{SIZE} bytes do not fit") as caught:
+        region.fill()
+    assert caught.value.errno == errno.ENOSPC and region.take(64) is None
+    region.close()
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
