@@ -108,6 +108,9 @@ class PredictorUnavailable(Unavailable):
 
     kind: str = "unavailable"
     """What happened, as a short word; see predictors/kinds.py."""
+    connection: object = None
+    """The connection whose end is all that happened, where calls share one: the same object for all that it took
+    along."""
 
     def __init__(self, message: str, kind: str = "unavailable") -> None:
         super().__init__(message)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, Never
+from weakref import WeakSet
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
 from hf_transformer.following import Followed, Items, source_of
@@ -39,7 +40,9 @@ class CircuitPredictor(WrappingPredictor):
 
     kinds.DEAD says what speaks for a dead predictor, for instance that no connection could be opened. Any answer speaks
     against it, be it an error of the model or that there is no place. Timeouts and cancelled calls say nothing: they
-    are about one call, and a slow model answers others. The one exception is a timeout while connecting.
+    are about one call, and a slow model answers others. The one exception is a timeout while connecting. The end of a
+    connection that calls share is one failure, however many it takes along: what dropped it may be between here and a
+    predictor that is well. Calls that then find no connection count each.
 
     With 0 ``failures`` it only counts errors, in ``metrics``. ``sleep`` and ``jitter`` (0 to 1) are for tests.
     """
@@ -60,6 +63,7 @@ class CircuitPredictor(WrappingPredictor):
         self._jitter = jitter
         self._reason: str | None = None
         self._in_a_row = 0
+        self._ended = WeakSet[object]()  # connections whose end has counted
         self._pause = FIRST_PAUSE
         self._probe: asyncio.Task[None] | None = None
         self._closed = False
@@ -154,6 +158,10 @@ class CircuitPredictor(WrappingPredictor):
         if kind not in kinds.DEAD:
             self._in_a_row = 0
             return
+        if isinstance(error, PredictorUnavailable) and error.connection is not None:
+            if error.connection in self._ended:
+                return
+            self._ended.add(error.connection)
         self._in_a_row += 1
         if self.is_open:
             self._reason = str(error)

@@ -17,7 +17,7 @@ from hf_transformer.predictors.grpc_status import (
     refusal_of_head,
 )
 from hf_transformer.predictors.http2_connection import WIDE, Connection
-from hf_transformer.predictors.http2_errors import StreamReset
+from hf_transformer.predictors.http2_errors import Disconnected, GoesAway, StreamReset
 from hf_transformer.predictors.http2_frames import FIRST_WINDOW, ErrorCode
 
 LINGER_SECONDS = 1.0
@@ -112,7 +112,10 @@ class Call(ABC):
 
     def on_failed(self, error: Exception) -> None:
         late = isinstance(error, StreamReset) and error.code == ErrorCode.CANCEL and self._loop.time() >= self.deadline
-        self._finish(RpcError(Status.DEADLINE_EXCEEDED, "Deadline Exceeded") if late else of_fault(error))
+        found = RpcError(Status.DEADLINE_EXCEEDED, "Deadline Exceeded") if late else of_fault(error)
+        if isinstance(error, Disconnected | GoesAway):
+            found.connection = self.connection
+        self._finish(found)
 
     def _finish(self, error: RpcError | None) -> None:
         """The server has ended the call."""

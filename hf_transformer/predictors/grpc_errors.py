@@ -71,6 +71,7 @@ def mapped(error: RpcError, where: str, seconds: float) -> RequestError:
     found = ERRORS[status](message)
     if isinstance(found, PredictorUnavailable):
         found.kind = error.kind or _kind(status, details)
+        found.connection = error.connection
     return found
 
 

@@ -53,6 +53,9 @@ class RpcError(Exception):
     refused: whether the server says that it has not begun with the call.
     """
 
+    connection: object = None
+    """The one whose end is all that went wrong; it has taken every call on it along."""
+
     def __init__(
         self,
         status: Status,

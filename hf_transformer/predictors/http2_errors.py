@@ -6,6 +6,7 @@ Http2Error
 ├── ConnectTimeout      there was no connection in time
 ├── StreamReset         the server ended this call alone, with a code
 ├── NotProcessed        the server says that it has not begun with the request, and never will
+│   └── GoesAway            nor with later ones on this connection
 └── Disconnected        the connection ended before the answer did
     └── NoAnswer            and before the answer's first byte
 """
@@ -45,6 +46,10 @@ class StreamReset(Http2Error):
 
 class NotProcessed(Http2Error):
     """The server has refused a request before any of it was processed: it may be sent again, whatever it asks for."""
+
+
+class GoesAway(NotProcessed):
+    """The server ends the connection, by GOAWAY, and so refuses every request that it has not begun with."""
 
 
 class Disconnected(Http2Error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from hf_transformer.predictors.http2_errors import Malformed, NotProcessed, StreamReset
+from hf_transformer.predictors.http2_errors import GoesAway, Malformed, NotProcessed, StreamReset
 from hf_transformer.predictors.http2_frames import (
     ACK,
     CONTINUATION,
@@ -236,7 +236,7 @@ class Exchanges:
         for above in [one for one in self.streams if one > last]:
             stream = self.streams.pop(above)
             self._sender.cancel(above)
-            stream.on_failed(NotProcessed(f"the server ends the connection: {self.farewell}"))
+            stream.on_failed(GoesAway(f"the server ends the connection: {self.farewell}"))
 
     def _on_window(self, flags: int, number: int, payload: memoryview) -> None:
         self._sender.widen(number, parse_number("WINDOW_UPDATE", payload) & LARGEST_WINDOW)

@@ -96,6 +96,45 @@ async def test_what_ends_a_row(between: RequestError, opens: bool) -> None:
         assert guarded.predictor.is_open is opens
 
 
+def taken(connection: object, count: int) -> list[BaseException | None]:
+    """What calls say that the end of one connection took along."""
+    errors = [PredictorUnavailable(f"call {number}", "lost") for number in range(count)]
+    for error in errors:
+        error.connection = connection
+    return [*errors]
+
+
+class Shared:
+    """A connection that calls share."""
+
+
+async def test_what_one_connection_took_along_counts_once() -> None:
+    one, other = Shared(), Shared()
+    of_one, of_other = taken(one, 10), taken(other, 10)
+    mixed = [error for pair in zip(of_one, of_other, strict=True) for error in pair]
+    guarded = Guarded(*mixed, *down(1))
+    async with guarded.predictor:
+        await guarded.fail(20)
+        assert not guarded.predictor.is_open
+        await guarded.fail(1)
+        assert guarded.predictor.is_open
+    assert guarded.errors("lost") == 20
+
+
+async def test_what_a_connection_took_along_does_not_count_again_after_an_answer() -> None:
+    one = Shared()
+    guarded = Guarded(*taken(one, 1))
+    async with guarded.predictor:
+        await guarded.fail(1)
+        await guarded.infer()
+        guarded.inner.errors = [*taken(one, 5), *down(2)]
+        await guarded.fail(7)
+        assert not guarded.predictor.is_open
+        guarded.inner.errors = down(1)
+        await guarded.fail(1)
+        assert guarded.predictor.is_open
+
+
 async def test_an_answer_ends_a_row() -> None:
     guarded = Guarded(*down(2))
     async with guarded.predictor:
