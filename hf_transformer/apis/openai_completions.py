@@ -151,7 +151,6 @@ class CompletionForm:
 
     def __init__(self, top: int | None) -> None:
         self._top = top
-        self._offsets: dict[int, int] = {}
 
     def choice(self, index: int, whole: Choice) -> Json:
         return self._choice(index, whole.text, whole.tokens, whole.finish)
@@ -162,29 +161,33 @@ class CompletionForm:
         return (self._choice(index, piece.text, piece.tokens, piece.finish),)
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> Json:
-        logprobs = None if self._top is None else self._logprobs(index, tokens)
+        logprobs = None if self._top is None else self._logprobs(tokens)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenText]) -> Json:
+    def _logprobs(self, tokens: Sequence[TokenText]) -> Json:
         """``text_offset`` counts characters from the beginning of the choice's text. A chosen token is told beside the
         likeliest ones too where it is none of them, as with OpenAI."""
-        offset, offsets = self._offsets.get(index, 0), []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token.text)
-        self._offsets[index] = offset
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [_name(token) for token in tokens],
             "token_logprobs": [logprob(token) for token in tokens],
             "top_logprobs": [_beside(token) for token in tokens] if self._top else None,
-            "text_offset": offsets,
+            "text_offset": [token.offset for token in tokens],
         }
 
 
 def _beside(token: TokenText) -> dict[str, float]:
-    """The likeliest tokens and the chosen one; of several with the same text, such as parts of characters, the
-    likeliest."""
+    """The likeliest tokens and the chosen one; of several with the same text the likeliest."""
     found: dict[str, float] = {}
     for one in (*token.top, token):
-        found.setdefault(one.text, logprob(one))
+        found.setdefault(_name(one), logprob(one))
     return found
+
+
+def _name(token: TokenText) -> str:
+    r"""Its text; one that is no text by itself is told in bytes, as with OpenAI (``bytes:\xe2\x80``), which keeps those
+    apart that would all read U+FFFD."""
+    try:
+        token.bytes.decode()
+    except UnicodeDecodeError:
+        return f"bytes:{repr(token.bytes)[2:-1]}"
+    return token.text

@@ -23,7 +23,7 @@ class Assembler:
     """
 
     _detokenizer: Detokenizer | None = None
-    _uncounted = _known = _given = 0
+    _uncounted = _known = _given = _offset = 0
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Assembler:
         self._plain = not sampling.stop and sampling.logprobs is None and not before
         self._place = place
         self._before = before
-        self._waiting: deque[tuple[int, TokenText]] = deque()
+        self._waiting: deque[tuple[int, TokenScore]] = deque()
         self.count = 0
         self.written: list[str] = []
 
@@ -118,9 +118,8 @@ class Assembler:
         elif step.scores:
             parts = []
             for number, score in zip(ids, step.scores, strict=True):
-                self._waiting.append((self._known, self._shown(score)))
                 parts.append(push(number))
-                self._known += len(parts[-1])
+                self._waiting.append((self._begin(number, len(parts[-1])), score))
         else:
             parts = [push(number) for number in ids]
         if step.finish is not None:
@@ -129,10 +128,18 @@ class Assembler:
             return "", "".join(parts)
         return "".join(parts[:earlier]), "".join(parts[earlier:])
 
-    def _shown(self, score: TokenScore) -> TokenText:
+    def _begin(self, number: int, new: int) -> int:
+        """Where a token begins that has just made ``new`` characters certain: as many before the end as it has itself,
+        what is held back included. Part of a character has fewer, or none yet: it stands where nothing is complete."""
+        before, self._known = self._known, self._known + new
+        end = self._known + self.prepare().held
+        self._offset = max(self._offset, before, end - len(self._vocabulary.show(number)[0]))
+        return self._offset
+
+    def _shown(self, score: TokenScore, offset: int) -> TokenText:
         show = self._vocabulary.show
         top = tuple(TokenText(*show(number), logprob) for number, logprob in score.top)
-        return TokenText(*show(score.id), score.logprob, top)
+        return TokenText(*show(score.id), score.logprob, top, offset)
 
     def _tokens(self, all_of_them: bool) -> Sequence[TokenText]:
         """The tokens whose text has begun to be given; of a text that was stopped, no others are shown."""
@@ -141,5 +148,7 @@ class Assembler:
             return ()
         tokens = []
         while waiting and (all_of_them or waiting[0][0] < self._given):
-            tokens.append(waiting.popleft()[1])
+            offset, score = waiting.popleft()
+            # Spaces that the end has cleaned up were counted.
+            tokens.append(self._shown(score, min(offset, self._given)))
         return tokens

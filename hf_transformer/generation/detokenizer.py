@@ -53,6 +53,11 @@ class Detokenizer(ABC):
     def flush(self) -> str:
         """What is left at the end; half a character becomes U+FFFD, as in ``decode``."""
 
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Characters that are held back; those that are not whole yet are one."""
+
 
 class Vocabulary:
     """What a tokenizer's tokens stand for, looked up once each; all texts of a model share it. Of one event loop."""
@@ -176,6 +181,10 @@ class Bytes(Detokenizer):
     def flush(self) -> str:
         return "" if self._decoder is None else self._decoder.decode(b"", True)
 
+    @property
+    def held(self) -> int:
+        return int(self._open)
+
     def _decode(self, data: bytes) -> str:
         if self._decoder is None:
             self._decoder = _UTF8("replace")
@@ -214,6 +223,10 @@ class Window(Detokenizer):
 
     def flush(self) -> str:
         return (self._broken() if self._bytes else "") + (self._give() if self._new else "")
+
+    @property
+    def held(self) -> int:
+        return int(bool(self._bytes))
 
     def _give(self, unless_open: bool = False) -> str:
         """What the new tokens add; nothing yet ``unless_open`` says that it is certain."""
@@ -272,3 +285,7 @@ class Cleaned(Detokenizer):
         for one in self._passes:
             text = one.push(text) + one.flush()
         return text
+
+    @property
+    def held(self) -> int:
+        return self._inner.held + sum([one.held for one in self._passes])

@@ -35,6 +35,11 @@ class Replacing:
         done.append(rest[:place])
         return self._new.join(done)
 
+    @property
+    def held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
+
     def flush(self) -> str:
         """What was held back, at the end."""
         held, self._held = self._held, ""

@@ -107,12 +107,14 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class TokenText:
     """A token as it is shown to a client: ``text`` is its own, ``bytes`` what it stands for, which may be part of a
-    character."""
+    character. ``offset`` is where it stands in the new text, in characters: one that is part of a character stands
+    where this does. Those of ``top`` have none."""
 
     text: str
     bytes: bytes
     logprob: float
     top: tuple[TokenText, ...] = ()
+    offset: int = 0
 
 
 @dataclass(slots=True)

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.apis.openai_completions import CompletionForm
-from hf_transformer.apis.openai_generation import Choice
 from hf_transformer.errors import PredictorError, PredictorUnavailable
-from hf_transformer.generation.types import Sampling, TokenText
+from hf_transformer.generation.types import Sampling
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from hf_transformer.tasks.text2text_generation import Text2TextGeneration
 from tests.apis.generating import PROMPT, Bench, bench, post
@@ -145,39 +143,6 @@ async def test_echo_puts_the_prompt_in_front(stream: bool) -> None:
         found = await complete(made, echo=True, stream=stream)
         chunks = found[:-1] if stream else [found]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == f"{PROMPT} paris."
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_logprobs(stream: bool) -> None:
-    async with bench() as made:
-        found = await complete(made, logprobs=2, stream=stream)
-        told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for chunk in found[:-1] if stream else [found]:
-            for name, values in chunk["choices"][0]["logprobs"].items():
-                told[name] += values
-        tokens = told["tokens"]
-        assert "".join(tokens) == " paris." and len(tokens) > 1
-        assert told["token_logprobs"] == [-0.5] * len(tokens)
-        assert told["text_offset"] == [len("".join(tokens[:number])) for number in range(len(tokens))]
-        assert all(
-            top[token] == -0.5 and len(top) == 2 for token, top in zip(tokens, told["top_logprobs"], strict=True)
-        )
-
-
-async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
-    """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
-    other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
-    chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
-    whole = Choice("z", [chosen, TokenText("x", b"x", -0.1, (other,))], "stop")
-    found: Any = CompletionForm(3).choice(0, whole)
-    assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -0.1}]
-
-
-async def test_logprobs_of_the_chosen_tokens_alone() -> None:
-    async with bench() as made:
-        found = await complete(made, logprobs=0)
-        assert found["choices"][0]["logprobs"]["top_logprobs"] is None
-        assert set(found["choices"][0]["logprobs"]["token_logprobs"]) == {-0.5}
 
 
 @pytest.mark.parametrize(

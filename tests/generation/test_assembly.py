@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenScore
 from hf_transformer.tokenizer import Tokenizer
+from tests.generation.tokenizers import ALL, load
+from tests.tiny_tokenizers.folders import of_bytes
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -88,6 +93,71 @@ def test_tokens_of_a_stop_string_are_not_shown(gpt2: Tokenizer) -> None:
     shown = b"".join(token.bytes for piece in pieces for token in piece.tokens)
     assert shown == b" one"
     assert "".join(piece.text for piece in pieces) == " one"
+
+
+def offsets(tokenizer: Tokenizer, ids: Iterable[int], **sampling: Any) -> tuple[str, list[int]]:
+    """A text, and where its tokens stand; together in a step they stand where they do one by one."""
+    steps = scored(ids)
+    whole = Step(ids=[one.ids[0] for one in steps], scores=[one.scores[0] for one in steps], finish="length")
+    found = [
+        ("".join(piece.text for piece in pieces), [token.offset for piece in pieces for token in piece.tokens])
+        for pieces in (
+            assemble(tokenizer, [*steps, Step(finish="length")], logprobs=1, **sampling),
+            assemble(tokenizer, [whole], logprobs=1, **sampling),
+        )
+    ]
+    assert found[0] == found[1]
+    return found[0]
+
+
+CLEANS = {
+    "tokenizer_class": "GPT2Tokenizer",
+    "clean_up_tokenization_spaces": True,
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
+}
+MADE = {**ALL, "cleaned": of_bytes(CLEANS, "gpt2")}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_token_stands_where_its_character_does(name: str, tmp_path: Path) -> None:
+    tokenizer = load(MADE[name](tmp_path / name))
+    show, ids = Vocabulary(tokenizer).show, ids_of(tokenizer, "naïve 日本 🇴. x")[1 if name == "llama" else 0 :]
+    text, found = offsets(tokenizer, ids)
+    raw = [show(number)[1] for number in ids]
+    starts = [b"".join(raw[:place]).decode(errors="ignore") for place in range(len(raw))]
+    assert b"".join(raw).decode() == text and len(set(found)) < len(found)
+    assert found == [len(start) for start in starts]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "text", "expected"),
+    [
+        ("gpt2", ["ð", "."], "\ufffd.", [0, 1]),
+        ("gpt2", ["ð", "ð", "Ł", "ĩ", "´", "."], "\ufffd🇴.", [0, 1, 1, 1, 1, 2]),
+        ("gpt2", ["a", "Ã"], "a\ufffd", [0, 1]),
+        ("llama", ["<0xE2>", "<0xE2>", "<0x82>", "<0xAC>", "."], "\ufffd€.", [0, 1, 1, 1, 2]),
+        ("llama", ["<0xE2>", "<0x82>", "▁the"], "\ufffd\ufffd the", [0, 0, 2]),
+        ("cleaned", ["a", "Ġ", "n", "e", "w"], "a new", [0, 1, 2, 3, 4]),
+        ("cleaned", ["a", "Ġ", ".", "b"], "a.b", [0, 1, 1, 2]),
+        ("cleaned", ["a", "Ġ", "n", "Ã", "©", "."], "a né.", [0, 1, 2, 3, 3, 4]),
+        ("cleaned", ["a", "Ġ", "'", "Ġ"], "a'", [0, 1, 2, 2]),
+    ],
+)
+def test_broken_characters_and_spaces_that_go_are_counted_as_the_text_has_them(
+    name: str, tokens: list[str], text: str, expected: list[int], tmp_path: Path
+) -> None:
+    tokenizer = load(MADE[name](tmp_path / name))
+    ids = [number for token in tokens if (number := tokenizer.token_to_id(token)) is not None]
+    assert len(ids) == len(tokens)
+    assert offsets(tokenizer, ids) == (text, expected)
+
+
+def test_a_text_that_was_stopped_has_no_token_behind_it(gpt2: Tokenizer) -> None:
+    ids = ids_of(gpt2, "é🇴. x")
+    assert offsets(gpt2, ids, stop=(". ",)) == ("é🇴", [0, 1, 1, 1, 1])
+    half = gpt2.token_to_id("Ã")
+    assert half is not None
+    assert offsets(gpt2, [half, *ids_of(gpt2, ".")], stop=(".",)) == ("\ufffd", [0])
 
 
 def test_text_of_the_model_itself_is_passed_on(gpt2: Tokenizer) -> None:

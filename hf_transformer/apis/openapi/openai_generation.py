@@ -192,10 +192,10 @@ def _chunk(kind: str, choice: Schema, used: Schema) -> Schema:
 def _completion_choice() -> Schema:
     told = record(
         {
-            "tokens": array(STRING),
+            "tokens": array(STRING, description="Those that are no text alone are told as bytes:\\xe2\\x80."),
             "token_logprobs": array(NUMBER),
             "top_logprobs": any_of(array({"type": "object", "additionalProperties": NUMBER}), NULL),
-            "text_offset": array(INTEGER),
+            "text_offset": array(INTEGER, description="In characters; of part of a character, where this begins."),
         }
     )
     reason = {"enum": ["stop", "length", None]}
