@@ -66,6 +66,7 @@ LAYERS = {
         "key_pair",
         "key_file",
         "workers",
+        "signals",
         "__init__",
     ),
 }
