@@ -136,6 +136,7 @@ class GrpcServer:
         for name, served in zip(names, (methods, health.methods, reflection.methods), strict=True):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
         self._listen()
+        asyncio.get_running_loop().set_exception_handler(_without_clients_that_left)
         await self._server.start()
         return self
 
@@ -216,6 +217,13 @@ def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
 
 def _as_grpc_has_it(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
+
+
+def _without_clients_that_left(loop: asyncio.AbstractEventLoop, about: dict[str, Any]) -> None:
+    """Logs what asyncio logs of a task that failed, but for answers that gRPC could not send: its own task raises that
+    where a connection ends in the same moment, before it has noticed that the client is gone, and we can't catch it."""
+    if not isinstance(about.get("exception"), grpc.aio.InternalError):
+        loop.default_exception_handler(about)
 
 
 def _questions(models: Models, at_work: AtWork) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
