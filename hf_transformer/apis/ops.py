@@ -56,8 +56,12 @@ def error_handlers(errors_by_path: Callable[[str], RenderError]) -> dict[Any, Ex
         if not isinstance(error, HTTPException):
             raise error
         message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        if error.status_code == 405 and error.headers:
-            message += f", expected {error.headers.get('Allow')}"
-        return respond(request, message, error.status_code, error.headers)
+        headers = error.headers
+        if error.status_code == 405 and headers:
+            # Starlette joins a set: without an order of its own, each process would name the methods in another.
+            allowed = ", ".join(sorted(headers["Allow"].split(", ")))
+            headers = {**headers, "Allow": allowed}
+            message += f", expected {allowed}"
+        return respond(request, message, error.status_code, headers)
 
     return {RequestError: request_error, HTTPException: http_error}

@@ -87,7 +87,9 @@ def test_what_is_not_there(serve: Serve) -> None:
     refused = service.client.get("/v2/models/bert/infer")
     assert "expected POST" in error(refused, 405)
     assert refused.headers["allow"] == "POST"
-    assert "expected GET" in error(service.client.post("/v2/models/bert"), 405)
+    refused = service.client.post("/v2/models/bert")
+    assert "expected GET, HEAD" in error(refused, 405)
+    assert refused.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize("raw", [False, True], ids=["json", "raw"])
