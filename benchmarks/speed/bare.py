@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import secrets
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
+from benchmarks.speed.analyzer import COMPARED, MOST_IN_FLIGHT, run_analyzer, run_program
 from benchmarks.speed.bodies import Body, Region, binary
 from benchmarks.speed.cases import Case, Cell, Model
 from benchmarks.speed.http_calls import get, post
-from benchmarks.speed.load import Load, LoadFailed
+from benchmarks.speed.load import Load
 from benchmarks.speed.subjects import Ground, Subject, WithWrk
 from hf_transformer.local_triton import SHARED_MEMORY
 
 REGION_BYTES = 256 * 2**20
 """At most so much for the outputs of wrk's requests. Two in flight may then share a place; nobody reads it."""
-LONGEST_SECONDS = 30
-"""For one run of some seconds; perf_analyzer may hang where it sees no end."""
-MOST_IN_FLIGHT = 32
-"""Of perf_analyzer, which has a thread for each: with 128 on two cores a run may never end."""
-WINDOW_MS = 500
-WINDOWS = 3
 
 
 class Direct(WithWrk):
@@ -122,56 +113,26 @@ class _WithTokens(Subject):
     def _memory(self) -> str:
         return "system" if self._shared else "none"
 
-    def _run(self, options: Sequence[str]) -> str:
-        command = [*self._command, *options]
-        try:
-            ended = subprocess.run(
-                command, capture_output=True, text=True, env=self.ground.environ, timeout=LONGEST_SECONDS
-            )
-        except subprocess.TimeoutExpired as exc:
-            raise LoadFailed(f"{self.name} did not end in {LONGEST_SECONDS} s") from exc
-        if ended.returncode:
-            raise LoadFailed(f"{self.name} ended with {ended.returncode}: {ended.stdout[-800:]} {ended.stderr[-800:]}")
-        return ended.stdout
-
 
 class PerfAnalyzer(_WithTokens):
-    """NVIDIA's load generator, in C++. It measures WINDOWS windows and gives the mean of them."""
+    """NVIDIA's load generator, in C++."""
 
     def takes(self, cell: Cell) -> bool:
         """The shortest texts alone, and gRPC where it is compared: each of its runs takes some seconds."""
         return (
             cell.case.lengths == "9"
             and cell.connections <= MOST_IN_FLIGHT
-            and (self._protocol == "http" or cell.connections in (1, 16, 32))
+            and (self._protocol == "http" or cell.connections in COMPARED)
         )
 
     def measure(self, cell: Cell, seconds: int) -> Load:
         tokens = cell.case.tokens
-        window = max(WINDOW_MS, seconds * 1000 // WINDOWS)
-        before = self._successes()
-        with tempfile.TemporaryDirectory(prefix="hf-transformer-bench-") as folder:
-            table = Path(folder) / "table.csv"
-            self._run(
-                [
-                    *("-m", self.model.name, "-u", self._address, "-i", self._protocol, "-f", str(table)),
-                    *("--shape", f"input_ids:{tokens}", "--shape", f"attention_mask:{tokens}"),
-                    *(f"--concurrency-range={cell.connections}", f"--max-threads={max(16, cell.connections)}"),
-                    *(
-                        f"--shared-memory={self._memory}",
-                        f"--output-shared-memory-size={self.model.output_bytes(tokens)}",
-                    ),
-                    *("-p", str(window), "-r", str(WINDOWS), "-s", "999"),
-                ]
-            )
-            served = self._successes() - before
-            with table.open() as file:
-                row = next(csv.DictReader(file), None)
-        if row is None:
-            raise LoadFailed(f"{self.name} has written an empty table")
-        rate, measured = float(row["Inferences/Second"]), WINDOWS * window / 1000
-        micro = {percent: float(row[f"p{percent} latency"]) for percent in (50, 99)}
-        return Load(round(rate * measured), measured, micro[50] / 1000, micro[99] / 1000, served=served)
+        flags = [
+            *("-m", self.model.name, "-u", self._address, "-i", self._protocol),
+            *("--shape", f"input_ids:{tokens}", "--shape", f"attention_mask:{tokens}"),
+            *(f"--shared-memory={self._memory}", f"--output-shared-memory-size={self.model.output_bytes(tokens)}"),
+        ]
+        return run_analyzer(self._command, flags, self.ground.environ, cell, seconds, self._successes)
 
     def _successes(self) -> int:
         """Requests that Triton has answered for this model."""
@@ -187,11 +148,13 @@ class PythonClient(_WithTokens):
 
     def measure(self, cell: Cell, seconds: int) -> Load:
         tokens = cell.case.tokens
-        output = self._run(
+        output = run_program(
             [
+                *self._command,
                 *(f"--url={self._address}", f"--protocol={self._protocol}", f"--shared_memory={self._memory}"),
                 *(f"--model={self.model.name}", f"--output={self.model.output}", f"--tokens={tokens}"),
                 *(f"--output_bytes={self.model.output_bytes(tokens)}", f"--seconds={seconds}"),
-            ]
+            ],
+            self.ground.environ,
         )
         return Load(**json.loads(output.splitlines()[-1]))

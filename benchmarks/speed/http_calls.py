@@ -42,6 +42,11 @@ def post(port: int, path: str, body: Body) -> Any:
 
 def get(port: int, path: str) -> Any:
     """The JSON of a GET. Raises ValueError for anything but 200."""
+    return json.loads(get_text(port, path))
+
+
+def get_text(port: int, path: str) -> str:
+    """What a GET is answered with. Raises ValueError for anything but 200."""
     connection = http.client.HTTPConnection(HOST, port, timeout=10.0)
     try:
         connection.request("GET", path)
@@ -49,6 +54,6 @@ def get(port: int, path: str) -> Any:
         content = response.read()
         if response.status != 200:
             raise ValueError(f"{path} answered {response.status}: {content[:500]!r}")
-        return json.loads(content)
+        return content.decode()
     finally:
         connection.close()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from benchmarks.speed.analyzer import Inbound
 from benchmarks.speed.bare import Direct, PerfAnalyzer, PythonClient
 from benchmarks.speed.cases import REAL_MODELS, Model
 from benchmarks.speed.measuring import Say
@@ -44,10 +45,30 @@ def subjects_of(model: Model, ground: Ground, options: Options, flags: Mapping[s
         if not (options.quick and UNBATCHED in name and model not in REAL_MODELS)
     ]
     if model not in REAL_MODELS:
+        found += _inbound(model, ground, options)
         found += _peers(model, ground)
         found += _bare(model, ground, options)
     names = [one for one in options.only if any(one in subject.name for subject in found)]
     return [subject for subject in found if not names or any(one in subject.name for one in names)]
+
+
+def _inbound(model: Model, ground: Ground, options: Options) -> list[Subject]:
+    """The service as it is by default, asked by perf_analyzer."""
+    analyzer = _analyzer(options)
+    if analyzer is None:
+        return []
+    return [
+        Inbound(f"service asked over {label} (V2)", ground, model, options.python, (), analyzer, protocol)
+        for label, protocol in _APIS.items()
+    ]
+
+
+def _analyzer(options: Options) -> list[str] | None:
+    """The command of perf_analyzer, with the libraries that it needs."""
+    if options.perf_analyzer is None:
+        return None
+    folders = sorted(options.bench_environment.glob("lib/python*/site-packages/nvidia/*/lib"))
+    return ["env", f"LD_LIBRARY_PATH={os.pathsep.join(map(str, folders))}", str(options.perf_analyzer)]
 
 
 def _peers(model: Model, ground: Ground) -> list[Subject]:
@@ -60,8 +81,7 @@ def _peers(model: Model, ground: Ground) -> list[Subject]:
 def _bare(model: Model, ground: Ground, options: Options) -> list[Subject]:
     found: list[Subject] = [Direct(f"{WRK}{more}", ground, model, bool(more)) for more in ("", IN_MEMORY)]
     client = [sys.executable, str(Path(__file__).with_name("bare_client.py"))]
-    folders = sorted(options.bench_environment.glob("lib/python*/site-packages/nvidia/*/lib"))
-    libraries = os.pathsep.join(map(str, folders))
+    analyzer = _analyzer(options)
     least = [str(options.python), str(Path(__file__).with_name("asyncio_client.py"))]
     found += [
         PythonClient(f"{ASYNCIO}, REST{more}", ground, model, least, "http", bool(more)) for more in ("", IN_MEMORY)
@@ -71,9 +91,8 @@ def _bare(model: Model, ground: Ground, options: Options) -> list[Subject]:
             continue
         for more in ("", IN_MEMORY):
             ending = f", {label}{more}"
-            if options.perf_analyzer is not None:
-                program = ["env", f"LD_LIBRARY_PATH={libraries}", str(options.perf_analyzer)]
-                found.append(PerfAnalyzer(PERF_ANALYZER + ending, ground, model, program, protocol, bool(more)))
+            if analyzer is not None:
+                found.append(PerfAnalyzer(PERF_ANALYZER + ending, ground, model, analyzer, protocol, bool(more)))
             found.append(PythonClient(PYTHON_CLIENT + ending, ground, model, client, protocol, bool(more)))
     return found
 

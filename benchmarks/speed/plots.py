@@ -15,7 +15,7 @@ from benchmarks.speed.cases import Case
 from benchmarks.speed.measuring import Result
 
 COLUMNS = 3
-STYLES = {"service": "-", "peer": "--", "bare": ":"}
+STYLES = {"service": "-", "inbound": "-.", "peer": "--", "bare": ":"}
 
 matplotlib.rcParams.update({"svg.hashsalt": "speed", "svg.fonttype": "none", "font.size": 8})
 
