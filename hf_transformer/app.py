@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from hf_transformer.admission import Admission
-from hf_transformer.apis import docs_page, openai, openapi, ops, tokenization, v1, v2, v2_generate
+from hf_transformer.apis import docs_page, elsewhere, openai, openapi, ops, tokenization, v1, v2, v2_generate
 from hf_transformer.apis.access_log import AccessLog
 from hf_transformer.apis.api_keys import ApiKeys, KeyedApp
 from hf_transformer.apis.base import Models, Service
@@ -164,11 +164,9 @@ def http_app(
         *(docs_page.routes() if config.enable_docs_url else ()),
     ]
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
-    app = Starlette(
-        routes=routes,
-        exception_handlers=ops.error_handlers(openai.errors_by_path(config.openai_route_prefix)),
-        lifespan=lifespan,
-    )
+    prefix = config.openai_route_prefix
+    handlers = ops.error_handlers(openai.errors_by_path(prefix), elsewhere.hints(prefix))
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     if service.tracing is not None:
         found = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, Endpoint)]

@@ -31,6 +31,7 @@ from hf_transformer.apis.openai_generation import (
 )
 from hf_transformer.apis.openai_messages import read_messages, read_tool_choice, read_tools
 from hf_transformer.apis.openai_readings import Readings
+from hf_transformer.apis.openai_unused import EVERYWHERE, OF_CHATS, check_unused
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import GenerationRequest, Sampling
@@ -41,6 +42,7 @@ from hf_transformer.wire.json_text import JsonLimits
 
 FIELDS = (
     *SHARED,
+    *OF_CHATS,
     "messages",
     "max_tokens",
     "max_completion_tokens",
@@ -70,16 +72,17 @@ class Reading(NamedTuple):
 
 def readings(service: Service) -> Readings[Reading]:
     """What ``create`` takes."""
-    return Readings(partial(_read, service), ("messages", "tools", "tool_choice", "chat_template_kwargs", "user"))
+    own = ("messages", "tools", "tool_choice", "chat_template_kwargs")
+    return Readings(partial(_read, service), (*own, *EVERYWHERE, *OF_CHATS))
 
 
 async def create(service: Service, read: Readings[Reading], call: Call) -> Reply | Stream:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)
+        check_unused(fields)
         model, sampling, one_call, stream, usage = read(fields, len(call.body))
         given = Parameters(fields, FIELDS)
-        given.string("user")  # OpenAI's way to find abuse; there is nothing to do with it here
         tools = read_tools(given.get("tools"))
         may_call = read_tool_choice(given.get("tool_choice"), tools)
         render = _prompt(model, given, tools if may_call else [], call.limits)
@@ -122,9 +125,12 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
     told = given.flag("logprobs", False)
     if "top_logprobs" not in given:
         return (0, "logprobs") if told else None
-    if not told:
+    count = given.integer("top_logprobs", 0, 0)
+    if told:
+        return count, "top_logprobs"
+    if count:
         raise InvalidInput('parameters.top_logprobs: needs "logprobs": true')
-    return given.integer("top_logprobs", 0, 0), "top_logprobs"
+    return None
 
 
 def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:

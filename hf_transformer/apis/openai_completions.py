@@ -28,6 +28,7 @@ from hf_transformer.apis.openai_generation import (
     read_stream,
 )
 from hf_transformer.apis.openai_readings import Readings
+from hf_transformer.apis.openai_unused import EVERYWHERE, check_unused
 from hf_transformer.apis.streaming import Stream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
@@ -56,15 +57,14 @@ class Reading(NamedTuple):
 
 def readings(service: Service) -> Readings[Reading]:
     """What ``create`` takes."""
-    return Readings(partial(_read, service), ("prompt", "user"))
+    return Readings(partial(_read, service), ("prompt", *EVERYWHERE))
 
 
 async def create(service: Service, read: Readings[Reading], call: Call) -> Reply | Stream:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)
-        if "user" in fields:  # OpenAI's way to find abuse; there is nothing to do with it here
-            Parameters(fields, FIELDS).string("user")
+        check_unused(fields)
         model, settings, sampling, echo, stream, usage = read(fields, len(call.body))
         prompts, single = read_prompts(fields.get("prompt"), settings, service.max_texts)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)

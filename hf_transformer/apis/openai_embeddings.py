@@ -20,6 +20,7 @@ import orjson
 
 from hf_transformer.apis.base import Call, Reply, Service
 from hf_transformer.apis.openai_bodies import ask, find_model, named_as_sent, read_fields, require_few, usage
+from hf_transformer.apis.openai_unused import EVERYWHERE, check_unused
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -27,7 +28,7 @@ from hf_transformer.types import Answers, Array, Json, Query
 
 PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
 """Fields that the task reads."""
-FIELDS = ("model", "input", "encoding_format", "user", *PARAMETERS)
+FIELDS = ("model", "input", "encoding_format", *EVERYWHERE, *PARAMETERS)
 INPUT = "a string, a list of strings, a list of token ids or a list of such lists"
 
 
@@ -58,7 +59,7 @@ def parse(fields: Mapping[str, Json], max_texts: int) -> EmbeddingsRequest:
         TooLarge: more texts than ``max_texts``.
     """
     given = Parameters(fields, FIELDS)
-    given.string("user")  # OpenAI's way to find abuse; there is nothing to do with it here
+    check_unused(fields)
     encoding = given.choice("encoding_format", "float", ("float", "base64"))
     instances, single = read_input(fields.get("input"), max_texts)
     parameters = {name: fields[name] for name in PARAMETERS if name in fields}

@@ -4,7 +4,7 @@ A stream is server-sent events, ``data: {...}`` each, with ``data: [DONE]`` at i
 event with OpenAI's error body, after which nothing comes.
 
 Source: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; the fields that OpenAI
-does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos) are named and meant as in vLLM,
+does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids) are named and meant as in vLLM,
 https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
@@ -19,6 +19,7 @@ import orjson
 
 from hf_transformer.apis.base import Model, Reply
 from hf_transformer.apis.openai_bodies import as_sent, named_as_sent, render_error
+from hf_transformer.apis.openai_unused import EVERYWHERE
 from hf_transformer.apis.running import Running
 from hf_transformer.apis.streaming import EVENTS, Stream, event
 from hf_transformer.errors import InvalidInput, RequestError
@@ -36,6 +37,7 @@ SAMPLING = (
     "min_p",
     "seed",
     "stop",
+    "stop_token_ids",
     "n",
     "min_tokens",
     "presence_penalty",
@@ -45,8 +47,9 @@ SAMPLING = (
     "ignore_eos",
 )
 """Fields that say how a text is generated."""
-SHARED = ("model", "stream", "stream_options", "user", *SAMPLING)
+SHARED = ("model", "stream", "stream_options", *EVERYWHERE, *SAMPLING)
 """Fields of both endpoints."""
+STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 Fields = Mapping[str, Json]
 """A request's fields, without those that are null."""
 DONE = event(b"[DONE]")
@@ -85,6 +88,7 @@ def read_sampling(
     reader.logit_bias(task.settings.vocabulary.vocab_size)
     reader.ignore_eos()
     reader.stop(given.one_of("stop"))
+    reader.stop_token_ids(task.settings.vocabulary.vocab_size)
     reader.choices("n")
     if logprobs is not None:
         reader.logprobs(*logprobs)
@@ -103,13 +107,15 @@ def read_stream(given: Parameters) -> tuple[bool, bool]:
         raise InvalidInput(f"parameters.stream_options: expected an object, got {describe(options)}")
     if not stream:
         raise InvalidInput('parameters.stream_options: only a stream has them; add "stream": true')
-    for name in options:
-        if name != "include_usage":
-            raise InvalidInput(f"parameters.stream_options.{name[:40]}: unknown, expected include_usage")
-    wanted = options.get("include_usage")
-    if not isinstance(wanted, bool | None):
-        raise InvalidInput(f"parameters.stream_options.include_usage: expected true or false, got {describe(wanted)}")
-    return stream, bool(wanted)
+    for name, wanted in options.items():
+        where = f"parameters.stream_options.{name[:40]}"
+        if name not in STREAM_OPTIONS:
+            raise InvalidInput(f"{where}: unknown, expected some of {', '.join(STREAM_OPTIONS)}")
+        if not isinstance(wanted, bool | None):
+            raise InvalidInput(f"{where}: expected true or false, got {describe(wanted)}")
+        if wanted and name == "include_obfuscation":
+            raise InvalidInput(f"{where}: nothing is added to hide how long chunks are, expected false")
+    return stream, bool(options.get("include_usage"))
 
 
 def generating_task(model: Model) -> TextGeneration:

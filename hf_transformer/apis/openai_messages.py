@@ -27,7 +27,7 @@ ROLES: Mapping[str, str] = {
 """What a message's role is called in a template."""
 TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """Fields that are strings; the last two are what a model thought, as vLLM and others hand it out."""
-KNOWN = ("role", "content", "tool_calls", *TEXTS)
+KNOWN = ("role", "content", "tool_calls", "refusal", "annotations", *TEXTS)
 MAX_TOOLS = 128
 """As many as OpenAI takes."""
 
@@ -70,20 +70,40 @@ def _message(given: Json, where: str, called: list[_Called]) -> dict[str, Json]:
         shown = repr(role[:40]) if isinstance(role, str) else "nothing" if role is None else describe(role)
         raise InvalidInput(f"{where}.role: expected one of {', '.join(ROLES)}, got {shown}")
     found: dict[str, Json] = {"role": ROLES[role]}
-    calls = message.get("tool_calls")
-    if calls is not None and role != "assistant":
+    calls = message.get("tool_calls", [])
+    if calls and role != "assistant":
         raise InvalidInput(f"{where}.tool_calls: only a message of the assistant has them")
-    if "content" not in message and not calls:
+    if message.get("annotations", []) != []:
+        got = describe(message["annotations"])
+        raise InvalidInput(f"{where}.annotations: they can't be told to the model, expected an empty list, got {got}")
+    content = _said(message, where)
+    if content is None and not calls:
         raise InvalidInput(f"{where}.content: expected a string or a list of parts, got nothing")
-    found["content"] = read_content(message.get("content", ""), f"{where}.content")
+    found["content"] = read_content("" if content is None else content, f"{where}.content")
     for name in TEXTS:
         if name in message:
             if not isinstance(message[name], str):
                 raise InvalidInput(f"{where}.{name}: expected a string, got {describe(message[name])}")
             found[name] = message[name]
-    if calls is not None:
-        found["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", called)
+    if read := _tool_calls(calls, f"{where}.tool_calls", called):  # templates may look for the name alone
+        found["tool_calls"] = read
     return found
+
+
+def _said(message: Mapping[str, Json], where: str) -> Json:
+    """The content; a refusal is what the assistant has said in place of one."""
+    content, refusal = message.get("content"), message.get("refusal")
+    if refusal is None:
+        return content
+    if not isinstance(refusal, str):
+        raise InvalidInput(f"{where}.refusal: expected a string, got {describe(refusal)}")
+    if message["role"] != "assistant":
+        raise InvalidInput(f"{where}.refusal: only a message of the assistant has one")
+    if content is None or content == "":
+        return refusal
+    if refusal:
+        raise InvalidInput(f"{where}.refusal: beside a content, expected one of the two")
+    return content
 
 
 def _tool_calls(given: Json, where: str, called: list[_Called]) -> list[Json]:

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
 from hf_transformer.apis.base import JsonResponse, RenderError, Service
+from hf_transformer.apis.elsewhere import Hints
 from hf_transformer.errors import RequestError
 from hf_transformer.metrics import CONTENT_TYPE
 
@@ -35,11 +36,12 @@ def routes(service: Service) -> list[BaseRoute]:
     ]
 
 
-def error_handlers(errors_by_path: Callable[[str], RenderError]) -> dict[Any, ExceptionHandler]:
+def error_handlers(errors_by_path: Callable[[str], RenderError], hints: Hints) -> dict[Any, ExceptionHandler]:
     """What answers an error that an ordinary route raised, and Starlette's own (no such path, wrong method).
 
     Args:
         errors_by_path: the error body of the API that a path belongs to.
+        hints: what is said of a POST that belongs elsewhere.
     """
 
     def respond(request: Request, message: str, status: int, headers: Any) -> Response:
@@ -55,13 +57,16 @@ def error_handlers(errors_by_path: Callable[[str], RenderError]) -> dict[Any, Ex
     async def http_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             raise error
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        headers = error.headers
-        if error.status_code == 405 and headers:
+        path, status, headers = request.url.path, error.status_code, error.headers
+        if request.method == "POST" and (hint := hints(path)) is not None:
+            body = hint.render(f"POST {path[:200]}: {hint.said}", hint.status)
+            return Response(body, hint.status, media_type="application/json")
+        message = f"{request.method} {path[:200]}: {error.detail}"
+        if status == 405 and headers:
             # Starlette joins a set: without an order of its own, each process would name the methods in another.
             allowed = ", ".join(sorted(headers["Allow"].split(", ")))
             headers = {**headers, "Allow": allowed}
             message += f", expected {allowed}"
-        return respond(request, message, error.status_code, headers)
+        return respond(request, message, status, headers)
 
     return {RequestError: request_error, HTTPException: http_error}

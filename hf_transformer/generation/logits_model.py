@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from weakref import WeakValueDictionary
@@ -39,6 +39,7 @@ HONOURED = frozenset(
         "frequency_penalty",
         "logit_bias",
         "seed",
+        "stop_token_ids",
         "ignore_eos",
         "logprobs",
     }
@@ -130,10 +131,8 @@ class LogitsGenerator(Generator):
 
     def _begin(self, prompt: Prompt, sampling: Sampling, context: Context) -> Continuation:
         extent = self._extent(prompt, sampling)
-        beyond = [one for one in sampling.logit_bias if not 0 <= one < self._vocabulary]
-        if beyond:
-            name = sampling.names.get("logit_bias", "logit_bias")
-            raise InvalidInput(f"{name}: the model has {self._vocabulary} tokens, and none with the id {beyond[0]}")
+        self._check_ids("logit_bias", sampling.logit_bias, sampling)
+        self._check_ids("stop_token_ids", sampling.stop_token_ids, sampling)
         share = self._budget.open(*self._cache_bytes(extent)) if self._binding.caches else None
         try:
             return self._continuation(extent, sampling, context, share, self._start(prompt, context))
@@ -141,6 +140,13 @@ class LogitsGenerator(Generator):
             if share is not None:
                 share.close()
             raise
+
+    def _check_ids(self, field: str, ids: Iterable[int], sampling: Sampling) -> None:
+        """Raises InvalidInput for a token that the model does not have; ``field`` of the sampling has the ids."""
+        beyond = next((one for one in ids if not 0 <= one < self._vocabulary), None)
+        if beyond is not None:
+            name = sampling.names.get(field, field)
+            raise InvalidInput(f"{name}: the model has {self._vocabulary} tokens, and none with the id {beyond}")
 
     def _continuation(
         self,
@@ -155,7 +161,7 @@ class LogitsGenerator(Generator):
         return Continuation(
             self._scheduler,
             extent,
-            Chooser(sampling, extent.start, self._eos_ids),
+            Chooser(sampling, extent.start, self._eos_ids.union(sampling.stop_token_ids)),
             cache,
             context,
             cost=_cost(sampling, self._vocabulary),
@@ -187,7 +193,9 @@ class LogitsGenerator(Generator):
         if max(ids) >= self._vocabulary or min(ids) < 0:
             wrong = max(ids) if max(ids) >= self._vocabulary else min(ids)
             raise InvalidInput(f"the prompt has the token {wrong}, but the model's are 0 to {self._vocabulary - 1}")
-        eos_ids = frozenset[int]() if sampling.ignore_eos else self._eos_ids
+        ends = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends |= self._eos_ids
         start: tuple[int, ...] = tuple(ids)
         source: tuple[int, ...] = ()
         if self._binding.encoder_decoder:
@@ -198,7 +206,7 @@ class LogitsGenerator(Generator):
         elif len(start) >= longest:
             raise InvalidInput(f"the prompt has {len(start)} tokens, and the model takes {longest} with those to come")
         left = longest - len(start)
-        return Extent(start, source, eos_ids, left if sampling.max_tokens is None else min(sampling.max_tokens, left))
+        return Extent(start, source, ends, left if sampling.max_tokens is None else min(sampling.max_tokens, left))
 
 
 def _capacity(extent: Extent) -> int:

@@ -26,11 +26,11 @@ and at most one step is made in vain when it stops."""
 @dataclass(frozen=True, slots=True)
 class Extent:
     """What a text begins with and when it ends: ``start`` are the decoder's first tokens, ``source`` the prompt of an
-    encoder-decoder, ``eos_ids`` end it, at most ``max_new`` tokens are generated."""
+    encoder-decoder, ``ends`` are tokens that end it, at most ``max_new`` tokens are generated."""
 
     start: Sequence[int]
     source: Sequence[int]
-    eos_ids: frozenset[int]
+    ends: frozenset[int]
     max_new: int
 
 
@@ -72,7 +72,7 @@ class Continuation(Running):
         self._cost = cost
         self._share = share
         self._start = start
-        self._eos_ids = extent.eos_ids
+        self._ends = extent.ends
         self._source = np.array(extent.source, np.int64)
         # Memory for all of it: a list would have to become an array with each step.
         self._ids = np.empty(len(extent.start) + extent.max_new, np.int64)
@@ -164,7 +164,7 @@ class Continuation(Running):
             self._reader.set_result(None)
 
     def _take(self, token: int, score: TokenScore | None) -> None:
-        if token in self._eos_ids:
+        if token in self._ends:
             self._finish = "stop"
             return
         self._ids[self._length] = token

@@ -48,6 +48,7 @@ _IN_JSON: Final = (
     "presence_penalty",
     "frequency_penalty",
     "seed",
+    "stop_token_ids",
     "ignore_eos",
 )
 """Fields of Sampling that vLLM's SamplingParams has under the same name, and with the same neutral value."""

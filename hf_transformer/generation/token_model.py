@@ -48,7 +48,7 @@ class TokenGenerator(Generator):
         # One token ends the text at the model, the others do as its stop words, or else when they are read here.
         *others, end = sorted(self._eos) or [-1]
         self._inputs = ModelInputs(spec, _OWN, end=end, more=self._more)
-        self._words = [*others, *range(1, len(others) + 1)]
+        self._words = _as_words(others)
         own: dict[str, Sequence[int] | int] = {PAD: self._pad}
         if self._decoder_start:
             own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: len(self._decoder_start)}
@@ -59,6 +59,7 @@ class TokenGenerator(Generator):
         self._honours = self._inputs.honours if self._scored else self._inputs.honours - {"logprobs"}
         if others:  # the model holds its end_id back, and no other
             self._honours -= {"min_tokens"}
+        self._honours |= {"stop_token_ids"}  # which are seen when they are read, whatever the model is told
         excludes = "exclude_input_in_output" in self._inputs.by_name
         self._habits = RowHabits(prompt=False if excludes else None)
         if problems := self._problems(spec):
@@ -92,11 +93,17 @@ class TokenGenerator(Generator):
                 f"{sampling.names.get('logprobs', 'logprobs')}: {sampling.logprobs} of the likeliest tokens beside "
                 "each, but this model tells the chosen token's alone; ask for none"
             )
+        if sampling.stop_token_ids and sampling.min_tokens:
+            raise InvalidInput(
+                f"{sampling.names.get('stop_token_ids', 'stop_token_ids')}: this model can't hold them back until "
+                "there are min_tokens; leave one of both out"
+            )
         before = self._decoder_start or prompt.ids
         rows = Rows(self._habits, before, decoupled=self._decoupled)
         if (sampling.max_tokens or 1) > self._inputs.most_tokens:
             sampling = self._inputs.bounded(sampling)
-        reading = _Reading(rows, frozenset() if sampling.ignore_eos else self._eos, sampling)
+        ends = frozenset[int]() if sampling.ignore_eos else self._eos
+        reading = _Reading(rows, ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         return reading, self._tensors(prompt, sampling), outputs
 
@@ -119,11 +126,18 @@ class TokenGenerator(Generator):
         """What the interface has beside the prompt, and ModelInputs does not know of."""
         own, inputs = self._own, self._inputs.by_name
         if WORDS in inputs:
-            if self._words and not sampling.ignore_eos:
-                own = {**own, WORDS: self._words}
-            elif not inputs[WORDS].optional:
-                own = {**own, WORDS: NO_WORDS}
+            words = self._told_words(sampling)
+            if words or not inputs[WORDS].optional:
+                own = {**own, WORDS: words or NO_WORDS}
         return [inputs[name].tensor(values) for name, values in own.items()]
+
+    def _told_words(self, sampling: Sampling) -> Sequence[int]:
+        """What ends a text beside the end_id, so that the model goes no further: the client's too, if they fit."""
+        words = [] if sampling.ignore_eos else self._words
+        if not sampling.stop_token_ids:
+            return words
+        more = _as_words([*words[: len(words) // 2], *sampling.stop_token_ids])
+        return words if self._inputs.by_name[WORDS].value_problems(more, "") else more
 
     def _problems(self, spec: ModelSpec) -> list[str]:
         """What does not fit, in a sentence each."""
@@ -163,6 +177,11 @@ class TokenGenerator(Generator):
         if self._words and WORDS in inputs:
             own = {**own, WORDS: self._words}
         return [found for name, values in own.items() for found in inputs[name].value_problems(values, meanings[name])]
+
+
+def _as_words(ids: Sequence[int]) -> list[int]:
+    """Tokens in tensorrtllm_backend's form of lists of words: their ids, and where each of them ends."""
+    return [*ids, *range(1, len(ids) + 1)]
 
 
 def _joined(ids: Sequence[int]) -> str:

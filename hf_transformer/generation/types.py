@@ -19,9 +19,9 @@ class Sampling:
     ``max_tokens`` bounds the new tokens, None is as many as the model's length leaves; ``min_tokens`` come before an
     end may. ``greedy`` takes the likeliest token each time, and then temperature, top_k, top_p, min_p and seed mean
     nothing. ``top_k`` 0 is all. ``logit_bias`` is added to the logits of these ids. ``stop`` are strings that end the
-    text, and are no part of it; ``ignore_eos`` lets it go on past the end-of-sequence tokens. ``logprobs`` asks for
-    the log probability of each token and of so many of the likeliest beside it; None for none. ``n`` continuations are
-    made of each prompt.
+    text, and are no part of it; ``stop_token_ids`` are tokens that do. ``ignore_eos`` lets it go on past the
+    end-of-sequence tokens, but not past those. ``logprobs`` asks for the log probability of each token and of so many
+    of the likeliest beside it; None for none. ``n`` continuations are made of each prompt.
 
     ``names`` has what the client called each field that it set to anything but its neutral value, by the name of the
     field here: an error names it so.
@@ -40,6 +40,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
@@ -92,9 +93,9 @@ class Step:
     """What a generator has that is new: token ids, or the text itself where the model gives text. With both, the ids
     are counted and the text is taken.
 
-    ``scores`` has one element per id where the sampling asks for logprobs. ``finish`` is not None in the last step. An
-    end-of-sequence token is never among the ids. ``total`` is how many tokens all of a text has that came without ids,
-    in the last step of a generator that has counted them.
+    ``scores`` has one element per id where the sampling asks for logprobs. ``finish`` is not None in the last step. A
+    token that ends the text is never among the ids. ``total`` is how many tokens all of a text has that came without
+    ids, in the last step of a generator that has counted them.
     """
 
     ids: Sequence[int] = ()

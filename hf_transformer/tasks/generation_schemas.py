@@ -9,6 +9,7 @@ from hf_transformer.tasks.sampling import (
     MAX_BIASES,
     MAX_CHOICES,
     MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
     MAX_STOPS,
     SMALLEST,
     SMALLEST_PENALTY,
@@ -28,6 +29,11 @@ def stop() -> Schema:
     some = {**STRING, "minLength": 1, "maxLength": MAX_STOP_LENGTH}
     texts = array(some, maxItems=MAX_STOPS)
     return any_of(some, texts, {"type": "null"}, description="What ends a text, and is no part of it.")
+
+
+def stop_token_ids(settings: TaskSettings) -> Schema:
+    ids = array({"type": "integer", "minimum": 0, "maximum": settings.vocabulary.vocab_size - 1})
+    return nullable({**ids, "maxItems": MAX_STOP_TOKENS}, "Tokens that end a text, and are no part of it.")
 
 
 def choices() -> Schema:
@@ -84,6 +90,7 @@ def _schemas(settings: TaskSettings, length: Schema, full: Schema, example: str)
         "do_sample": flag("Whether tokens are drawn; true where one of the next four is given.", defaults.do_sample),
         **sampling(temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p),
         **{name: stop() for name in STOP},
+        "stop_token_ids": stop_token_ids(settings),
         **{name: choices() for name in CHOICES},
         "return_full_text": full,
         "stream": flag("Whether the text is given as it comes (V1, gRPC streams).", False),

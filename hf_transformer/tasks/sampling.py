@@ -16,6 +16,8 @@ MAX_STOPS = 16
 """Stop strings of one request; OpenAI takes 4."""
 MAX_STOP_LENGTH = 1000
 """Characters of a stop string: as much text may be held back while it might begin."""
+MAX_STOP_TOKENS = 128
+"""Tokens of one request that end its texts."""
 MAX_CHOICES = 128
 """Continuations of one prompt, as OpenAI's n."""
 MAX_LOGPROBS = 20
@@ -130,6 +132,22 @@ class SamplingReader:
                     f"parameters.{name}: string {index} has {len(one)} characters, at most {MAX_STOP_LENGTH} are taken"
                 )
         self.put("stop", tuple(stops), name)
+
+    def stop_token_ids(self, vocab_size: int) -> None:
+        """``stop_token_ids``: tokens that end a text, as in vLLM."""
+        name = "stop_token_ids"
+        if name not in self._given:
+            return
+        given = self._given.get(name)
+        if not isinstance(given, list):
+            raise InvalidInput(f"parameters.{name}: expected a list of token ids, got {describe(given)}")
+        if len(given) > MAX_STOP_TOKENS:
+            raise TooLarge(f"parameters.{name}: {len(given)} tokens, at most {MAX_STOP_TOKENS} are taken")
+        for index, one in enumerate(given):
+            if type(one) is not int or not 0 <= one < vocab_size:
+                shown = one if type(one) is int else describe(one)
+                raise InvalidInput(f"parameters.{name}: token {index} is {shown}, expected 0 to {vocab_size - 1}")
+        self.put(name, tuple(given), name)
 
     def ignore_eos(self) -> None:
         if "ignore_eos" in self._given:

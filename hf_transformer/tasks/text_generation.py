@@ -40,6 +40,7 @@ PARAMETERS = (
     "logit_bias",
     "ignore_eos",
     *STOP,
+    "stop_token_ids",
     *CHOICES,
     "return_full_text",
     "stream",
@@ -103,6 +104,7 @@ class TextGeneration(Servable):
         reader.logit_bias(self.settings.vocabulary.vocab_size)
         reader.ignore_eos()
         reader.stop(given.one_of(*STOP))
+        reader.stop_token_ids(self.settings.vocabulary.vocab_size)
         reader.choices(given.one_of(*CHOICES) or CHOICES[0])
         sample = given.flag("do_sample", defaults.do_sample or any(name in given for name in DRAW))
         if frozen or not sample:

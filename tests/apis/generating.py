@@ -19,6 +19,7 @@ from hf_transformer.admission import Admission
 from hf_transformer.apis import openai, v1, v2, v2_generate
 from hf_transformer.apis.base import Models, Service
 from hf_transformer.apis.direct import Direct
+from hf_transformer.apis.elsewhere import hints
 from hf_transformer.apis.endpoint import Endpoint
 from hf_transformer.apis.ops import error_handlers
 from hf_transformer.errors import RequestError
@@ -42,7 +43,7 @@ FOLDER = TASK_MODELS / "gpt2"
 PROMPT = "The capital of france is"
 ALL = (
     "greedy temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty logit_bias "
-    "min_tokens ignore_eos logprobs"
+    "min_tokens stop_token_ids ignore_eos logprobs"
 ).split()
 """Every field of Sampling that a model may honour or not."""
 
@@ -117,7 +118,7 @@ class Bench:
             *v2_generate.routes(self.service),
             *openai.routes(self.service, prefix),
         ]
-        app = Starlette(routes=routes, exception_handlers=error_handlers(openai.errors_by_path(prefix)))
+        app = Starlette(routes=routes, exception_handlers=error_handlers(openai.errors_by_path(prefix), hints(prefix)))
         self.app = Direct(app, routes, self.service.models.names, tasks=True)
 
     @property

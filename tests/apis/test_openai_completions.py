@@ -94,6 +94,7 @@ async def test_the_fields_reach_the_model() -> None:
             **{"max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 9},
             **{"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "ignore_eos": True},
             **{"logit_bias": {"5": -100, "6": 1.5}, "stop": ["a", "b"], "user": "me", "best_of": 1},
+            stop_token_ids=[7, 0],
         )
         [(_, sampling)] = made.generator.asked
         assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (3, 2, 9)
@@ -102,7 +103,7 @@ async def test_the_fields_reach_the_model() -> None:
         penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
         assert penalties == (0.5, -0.5, 1.1)
         assert sampling.logit_bias == {5: -100.0, 6: 1.5}
-        assert sampling.stop == ("a", "b")
+        assert sampling.stop == ("a", "b") and sampling.stop_token_ids == (7, 0)
 
 
 async def test_the_defaults_are_openai_s_and_not_the_service_s() -> None:
@@ -159,6 +160,9 @@ async def test_echo_puts_the_prompt_in_front(stream: bool) -> None:
         ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many", "min_tokens"),
         ({"stop": [""]}, "stop: string 0 is empty", "stop"),
         ({"stop": 3}, "stop: expected a string or a list of strings, got a number", "stop"),
+        ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number", "stop_token_ids"),
+        ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767", "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: token 0 is -1, expected 0 to 767", "stop_token_ids"),
         ({"suffix": "x"}, "suffix: text in front of something else can't be generated", "suffix"),
         ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known", "logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767", "logit_bias"),
@@ -193,6 +197,7 @@ async def test_what_is_wrong_is_named(fields: dict[str, Any], says: str, param: 
         ({"n": 13}, "prompt: 1 with 13 texts each (n) are 13, at most 12"),
         ({"logprobs": 21}, "logprobs: 21, at most 20"),
         ({"stop": ["a"] * 17}, "stop: 17 strings, at most 16"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids: 129 tokens, at most 128"),
         ({"stop": "a" * 1001}, "stop: string 0 has 1001 characters, at most 1000"),
         ({"prompt": "word " * 300}, "prompt: the prompt has "),
         ({"max_tokens": 9}, "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"),
@@ -216,6 +221,8 @@ async def test_the_limit_of_new_tokens_is_the_default_too() -> None:
 async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool) -> None:
     async with bench(honours=["temperature"]) as made:
         await complete(made, temperature=0.5, n=2, stop="x")
+        _, param = await refused(made, stop_token_ids=[5], stream=stream)
+        assert param == "stop_token_ids"
         message, param = await refused(made, top_k=5, stream=stream)
         assert message == "top_k: this model is a tokens model, which can't honour it; leave it out"
         assert param == "top_k"

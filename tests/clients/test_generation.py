@@ -32,8 +32,10 @@ def completed(service: Service, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_openai_package(service: Service, client: Run, kind: str) -> None:
-    said = client("openai_generation", kind, service=service, prompt=PROMPT, message=MESSAGE)
     text = completed(service)["choices"][0]["text"]
+    asked = {"instances": [text], "parameters": {"add_special_tokens": False}}
+    [tokens] = service.client.post(f"/v1/models/{service.model}:tokenize", json=asked).json()["predictions"]
+    said = client("openai_generation", kind, service=service, prompt=PROMPT, message=MESSAGE, end=tokens["ids"][-1])
     assert "paris" in text
     whole = said["completion"]
     assert whole["choices"][0]["text"] == said["completion_stream"]["text"] == text
@@ -47,6 +49,10 @@ def test_the_openai_package(service: Service, client: Run, kind: str) -> None:
     assert said["chat_stream"]["finish"] == [chat["finish_reason"]]
     assert said["tools"] == "assistant"
     assert said["extra"] > usage["completion_tokens"]
+    assert said["again"]
+    [ended] = said["ended"]["choices"]
+    assert text.startswith(ended["text"]) and ended["text"] != text and ended["finish_reason"] == "stop"
+    assert said["lost"]["status"] == 404 and "expected /openai/v1/chat/completions" in said["lost"]["message"]
     assert [(one["class"], one["status"], one["param"]) for one in said["errors"]] == [
         ("NotFoundError", 404, "model"),
         ("BadRequestError", 400, "num_beams"),
@@ -58,6 +64,7 @@ def test_the_openai_package(service: Service, client: Run, kind: str) -> None:
 def test_langchain(service: Service, client: Run) -> None:
     said = client("langchain_chat", service=service, prompt=PROMPT, message=MESSAGE)
     assert said["chat"] and said["chat"] == said["chat_stream"] == said["chat_async"] == said["chat_async_stream"]
+    assert said["again"]
     assert said["completion"] == said["completion_stream"] == completed(service)["choices"][0]["text"]
     assert said["usage"]["output_tokens"] <= 8
 

@@ -99,8 +99,15 @@ async def test_an_encoders_cache_is_asked_for_once() -> None:
         (Sampling(greedy=True, max_tokens=9, logit_bias={EOS: 100.0}), 0, "stop"),
         (Sampling(greedy=True, max_tokens=9, logit_bias={EOS: 100.0}, min_tokens=4), 4, "stop"),
         (Sampling(greedy=True, max_tokens=9, logit_bias={EOS: 100.0}, ignore_eos=True), 9, "length"),
+        (Sampling(greedy=True, max_tokens=9, logit_bias={5: 100.0}, stop_token_ids=(5,)), 0, "stop"),
+        (Sampling(greedy=True, max_tokens=9, logit_bias={5: 100.0}, stop_token_ids=(5,), min_tokens=4), 4, "stop"),
+        (Sampling(greedy=True, max_tokens=9, logit_bias={5: 100.0}, stop_token_ids=(5,), ignore_eos=True), 0, "stop"),
+        (Sampling(greedy=True, max_tokens=9, logit_bias={5: 100.0}, stop_token_ids=(6,)), 9, "length"),
     ],
-    ids=["max_tokens", "none", "the model's length", "unbounded", "at once", "min_tokens", "ignore_eos"],
+    ids=[
+        *("max_tokens", "none", "the model's length", "unbounded", "at once", "min_tokens", "ignore_eos"),
+        *("stop token", "stop token, min_tokens", "stop token, ignore_eos", "another stop token"),
+    ],
 )
 @pytest.mark.parametrize("name", ["plain", "cache"])
 async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, finish: FinishReason) -> None:
@@ -138,8 +145,9 @@ async def test_log_probabilities_are_the_models_own() -> None:
         ((3, -1), GREEDY, "the token -1"),
         ((3,) * LONGEST, GREEDY, "has 64 tokens, and the model takes 64"),
         ((3,), replace(GREEDY, logit_bias={50: 1.0}, names={"logit_bias": "bias"}), "bias: the model has 50 tokens"),
+        ((3,), replace(GREEDY, stop_token_ids=(3, 51)), "stop_token_ids: the model has 50 tokens, and none with the"),
     ],
-    ids=["empty", "too large", "negative", "too long", "bias"],
+    ids=["empty", "too large", "negative", "too long", "bias", "stop tokens"],
 )
 async def test_what_can_not_be_continued(ids: tuple[int, ...], sampling: Sampling, message: str) -> None:
     async with generator(SIXTEEN) as (made, predictor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def bench(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Bench:
 
 async def test_what_vllm_gets(bench: Bench) -> None:
     sampling = Sampling(max_tokens=5, temperature=0.5, top_k=3, seed=11, presence_penalty=0.25, ignore_eos=True)
+    sampling = replace(sampling, stop_token_ids=(3, 4))
     await bench.read(VLLM, text(" a", finish_reason="stop"), sampling=sampling)
     sent = {name: tensor.data.tolist() for name, tensor in bench.predictor.inputs.items()}
     [parameters] = sent.pop("sampling_parameters")
@@ -96,6 +98,7 @@ async def test_what_vllm_gets(bench: Bench) -> None:
         "top_k": 3,
         "seed": 11,
         "presence_penalty": 0.25,
+        "stop_token_ids": [3, 4],
         "ignore_eos": True,
     }
     assert bench.predictor.wanted == ["text_output", "finish_reason", "num_output_tokens"]
@@ -113,7 +116,7 @@ async def test_what_is_honoured(bench: Bench) -> None:
     vllm, tutorial, ensemble = (bench.generator(found).honours for found in (VLLM, TUTORIAL, ENSEMBLE))
     assert vllm >= {"max_tokens", "greedy", "temperature", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos"}
     assert not vllm & {"logprobs", "logit_bias"}
-    assert tutorial == frozenset()
+    assert tutorial == frozenset() and "stop_token_ids" in vllm
     assert ensemble == {"max_tokens", "min_tokens", "repetition_penalty", "seed", "ignore_eos"} | {
         "temperature",
         "top_k",

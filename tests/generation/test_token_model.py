@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hf_transformer.contract import ContractError
+from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model_inputs import ModelInputs
 from hf_transformer.generation.per_sampling import KEPT
 from hf_transformer.generation.token_model import TokenGenerator
@@ -85,7 +87,7 @@ async def test_greedy_is_not_honoured_without_an_input_for_it() -> None:
         more = [spec(name, "INT32" if name == "top_k" else "FP32", optional=True) for name in names]
         found = generator(model([*NEEDED, *more], OUTPUTS), ScriptedModel())
         assert ("greedy" in found.honours) is expected, names
-        assert found.honours - {"greedy"} == {"max_tokens", *names}
+        assert found.honours - {"greedy"} == {"max_tokens", "stop_token_ids", *names}
 
 
 async def test_min_tokens_are_honoured_where_one_token_alone_ends_the_text() -> None:
@@ -198,6 +200,32 @@ async def test_several_ends() -> None:
     ignored = await sent(found, Sampling(max_tokens=5, ignore_eos=True), eos_ids=frozenset({2, 5, 4}))
     assert ignored["end_id"] == [[-1]]
     assert "stop_words_list" not in ignored
+
+
+async def test_a_client_s_tokens_end_a_text_too() -> None:
+    found, sampling = model(REAL, OUTPUTS), Sampling(max_tokens=5, stop_token_ids=(7, 9))
+    assert (await sent(found, sampling))["stop_words_list"] == [[[7, 9], [1, 2]]]
+    values = await sent(found, sampling, eos_ids=frozenset({2, 5, 4}))
+    assert (values["end_id"], values["stop_words_list"]) == ([[5]], [[[2, 4, 7, 9], [1, 2, 3, 4]]])
+    ignored = await sent(found, replace(sampling, ignore_eos=True), eos_ids=frozenset({2, 5, 4}))
+    assert (ignored["end_id"], ignored["stop_words_list"]) == ([[-1]], [[[7, 9], [1, 2]]])
+
+
+@pytest.mark.parametrize("words", [(), (2, 2)], ids=["no stop words", "too few"])
+async def test_they_end_it_whatever_the_model_is_told(words: tuple[int, ...]) -> None:
+    more = [spec("stop_words_list", "INT32", *words, optional=True)] if words else []
+    predictor = ScriptedModel(ids(5), ids(6), ids(7), ids(8))
+    how = Sampling(max_tokens=9, stop_token_ids=(7, 11, 12), ignore_eos=True)
+    found = await steps(generator(model([*NEEDED, *more], OUTPUTS), predictor), PROMPT, how)
+    assert [one for step in found for one in step.ids] == [5, 6] and found[-1].finish == "stop"
+    assert "stop_words_list" not in predictor.sent()
+
+
+async def test_they_can_not_be_held_back() -> None:
+    names = {"stop_token_ids": "parameters.stop_token_ids"}
+    how = Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(7,), names=names)
+    with pytest.raises(InvalidInput, match=r"^parameters.stop_token_ids: this model can't hold them"):
+        await sent(model(REAL, OUTPUTS), how)
 
 
 async def test_an_encoder_decoder() -> None:

@@ -179,6 +179,21 @@ def test_stop_strings(serve: Serve, model: str) -> None:
         assert (choice["text"], choice["finish_reason"]) == (text, "stop")
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens", "gpt2_tokens_unary", "gpt2_vllm"])
+async def test_stop_tokens(serve: Serve, model: str, stream: bool) -> None:
+    """They end a text that goes on past its own end as well, and are no part of it."""
+    prompt, service = "The capital of france is", start(serve, model)
+    ids = Tokenizer.from_file(str(task_model_folder(model) / "tokenizer.json")).encode(" paris.").ids
+    async with client_of(service) as client:
+        for how in ({}, {"ignore_eos": True}):
+            asked = {"max_tokens": TOKENS, "stream": stream, "stop_token_ids": [0, ids[-1]], **how, **GREEDY}
+            found = await complete(client, service, prompt, **asked)
+            (choice,) = found["choices"]
+            assert (choice["text"], choice["finish_reason"]) == (" paris", "stop")
+            assert found["usage"]["completion_tokens"] == len(ids) - 1
+
+
 def test_what_a_model_cannot_honour_is_named(serve: Serve) -> None:
     body = {"model": "gpt2_tutorial", "prompt": "The", "max_tokens": 5, "temperature": 0.5, "seed": 3}
     response = start(serve, "gpt2_tutorial").client.post("/openai/v1/completions", json=body)

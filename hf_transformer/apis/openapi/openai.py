@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hf_transformer.apis.openai_unused import LONGEST_KEY, LONGEST_LABEL, MOST_LABELS, TIERS
 from hf_transformer.apis.openapi.operations import (
     QUESTION,
     WORK,
@@ -90,7 +91,7 @@ def schemas(about: Described) -> dict[str, Schema]:
     return {
         "OpenAIError": record({"error": record(failure)}),
         "OpenAIModel": record(CARD),
-        "EmbeddingsRequest": _embeddings_request(about, names, user),
+        "EmbeddingsRequest": _embeddings_request(about, names),
         "EmbeddingsResponse": record(
             {
                 "object": {"const": "list"},
@@ -125,13 +126,26 @@ def schemas(about: Described) -> dict[str, Schema]:
     }
 
 
-def _embeddings_request(about: Described, names: Schema, user: Schema) -> Schema:
+def unused() -> dict[str, Schema]:
+    """Fields that say who asks, or ask for what is done anyway."""
+    label = {**STRING, "maxLength": LONGEST_LABEL}
+    key = {"maxLength": LONGEST_KEY}
+    labels = {"additionalProperties": label, "propertyNames": key, "maxProperties": MOST_LABELS}
+    return {
+        **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), text("Not looked at.")),
+        "metadata": {"type": ["object", "null"], **labels, "description": "Not looked at."},
+        "store": {"enum": [False, None], "description": "Nothing is stored."},
+        "service_tier": {"enum": [*TIERS, None], "description": "There is one."},
+    }
+
+
+def _embeddings_request(about: Described, names: Schema) -> Schema:
     parameters = _parameters(EMBEDDINGS, about)
     ids = array({**INTEGER, "minimum": 0, "maximum": about.task.settings.vocabulary.vocab_size - 1}, minItems=1)
     one = any_of(STRING, ids)
     texts = any_of(STRING, ids, array(one, minItems=1), description="A text, its tokens, or a list of such.")
     encoding = {"enum": ["float", "base64", None], "description": "How vectors are written.", "default": "float"}
-    optional = {"encoding_format": encoding, "user": user, **parameters}
+    optional = {"encoding_format": encoding, **unused(), **parameters}
     return record({"model": names, "input": texts, **optional}, *optional)
 
 

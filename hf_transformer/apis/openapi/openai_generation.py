@@ -5,6 +5,8 @@ from __future__ import annotations
 from hf_transformer.apis.openai_bodies import TASKS
 from hf_transformer.apis.openai_completions import USUAL_TOKENS
 from hf_transformer.apis.openai_messages import MAX_TOOLS, ROLES
+from hf_transformer.apis.openai_unused import VERBOSITY
+from hf_transformer.apis.openapi.openai import unused
 from hf_transformer.apis.openapi.operations import (
     EVENTS,
     WORK,
@@ -17,7 +19,7 @@ from hf_transformer.apis.openapi.operations import (
     streamed,
     work,
 )
-from hf_transformer.tasks.generation_schemas import choices, sampling, stop
+from hf_transformer.tasks.generation_schemas import choices, sampling, stop, stop_token_ids
 from hf_transformer.tasks.sampling import MAX_LOGPROBS
 from hf_transformer.tasks.schema_forms import (
     INTEGER,
@@ -94,13 +96,17 @@ def schemas(about: Described) -> dict[str, Schema]:
 
 def _shared(about: Described) -> dict[str, Schema]:
     """Fields of both requests."""
-    usage = record({"include_usage": {"type": ["boolean", "null"]}}, "include_usage")
+    options: dict[str, Schema] = {
+        "include_usage": {"type": ["boolean", "null"]},
+        "include_obfuscation": {"enum": [False, None]},
+    }
     return {
         "stream": flag("Whether the text is given as it comes.", False),
-        "stream_options": any_of(usage, NULL, description="Whether a stream ends with the usage."),
-        "user": text("Not looked at."),
+        "stream_options": any_of(record(options, *options), NULL, description="Whether a stream ends with the usage."),
+        **unused(),
         "n": choices(),
         "stop": stop(),
+        "stop_token_ids": stop_token_ids(about.task.settings),
         "min_tokens": integer("New tokens before a text may end.", 0),
         **sampling(temperature=1.0, top_k=0, top_p=1.0),
     }
@@ -146,6 +152,9 @@ def _chat_request(about: Described) -> Schema:
         "tools": any_of(array(tool, maxItems=MAX_TOOLS), NULL, description="What the model may call."),
         "tool_choice": {"enum": ["auto", "none", None], "description": "Whether it may; auto where there are tools."},
         "parallel_tool_calls": flag("Whether a message may have several calls.", True),
+        "modalities": any_of({"const": ["text"]}, NULL),
+        "verbosity": {"enum": [VERBOSITY, None]},
+        "reasoning_effort": {**NULL, "description": "Not possible."},
         "chat_template_kwargs": {"type": ["object", "null"], "description": "Further variables of the template."},
     }
     return record({"model": _names(about), "messages": array(ref("ChatMessage"), minItems=1), **own}, *own)
@@ -160,6 +169,8 @@ def _message() -> Schema:
     optional: dict[str, Schema] = {
         "content": any_of(STRING, array(part), NULL),
         "tool_calls": any_of(array(OBJECT), NULL),
+        "refusal": text("What the assistant has said in place of a content."),
+        "annotations": {"enum": [[], None]},
         **dict.fromkeys(
             ("name", "tool_call_id", "reasoning_content", "reasoning"), nullable(STRING, "As with OpenAI.")
         ),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from task import answer
 
@@ -18,6 +19,7 @@ async def use(task: dict[str, Any]) -> dict[str, Any]:
     return {
         "chat": said.content,
         "usage": said.usage_metadata,
+        "again": chat.invoke([HumanMessage(task["message"]), said, HumanMessage(task["message"])]).content,
         "chat_stream": "".join(str(one.content) for one in chat.stream(task["message"])),
         "chat_async": (await chat.ainvoke(task["message"])).content,
         "chat_async_stream": "".join([str(one.content) async for one in chat.astream(task["message"])]),

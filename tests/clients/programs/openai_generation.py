@@ -1,5 +1,5 @@
 """The openai package on completions and chats; the argument says sync or async. Beside what every program is given it
-takes "prompt" and "message", and answers with what the package makes of whole texts, streams and errors."""
+takes "prompt", "message" and "end" (a token), and answers with what it makes of whole texts, streams and errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any
 import openai
 from task import answer
 
+LABELS: dict[str, Any] = {
+    **{"store": False, "metadata": {"team": "search"}, "service_tier": "auto", "modalities": ["text"], "n": 1},
+    **{"user": "me", "safety_identifier": "me", "prompt_cache_key": "k", "verbosity": "medium", "logit_bias": {}},
+}
+"""What asks for nothing."""
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -29,6 +34,9 @@ class Clients:
         stream = await self.whole(create, stream=True, stream_options={"include_usage": True}, **fields)
         return [one async for one in stream] if self._waits else list(stream)
 
+    async def failed(self, **fields: Any) -> dict[str, Any]:
+        return await self.failure(self.client.chat.completions.create, **fields)
+
     async def cut(self, create: Any, **fields: Any) -> int:
         """Reads one chunk and leaves."""
         stream = await self.whole(create, stream=True, **fields)
@@ -40,11 +48,19 @@ class Clients:
             stream.close()
         return 1
 
+    async def again(self, create: Any, **fields: Any) -> str:
+        """What is said with an answer in the history, as the package's object has it."""
+        before = (await self.whole(create, **fields)).choices[0].message
+        question = fields.pop("messages")
+        history = [*question, before.model_dump(), *question]
+        return str((await self.whole(create, messages=history, **fields, **LABELS)).choices[0].message.content)
+
     async def failure(self, create: Any, **fields: Any) -> dict[str, Any]:
         try:
             found = await self.whole(create, **fields)
         except openai.APIStatusError as error:
-            return {"class": type(error).__name__, "status": error.status_code, "param": error.param}
+            named = {"class": type(error).__name__, "status": error.status_code, "param": error.param}
+            return {**named, "message": str(error)}
         raise AssertionError(f"no exception, but {found!r:.300}")
 
 
@@ -81,6 +97,9 @@ async def use(task: dict[str, Any], kind: str) -> dict[str, Any]:
         "chat_stream": chat(await clients.chunks(talk, **asked)),
         "tools": (await clients.whole(talk, tools=TOOLS, **asked)).choices[0].message.role,
         "extra": (await clients.whole(complete, extra_body={"ignore_eos": True}, **prompt)).usage.completion_tokens,
+        "again": await clients.again(talk, **asked),
+        "ended": (await clients.whole(complete, extra_body={"stop_token_ids": [task["end"]]}, **prompt)).model_dump(),
+        "lost": await Clients(kind, f"http://{task['http']}/v1").failed(**asked),
         "cut": await clients.cut(complete, **{**prompt, "max_tokens": 200}),
         "errors": [
             await clients.failure(complete, **{**prompt, "model": "nobody"}),

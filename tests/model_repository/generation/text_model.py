@@ -32,6 +32,7 @@ OTHERS = {
     "max_tokens": 16,
     "min_tokens": 0,
     "stop": None,
+    "stop_token_ids": None,
     "ignore_eos": False,
     "logprobs": None,
     "logit_bias": None,
@@ -106,7 +107,7 @@ class Answer:
             sampling=Sampling(**sampling, seed=seed, bias=bias_of(asked["logit_bias"], model.vocabulary)),
             report=self.report,
             is_cancelled=sender.is_cancelled,
-            ends=frozenset() if asked["ignore_eos"] else model.ends,
+            ends=(frozenset() if asked["ignore_eos"] else model.ends) | frozenset(asked["stop_token_ids"] or ()),
             least=int(asked["min_tokens"]),
             seconds=model.seconds if self.prompt.startswith("Slowly:") else 0.0,
         )
@@ -117,7 +118,8 @@ class Answer:
             error = pb_utils.TritonError("Request was cancelled", pb_utils.TritonError.CANCELLED)
             self.sender.send(pb_utils.InferenceResponse([], error), flags=FINAL)
             return False
-        text = self.tokenizer.decode(job.new)
+        ended = job.finish == "stop" and job.new[-1] in job.ends  # which is no part of the text
+        text = self.tokenizer.decode(job.new[:-1] if ended else job.new)
         found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
             text, job.finish = text[: min(found)], "stop"
