@@ -35,10 +35,15 @@ def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
 def refuse_stream(task: Servable, parameters: Mapping[str, Json]) -> None:
     """Raises InvalidInput where one answer is all that can be given."""
     if wants_stream(task, parameters):
-        raise InvalidInput(
-            "parameters.stream: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
-            "ModelStreamInfer over gRPC give the text as it comes"
-        )
+        raise one_answer(f"parameters.{STREAM}")
+
+
+def one_answer(name: str) -> InvalidInput:
+    """What a request for pieces is told where there are none."""
+    return InvalidInput(
+        f"{name}: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
+        "ModelStreamInfer over gRPC give the text as it comes"
+    )
 
 
 def refuse_many(task: Servable, query: Query, most: int) -> None:
@@ -64,15 +69,6 @@ class TextStream(Stream):
 
     def start(self) -> Awaitable[Running]:
         return self._model.generate(self._request, self._context)
-
-
-async def whole_texts(model: Model, request: GenerationRequest, context: Context) -> list[list[str]]:
-    """The texts of each prompt, one per choice. Raises RequestError."""
-    texts = [[""] * request.sampling.n for _ in request.prompts]
-    async with await model.generate(request, context) as running:
-        async for piece in running:
-            texts[piece.prompt][piece.choice] += piece.text
-    return texts
 
 
 def place_of(request: GenerationRequest, prompt: int, choice: int, name: str) -> dict[str, int]:

@@ -11,11 +11,11 @@ import grpc
 from hf_transformer.admission import Admission, Place
 from hf_transformer.apis.base import Service
 from hf_transformer.apis.endpoint import CLIENT_GONE
-from hf_transformer.apis.generation import wants_stream
 from hf_transformer.apis.grpc_calls import Caller, details_of, our_fault
-from hf_transformer.apis.grpc_pieces import Emit, pieces
+from hf_transformer.apis.grpc_pieces import Emit, form_of_pieces, pieces
 from hf_transformer.apis.server_timing import NAME, server_timing
-from hf_transformer.apis.tensors import all_parameters, check_version, clients_fault, infer
+from hf_transformer.apis.tensors import check_version, clients_fault
+from hf_transformer.apis.triton_tensors import infer
 from hf_transformer.errors import RequestError, TooLarge
 from hf_transformer.wire import v2_grpc_inbound as wire
 from hf_transformer.wire.v2_grpc import SERVICE
@@ -123,13 +123,14 @@ class Inference:
         context.place = place
         model = self._service.models[name]
         check_version(model, version)
-        if emit is not None and wants_stream(model.task, all_parameters(request.parameters)):
+        form = None if emit is None else form_of_pieces(model, request)
+        if emit is not None and form is not None:
             send = emit
 
             async def checked(message: bytes) -> None:
                 await send(self._checked(wire.encode_stream_response(message)))
 
-            return await pieces(model, request, context, self._service.streams, checked)
+            return await pieces(model, request, form, context, self._service.streams, checked)
         return wire.encode_infer_response(await infer(model, request, context), request, final=emit is not None)
 
     def _fits(self, answer: bytes) -> bool:

@@ -67,23 +67,26 @@ def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
     """A request's parameters, those included that it has as JSON text. Raises InvalidInput or TooLarge."""
     if MORE_PARAMETERS not in given:
         return dict(given)
-    more = given[MORE_PARAMETERS]
-    if isinstance(more, str):
-        if len(more) > SMALL:
-            raise TooLarge(
-                f"parameters.{MORE_PARAMETERS}: {len(more)} characters, at most {SMALL} are taken of parameters as text"
-            )
-        try:
-            more = orjson.loads(more)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"parameters.{MORE_PARAMETERS}: not JSON: {error}") from None
-    if not isinstance(more, dict):
-        raise InvalidInput(f"parameters.{MORE_PARAMETERS}: expected a JSON object, got {describe(more)}")
+    more = json_parameters(given[MORE_PARAMETERS], f"parameters.{MORE_PARAMETERS}")
     rest = {name: value for name, value in given.items() if name != MORE_PARAMETERS}
     twice = sorted(rest.keys() & more.keys())
     if twice:
         raise InvalidInput(f"parameters.{twice[0][:40]}: given twice, once in parameters.{MORE_PARAMETERS}")
     return rest | more
+
+
+def json_parameters(given: Json, where: str) -> dict[str, Json]:
+    """Parameters that may stand as JSON text. Raises InvalidInput or TooLarge, beginning with ``where``."""
+    if isinstance(given, str):
+        if len(given) > SMALL:
+            raise TooLarge(f"{where}: {len(given)} characters, at most {SMALL} are taken of parameters as text")
+        try:
+            given = orjson.loads(given)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(f"{where}: not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{where}: expected a JSON object, got {describe(given)}")
+    return given
 
 
 def _outputs(answers: Answers, request: InferRequest) -> list[Tensor]:

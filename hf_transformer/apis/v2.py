@@ -24,7 +24,8 @@ from hf_transformer import __version__
 from hf_transformer.apis.base import Call, JsonResponse, Model, Models, Reply, Service, error_json
 from hf_transformer.apis.body import to_utf8
 from hf_transformer.apis.endpoint import Endpoint
-from hf_transformer.apis.tensors import check_version, clients_fault, infer
+from hf_transformer.apis.tensors import check_version, clients_fault
+from hf_transformer.apis.triton_tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.types import Json, TensorSpec
 from hf_transformer.wire.infer import InferRequest

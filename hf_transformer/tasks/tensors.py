@@ -88,20 +88,21 @@ def _read_column(tensor: Tensor, field: Field) -> list[Json]:
         data = data[np.newaxis] if data.ndim == 1 else data
         if data.ndim != 2:
             raise _wrong_shape(tensor, "[instances, strings], or [strings] for all instances")
-        return [_texts(row, tensor.name) for row in data]
+        return [texts_of(row, tensor.name) for row in data]
     # Triton's models with a batch axis have texts of shape [instances, 1].
     if (data.ndim == 2 and data.shape[1] == 1) or data.ndim == 0:
         data = data.reshape(-1)
     if data.ndim != 1:
         raise _wrong_shape(tensor, "[instances] or [instances, 1]")
-    return _texts(data, tensor.name)
+    return texts_of(data, tensor.name)
 
 
 def _wrong_shape(tensor: Tensor, expected: str) -> InvalidInput:
     return InvalidInput(f"inputs: {tensor.name!r} has the shape {list(tensor.shape)}, expected {expected}")
 
 
-def _texts(row: Array, name: str) -> list[Json]:
+def texts_of(row: Array, name: str) -> list[Json]:
+    """The elements of a BYTES tensor ``name``. Raises InvalidInput for one that is not UTF-8."""
     texts = []
     for index, element in enumerate(row):
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
 
 from hf_transformer.apis.base import Model
+from hf_transformer.apis.generate_request import FURTHER
 from hf_transformer.apis.generation import generating
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.generation_settings import GenerationSettings
@@ -15,6 +17,7 @@ from tests.apis.grpc_model import ScriptedModel
 
 pytestmark = pytest.mark.asyncio
 
+SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER, True)
 ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
 HEAD = {"model_name": "gpt2", "model_version": "1"}
 
@@ -68,6 +71,47 @@ async def test_what_triton_s_own_clients_send() -> None:
         assert made.generator.asked[0][1].greedy and made.generator.asked[1][1].stop == ()
         found = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
         assert found == {"id": "17", **HEAD, "text_output": " p"}
+
+
+async def test_sampling_parameters_as_the_vllm_backend_has_them() -> None:
+    async with bench() as made:
+        fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
+        await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
+        [(_, sampling)] = made.generator.asked
+        assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 50)
+        wrong = json.dumps({"max_tokens": "many"})
+        message = await generate(made, status=400, sampling_parameters=wrong)
+        assert message == "sampling_parameters.max_tokens: expected a whole number, got a string"
+
+
+async def test_what_is_told_beside_the_text() -> None:
+    async with bench() as made:
+        found = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
+        assert found == {
+            **HEAD,
+            "text_output": " paris",
+            "finish_reason": "length",
+            "num_input_tokens": len(made.tokenizer.encode([PROMPT])[0].ids),
+            "num_output_tokens": 2,
+        }
+        found = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
+        assert found["finish_reason"] == ["stop", "stop"]
+        assert "finish_reason" not in await generate(made, return_finish_reason=False)
+
+
+async def test_what_is_told_beside_a_stream() -> None:
+    async with bench() as made:
+        [whole] = await stream(made, **SWITCHES, stream=False)
+        *before, last = found = await stream(made, **SWITCHES)
+        assert last["finish_reason"] == "stop" and {one["finish_reason"] for one in before} == {"None"}
+        assert {one["num_input_tokens"] for one in found} == {whole["num_input_tokens"]}
+        assert sum(one["num_output_tokens"] for one in found) == whole["num_output_tokens"] > 0
+        found = await stream(made, **SWITCHES, n=2, temperature=0.5)
+        for choice in (0, 1):
+            own = [one for one in found if one["choice"] == choice]
+            assert "".join(one["text_output"] for one in own) == " paris."
+            assert sum(one["num_output_tokens"] for one in own) == whole["num_output_tokens"]
+            assert own[-1]["finish_reason"] == "stop"
 
 
 async def test_several_texts_are_a_list() -> None:
@@ -129,6 +173,13 @@ async def test_an_error_in_the_middle() -> None:
         ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
         ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
         ({"text_input": ""}, "text_input: the prompt has no tokens"),
+        ({"return_finish_reason": 1}, "return_finish_reason: expected true or false"),
+        ({"sampling_parameters": {"top_k": 1}}, "sampling_parameters: expected JSON text, got an object"),
+        ({"sampling_parameters": "{"}, "sampling_parameters: not JSON"),
+        ({"sampling_parameters": "[]"}, "sampling_parameters: expected a JSON object, got a list"),
+        ({"sampling_parameters": '{"best_of": 2}'}, "sampling_parameters.best_of: unknown"),
+        ({"sampling_parameters": '{"skip_special_tokens": false}'}, "sampling_parameters.skip_special_tokens: unknown"),
+        ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
         ({"id": 7}, "id: expected a string, got a number"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

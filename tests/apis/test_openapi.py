@@ -24,6 +24,7 @@ from hf_transformer.apis import (
 )
 from hf_transformer.apis.direct import Direct
 from hf_transformer.apis.endpoint import Endpoint
+from hf_transformer.apis.generate_request import FURTHER
 from hf_transformer.app import build_app
 from hf_transformer.errors import RequestError
 from hf_transformer.tasks import TASKS, text_generation
@@ -186,7 +187,7 @@ async def test_fields_of_generation_are_those_that_it_takes(task: str) -> None:
     assert set(schemas["ChatRequest"]["properties"]) == set(openai_chat.FIELDS)
     assert set(schemas["ChatMessage"]["properties"]) == set(openai_messages.KNOWN)
     of_generate = {"text_input", "parameters", "id", "model_name", "model_version"}
-    more = {"exclude_input_in_output", "bad_words"}
+    more = {"exclude_input_in_output", "bad_words", "sampling_parameters", *FURTHER}
     assert set(schemas["GenerateRequest"]["properties"]) == {*of_generate, *more, *text_generation.PARAMETERS}
 
 

@@ -77,6 +77,29 @@ def test_tritonclient(service: Service, client: Run) -> None:
     assert all(len(pieces) > 1 for pieces in said["pieces"].values())
 
 
+@pytest.mark.parametrize("shape", [[1], [1, 1]], ids=str)
+def test_the_sample_of_the_vllm_backend(service: Service, client: Run, shape: list[int]) -> None:
+    """Its client, as it is, in front of every kind of model: the texts are those of generate."""
+    sampling = {"temperature": "0", "max_tokens": "8"}
+    prompts = [f"The capital of {country} is" for country in ("france", "italy", "japan")]
+    said = client("triton_vllm", service=service, prompts=prompts, sampling=sampling, shape=shape)
+    for number, prompt in enumerate(prompts):
+        body = {"text_input": prompt, "temperature": 0, "max_tokens": 8, "return_num_output_tokens": True}
+        body |= {"return_finish_reason": True, "return_num_input_tokens": True}
+        found = service.client.post(f"/v2/models/{service.model}/generate", json=body).json()
+        text = found["text_output"]
+        assert text.startswith(prompt) and len(text) > len(prompt)
+        assert said["sample"][str(number)] == [text]
+        pieces = said["sample_stream"][str(number)]
+        assert len(pieces) > 1 and f"{prompt}{''.join(pieces)}" == text
+        for kind in ("callback", "callback_stream"):
+            one = said[kind][str(number)]
+            assert f"{prompt}{one['text']}" == text
+            assert (one["new"], set(one["prompt"])) == (found["num_output_tokens"], {found["num_input_tokens"]})
+            assert one["finish"][-1] == found["finish_reason"] and set(one["finish"][:-1]) <= {"None"}
+    assert "sampling_parameters.prompt_logprobs: unknown" in said["failure"]
+
+
 def test_the_sample_of_the_runtime_guide(service: Service) -> None:
     """Its stream_generate (Streaming Responses), with httpx in place of requests."""
     body = {"instances": [PROMPT], "parameters": {"max_length": 100, "stream": True}}

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from hf_transformer.apis.generate_request import (
+    ABOUT,
+    BAD_WORDS,
+    EXCLUDE,
+    FINISH,
+    FURTHER,
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    SAMPLING,
+)
 from hf_transformer.apis.openai_bodies import GENERATION
 from hf_transformer.apis.openapi.operations import EVENTS, WORK, Described, answer, body, event_of, failures, ref, work
-from hf_transformer.apis.v2_generate import ABOUT, BAD_WORDS, EXCLUDE
 from hf_transformer.tasks.generation_schemas import text_generation
-from hf_transformer.tasks.schema_forms import INTEGER, STRING, Schema, any_of, array, flag, record
+from hf_transformer.tasks.schema_forms import INTEGER, STRING, Schema, any_of, array, flag, record, text
 from hf_transformer.types import Json
 
 TAG = "Generate"
@@ -48,16 +57,31 @@ def schemas(about: Described) -> dict[str, Schema]:
     parameters = {
         **of_task.parameters["properties"],
         EXCLUDE: flag("Whether the prompt is no part of the answer."),
+        **{switch: flag(f"Whether {name} is told.") for switch, name in FURTHER.items()},
         BAD_WORDS: any_of({"enum": ["", None]}, array(STRING, maxItems=0), description="Not possible."),
     }
     inside = any_of(record(parameters, *parameters), {"type": "null"}, description="Parameters may also stand beside.")
-    optional = {**{name: {"type": ["string", "null"]} for name in ABOUT}, "parameters": inside, **parameters}
+    optional = {
+        SAMPLING: text("JSON text with the fields of vLLM's SamplingParams."),
+        **{name: {"type": ["string", "null"]} for name in ABOUT},
+        "parameters": inside,
+        **parameters,
+    }
     texts = any_of(STRING, array(STRING, minItems=2))
+    told = {FINISH: texts, PROMPT_TOKENS: INTEGER, NEW_TOKENS: any_of(INTEGER, array(INTEGER, minItems=2))}
     return {
         "GenerateRequest": record({"text_input": STRING, **optional}, *optional),
         "GenerateResponse": record(
-            {"id": STRING, "model_name": STRING, "model_version": STRING, "choice": INTEGER, "text_output": texts},
+            {
+                "id": STRING,
+                "model_name": STRING,
+                "model_version": STRING,
+                "choice": INTEGER,
+                "text_output": texts,
+                **told,
+            },
             "id",
             "choice",
+            *told,
         ),
     }
