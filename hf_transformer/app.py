@@ -62,7 +62,7 @@ def build_app(
     beside: list[AbstractAsyncContextManager[object]] = [] if board is None else [metrics.share(board)]
     predictor = open_predictor(
         config.predictor_protocol,
-        predictor_settings(config),
+        predictor_settings(config, warns=roster is None or roster.place == 0),
         config.predictor_request_retries,
         metrics,
         retry_budget=config.predictor_retry_budget,

@@ -112,7 +112,7 @@ def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
             _check_input_dtype(tensor, role, problems)
             bound.append(InputBinding(tensor.name, role, tensor.datatype))
         elif not tensor.optional:
-            problems.append(_unfilled(tensor.name, wanted))
+            problems.append(_unfilled(tensor.name, wanted, spec))
     if not problems and not any(one.role == "input_ids" for one in bound):
         problems.append(f"No input_ids would be sent (the model's inputs are {names}); see --tensor_input_names.")
     return tuple(bound)
@@ -123,11 +123,13 @@ def _roles_by_position(tensors: Sequence[TensorSpec], wanted: Sequence[str]) -> 
     return {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
 
 
-def _unfilled(name: str, wanted: Sequence[str]) -> str:
+def _unfilled(name: str, wanted: Sequence[str], spec: ModelSpec) -> str:
     if name in INPUT_ROLES:
+        given = [one for one in wanted if one in INPUT_ROLES]
+        required = [one.name for one in spec.inputs if one.name in INPUT_ROLES and not one.optional]
         return (
             f"It requires the input {name!r}, which --tensor_input_names leaves out; "
-            f"use --tensor_input_names={','.join((*(one for one in wanted if one in INPUT_ROLES), name))} or drop it."
+            f"use --tensor_input_names={','.join(dict.fromkeys((*given, *required)))} or drop the flag."
         )
     return (
         f"It requires the input {name!r}, which nothing here fills (the tokenizer makes {', '.join(INPUT_ROLES)}); "

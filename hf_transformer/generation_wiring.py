@@ -7,17 +7,20 @@ from concurrent.futures import Executor
 from functools import partial
 
 from hf_transformer.config import Config
+from hf_transformer.contract import ContractError
 from hf_transformer.diagnosis.at_start import StartDiagnosis
 from hf_transformer.diagnosis.pair import Pair
-from hf_transformer.generation.base import GeneratorSettings
+from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.kinds import make_generator
+from hf_transformer.generation.model_inputs import FIELDS
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation_parts import GenerationParts
 from hf_transformer.metrics import Metrics
 from hf_transformer.places import Places
 from hf_transformer.predictors.base import Predictor
 from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.tasks.generation_settings import USUAL
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
@@ -49,6 +52,8 @@ def generation_builder(
     def build(spec: ModelSpec) -> GenerationPipeline:
         settings = settings_for(scheduling=scheduling(spec.instances))
         generator = make_generator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)
+        if problems := _sampling_problems(config, task, generator):
+            raise ContractError(spec.name, problems)
         diagnosis.look_soon(Pair(config, tokenizer, task, spec))
         return GenerationPipeline(
             task,
@@ -82,3 +87,25 @@ def _settings(config: Config, tokenizer: Tokenizer, parts: GenerationParts) -> C
         places=Places(0),
         caches=CacheBudget(config.max_cache_bytes),
     )
+
+
+def _sampling_problems(config: Config, task: TextGeneration, generator: Generator) -> list[str]:
+    """A sentence for each of the service's own defaults of sampling that this model can't be told: every request that
+    leaves it out would be refused, and not by its client's fault. One that nobody has set counts with --do_sample."""
+    drawn = task.options({"do_sample": True}).sampling
+    problems = []
+    for flag, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
+        value = getattr(config, flag)
+        if flag not in drawn.names or flag in generator.honours:
+            continue
+        if not config.do_sample and value == getattr(USUAL, flag):
+            continue
+        given, instead = f"--{flag}={value:g}", f"--{flag}={neutral}"
+        if config.do_sample:
+            given, instead = f"--do_sample=true with {given}", f"--do_sample=false, or {instead}"
+        inputs = " or ".join(FIELDS[flag])
+        problems.append(
+            f"{given}: this model is a {generator.kind} model without an input {inputs}, so it can't be told; "
+            f"set {instead}."
+        )
+    return problems

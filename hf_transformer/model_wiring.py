@@ -42,8 +42,8 @@ LogTexts = Callable[[Sequence[TextInput], Context], None]
 """Is given the texts of each request."""
 
 
-def predictor_settings(config: Config) -> PredictorSettings:
-    """Where the predictor is, as the transports want it."""
+def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettings:
+    """Where the predictor is, as the transports want it; ``warns``: this process says what all workers find."""
     return PredictorSettings(
         model_name=config.model_name,
         host=config.predictor_host,
@@ -57,6 +57,7 @@ def predictor_settings(config: Config) -> PredictorSettings:
         max_receive_message_length=config.grpc_max_receive_message_length,
         shared_memory_bytes=config.predictor_shared_memory_bytes if config.predictor_shared_memory == "auto" else 0,
         shared_memory_min_bytes=config.predictor_shared_memory_min_bytes,
+        shared_memory_warns=warns,
         max_response_bytes=config.max_predictor_response_bytes,
     )
 

@@ -39,6 +39,14 @@ def test_all_known_inputs_are_bound() -> None:
     assert (binding.max_rows, binding.batch_axis, binding.length, binding.masked) == (8, True, None, True)
 
 
+def test_one_flag_names_all_inputs_that_are_left_out() -> None:
+    with pytest.raises(ContractError) as caught:
+        fit(spec(IDS, MASK, TYPES), ("input_ids",))
+    assert len(caught.value.problems) == 2
+    for told in caught.value.problems:
+        assert "use --tensor_input_names=input_ids,attention_mask,token_type_ids or drop the flag." in told
+
+
 def test_without_a_mask_nothing_may_be_padded() -> None:
     assert not fit(spec(IDS)).masked
 

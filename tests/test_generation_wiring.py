@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.config import Config
+from hf_transformer.contract import ContractError
 from hf_transformer.generation.logits_batches import StepForm
 from hf_transformer.generation.logits_model import LogitsGenerator
 from hf_transformer.generation.pipeline import GenerationPipeline
@@ -18,6 +19,7 @@ from hf_transformer.model_wiring import pipeline_builder
 from hf_transformer.types import ModelSpec, TensorSpec
 from hf_transformer.waiting import BatchLimits
 from tests.configuring import config
+from tests.generation.scripted_models import ScriptedModel, model, spec
 from tests.generation.tiny_model import Form, TinyPredictor
 from tests.triton_repository import TASK_MODELS
 
@@ -73,3 +75,70 @@ async def test_a_model_that_is_bound_anew_keeps_its_places_and_the_room_for_cach
     assert old._scheduler._places is new._scheduler._places
     assert old._scheduler._places.count == 1, "one for each of the model's instances"
     assert old._budget is new._budget
+
+
+TUTORIAL = model((spec("text_input", "BYTES"),), (spec("text_output", "BYTES", -1),), decoupled=False, batch=0)
+"""A text model that takes nothing but the text."""
+
+
+def drawing(*names: str) -> ModelSpec:
+    """A text model that takes these too."""
+    inputs = [spec(name, "INT32" if name == "top_k" else "FP32", optional=True) for name in names]
+    return model((*TUTORIAL.inputs, *inputs), TUTORIAL.outputs, decoupled=False, batch=0)
+
+
+def bound(found: ModelSpec, *flags: str) -> object:
+    settings = options(*flags)
+    with ThreadPoolExecutor(1) as executor:
+        return pipeline_builder(settings, load_parts(settings), ScriptedModel(), Metrics("m"), executor)(found)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("found", "flags", "problems"),
+    [
+        (
+            TUTORIAL,
+            ("--do_sample=true",),
+            [
+                "--do_sample=true with --top_k=50: this model is a text model without an input runtime_top_k or top_k, "
+                "so it can't be told; set --do_sample=false, or --top_k=0."
+            ],
+        ),
+        (
+            TUTORIAL,
+            ("--temperature=0.7",),
+            [
+                "--temperature=0.7: this model is a text model without an input temperature, so it can't be told; set "
+                "--temperature=1."
+            ],
+        ),
+        (TUTORIAL, ("--do_sample=true", "--top_p=0.9", "--temperature=2"), ["temperature=2", "top_k=50", "top_p=0.9"]),
+        (TUTORIAL, ("--top_k=40",), ["--top_k=40"]),
+        (drawing("temperature", "top_p"), ("--do_sample=true",), ["--top_k=50"]),
+    ],
+    ids=["do_sample", "temperature", "all", "top_k", "top_k is missing"],
+)
+async def test_defaults_of_sampling_that_the_model_can_not_be_told(
+    found: ModelSpec, flags: tuple[str, ...], problems: list[str]
+) -> None:
+    with pytest.raises(ContractError) as caught:
+        bound(found, *flags)
+    assert len(caught.value.problems) == len(problems)
+    assert all(part in problem for part, problem in zip(problems, caught.value.problems, strict=True))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("found", "flags"),
+    [
+        (TUTORIAL, ()),
+        (TUTORIAL, ("--do_sample=true", "--top_k=0")),
+        (TUTORIAL, ("--do_sample=true", "--temperature=0")),
+        (drawing("temperature", "top_k", "top_p"), ("--do_sample=true", "--temperature=0.7", "--top_p=0.9")),
+        (PLAIN, ("--do_sample=true", "--temperature=0.7")),
+    ],
+    ids=["nothing", "neutral", "the likeliest", "all", "logits"],
+)
+async def test_defaults_of_sampling_that_it_can(found: ModelSpec, flags: tuple[str, ...]) -> None:
+    assert isinstance(bound(found, *flags), GenerationPipeline)

@@ -112,8 +112,32 @@ def test_model_repository_layout(folder: Path, tmp_path: Path, files: dict[str, 
     found = find_model_files(None, str(tmp_path), model_name="bert")
     assert found.tokenizer_folder == tmp_path / "bert"
     assert found.config == CONFIG
-    with pytest.raises(LoadError, match=r"no tokenizer files in .*: looked for tokenizer\.json.*it holds bert/\."):
+    with pytest.raises(LoadError, match=r"no tokenizer files in .*it holds bert/\."):
         find_model_files(None, str(tmp_path), model_name="other")
+
+
+@pytest.mark.parametrize("inside", ["config.pbtxt", "1/model.onnx", "bert/config.pbtxt", "bert/1/model.onnx"])
+def test_a_folder_of_triton_without_a_tokenizer(tmp_path: Path, inside: str) -> None:
+    (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / inside).touch()
+    with pytest.raises(LoadError) as caught:
+        find_model_files(None, str(tmp_path), model_name="bert")
+    assert f"{tmp_path}, which looks like Triton's model repository: expected the folder with" in str(caught.value)
+    assert f"it holds {inside.partition('/')[0]}{'/' * ('/' in inside)}. Set --model_dir" in str(caught.value)
+
+
+def test_a_folder_that_may_not_be_read_is_none_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lost+found").mkdir()
+    listed = Path.iterdir
+
+    def refusing(path: Path) -> Iterator[Path]:
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    with pytest.raises(LoadError, match=r"it holds lost\+found/\. Put tokenizer\.json there or set --model_id$"):
+        find_model_files(None, str(tmp_path))
 
 
 def test_a_model_name_leads_out_of_no_folder(tmp_path: Path, files: dict[str, bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import signal
 import sys
@@ -35,6 +36,9 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     if shutil.which("wrk") is None:
         print("The load comes from wrk (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
+        return 1
+    if not (options.memory or options.batches_in_flight) and importlib.util.find_spec("matplotlib") is None:
+        print("The plots need matplotlib: make bench has an environment with it (.venv-bench).", file=sys.stderr)
         return 1
     # As Ctrl-C does: all that was started is ended on the way out.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -23,6 +23,7 @@ SERVICES: Mapping[str, tuple[str, ...]] = {
 """Name -> flags. A flag with the value off that the service does not know is dropped; any other unknown flag leaves
 the subject out."""
 UNBATCHED = "batching off"
+USUAL_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class Options:
     keep: bool
 
     @property
+    def more(self) -> str:
+        """The flags that say how often and how long, as the results name them; empty where they were not given."""
+        rounds = "" if self.rounds == usual_rounds(self.quick) else f" --rounds {self.rounds}"
+        return rounds if self.seconds == USUAL_SECONDS else f"{rounds} --seconds {self.seconds}"
+
+    @property
     def python(self) -> Path:
         """That of the service."""
         return self.service_environment / "bin" / "python"
@@ -64,14 +71,19 @@ class Options:
         return {**SERVICES, **{name.strip(): tuple(flags.split()) for name, _, flags in more}}
 
 
+def usual_rounds(quick: bool) -> int:
+    """How many there are unless a flag says it."""
+    return 1 if quick else 3
+
+
 def parse(argv: Sequence[str]) -> Options:
     """Reads the flags. Exits with 2 for a bad one."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description="See benchmarks/README.md.")
     add = parser.add_argument
-    add("--quick", action="store_true", help="a few cells, one round: under two minutes")
+    add("--quick", action="store_true", help="a few cells, one round: some minutes")
     add("--full", action="store_true", help="every model, text and number of connections: an hour")
     add("--rounds", type=int, default=0, help="[3, quick: 1]")
-    add("--seconds", type=int, default=1, help="per run, whole ones [1]")
+    add("--seconds", type=int, default=USUAL_SECONDS, help="per run, whole ones [1]")
     add("--minutes", type=float, default=40.0, help="after which no further round begins [40]")
     add("--only", action="append", default=[], help="only subjects, or cases, whose names hold this; may be repeated")
     add("--service", action="append", default=[], metavar="'NAME: FLAGS'", help="a further form of the service")
@@ -85,5 +97,5 @@ def parse(argv: Sequence[str]) -> Options:
     add("--results", type=Path, default=ROOT / "benchmarks/results", help="where the table and the plots go")
     add("--keep", action="store_true", help="keep the folder with models and logs")
     options = parser.parse_args(argv)
-    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.rounds = options.rounds or usual_rounds(options.quick)
     return Options(**vars(options))

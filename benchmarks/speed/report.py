@@ -13,7 +13,6 @@ from pathlib import Path
 
 from benchmarks.speed.measuring import Result
 from benchmarks.speed.options import Options
-from benchmarks.speed.plots import plot_cpu, plot_latency
 from benchmarks.speed.reach import reach_table
 
 PACKAGES = ("hf-transformer", "transformers", "tokenizers", "numpy", "uvicorn", "uvloop", "orjson", "grpcio")
@@ -30,6 +29,9 @@ print(json.dumps({"Python": platform.python_version()} | {name: version(name) fo
 
 def write_results(results: Sequence[Result], options: Options, triton: str, seconds: float) -> list[Path]:
     """Writes speed.md and its plots (with --quick: speed_quick...) and returns their paths."""
+    # Imported here: --help and what makes no plots work in the service's own environment too.
+    from benchmarks.speed.plots import plot_cpu, plot_latency
+
     stem = "speed_quick" if options.quick else "speed"
     options.results.mkdir(parents=True, exist_ok=True)
     plots = [options.results / f"{stem}_latency.svg", options.results / f"{stem}_cpu.svg"]
@@ -62,7 +64,7 @@ def head(options: Options, results: Sequence[Result], seconds: float, arguments:
     rounds = max((len(one.samples) for one in results), default=0)  # fewer than wanted where the time was over
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return [
-        f"`{command_of(arguments)}`, {time.strftime('%Y-%m-%d')}, "
+        f"`{command_of((arguments + options.more).strip())}`, {time.strftime('%Y-%m-%d')}, "
         f"{seconds / 60:.0f} minutes; medians of {rounds} rounds of {options.seconds} s.",
         "",
         f"- {_processor()}, {os.cpu_count()} CPUs, {memory:.0f} GiB, Linux {platform.release().partition('-')[0]}",

@@ -93,7 +93,21 @@ def _require_tokenizer(folder: Path, where: str) -> None:
         return
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    if _is_tritons(folder) or any(_is_tritons(inner) for inner in folder.iterdir()):
+        raise LoadError(
+            f"no tokenizer files in {where}, which looks like Triton's model repository: expected the folder with"
+            f" tokenizer.json and config.json; it holds {shown}. Set --model_dir to that folder, or --model_id"
+        )
     raise LoadError(
         f"no tokenizer files in {where}: looked for {', '.join(VOCABULARY_FILES)};"
         f" it holds {shown or 'nothing'}. Put tokenizer.json there or set --model_id"
     )
+
+
+def _is_tritons(folder: Path) -> bool:
+    """Whether a folder is one model of Triton's model repository: it has a config.pbtxt, or numbered versions."""
+    try:
+        versions = [one for one in folder.iterdir() if one.name.isdecimal() and one.is_dir()]
+        return bool(versions) or (folder / "config.pbtxt").is_file()
+    except OSError:  # no folder, or one that may not be read, as a volume's lost+found
+        return False

@@ -55,7 +55,12 @@ def open_predictor(
     if settings.shared_memory_bytes > 0:
         from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
 
-        shared = SharedMemoryPredictor(transport, settings.shared_memory_bytes, settings.shared_memory_min_bytes)
+        shared = SharedMemoryPredictor(
+            transport,
+            settings.shared_memory_bytes,
+            settings.shared_memory_min_bytes,
+            warns=settings.shared_memory_warns,
+        )
         if metrics is not None:
             metrics.watch_shared_memory(shared.use)
         predictor = shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping, Sequence
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
@@ -11,6 +12,8 @@ from hf_transformer.types import Tensor
 TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
 """What to change when a predictor needs longer, for messages."""
 
+TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
+
 _MESSAGE_LIMIT = 500
 """Characters of the predictor's message that are quoted; a backend's traceback can be pages long."""
 
@@ -19,6 +22,25 @@ def quoted(message: str) -> str:
     """The predictor's message as it may stand in one of ours."""
     text = message.strip() or "no message"
     return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+
+
+def reason(fault: Exception) -> str:
+    """What a connection or a call says of its failure."""
+    if _in_handshake(fault):
+        return "it closed the connection in the TLS handshake"
+    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+    return text or type(fault).__name__
+
+
+def tls_hint(fault: BaseException | None) -> str:
+    """The end of a message where a connection has failed in TLS: the flags that ask for that; else nothing."""
+    return f" ({TLS_FLAGS} ask for TLS)" if isinstance(fault, ssl.SSLError) or _in_handshake(fault) else ""
+
+
+def _in_handshake(fault: BaseException | None) -> bool:
+    """Whether the server has closed the connection there, as Triton does without TLS: the event loops say no more than
+    this, and say more of all other ends."""
+    return isinstance(fault, ConnectionResetError) and not fault.args
 
 
 def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

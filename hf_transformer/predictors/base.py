@@ -220,7 +220,8 @@ class PredictorSettings:
     folder of certificates to trust instead of the system's; ``cert_file`` and ``key_file`` the certificate that is
     shown to the predictor, none of them or both. Message limits are gRPC's, in bytes, -1 is unlimited;
     ``max_response_bytes`` holds for both transports. Outputs of together ``shared_memory_min_bytes`` or more travel
-    through shared memory, of which there are ``shared_memory_bytes``; 0 is none.
+    through shared memory, of which there are ``shared_memory_bytes``; 0 is none. ``shared_memory_warns`` is false in
+    all workers but one, since all of them find the same.
     """
 
     model_name: str
@@ -236,3 +237,4 @@ class PredictorSettings:
     max_response_bytes: int = 2**30
     shared_memory_bytes: int = 0
     shared_memory_min_bytes: int = 0
+    shared_memory_warns: bool = True

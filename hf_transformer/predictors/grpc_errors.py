@@ -12,7 +12,7 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.predictors import kinds
-from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted
+from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted, tls_hint
 from hf_transformer.predictors.grpc_status import RpcError, Status
 from hf_transformer.predictors.http2_errors import NoAnswer, NotHttp2
 
@@ -61,6 +61,8 @@ def mapped(error: RpcError, where: str, seconds: float) -> RequestError:
     message = f"the predictor at {where} {_SAID.get(status, f'answered {status.name}')}: {details}"
     if error.kind == kinds.CONNECTION and isinstance(error.__cause__, NotHttp2 | NoAnswer):
         message += " (if that is its REST port, use --predictor_protocol=v2)"
+    if error.kind == kinds.CONNECTION:
+        message += tls_hint(error.__cause__)
     if status is Status.DEADLINE_EXCEEDED:
         message += f" (the timeout is {seconds:g} s, {TIMEOUT_FLAG})"
     if status is Status.RESOURCE_EXHAUSTED:

@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from hf_transformer.predictors import kinds
+from hf_transformer.predictors.answers import reason
 from hf_transformer.predictors.http2_errors import (
     Disconnected,
     Http2Error,
@@ -151,10 +152,9 @@ def of_fault(fault: Exception) -> RpcError:
 
 def not_connected(fault: OSError | Http2Error) -> RpcError:
     """The error for a call that was not sent, since there is no connection."""
-    reason = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
     error = RpcError(
         Status.UNAVAILABLE,
-        f"failed to connect: {reason or type(fault).__name__}",
+        f"failed to connect: {reason(fault)}",
         settled=True,
         kind=kinds.CONNECTION,
     )

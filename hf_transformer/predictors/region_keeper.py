@@ -57,16 +57,24 @@ class RegionKeeper:
     Args:
         predictor: where regions are registered; already open.
         size: bytes of a region.
+        warns: that there can be none is a warning of this process; else another worker's, and only information here.
     """
 
     def __init__(
-        self, predictor: PlacingPredictor, size: int, *, folder: Path = FOLDER, pauses: Pauses | None = None
+        self,
+        predictor: PlacingPredictor,
+        size: int,
+        *,
+        warns: bool = True,
+        folder: Path = FOLDER,
+        pauses: Pauses | None = None,
     ) -> None:
         self.region: Region | None = None
         self.retired: set[Region] = set()
         """Regions that are given up, but of which slots are in use."""
         self._predictor = predictor
         self._size = size
+        self._level = logging.WARNING if warns else logging.INFO
         self._folder = folder
         self._pauses = pauses or Pauses()
         self._pause = self._pauses.unavailable
@@ -145,7 +153,8 @@ class RegionKeeper:
             self._not_before = loop.time() + (self._pauses.lost if soon else self._pause_after(error))
             if not self._said:
                 self._said = True
-                logger.warning("outputs travel inline, not through shared memory, and work as well: %s", _reason(error))
+                said = "outputs travel inline, not through shared memory, and work as well: %s"
+                logger.log(self._level, said, _reason(error))
         else:
             self._no_room = False
             self._pause = self._pauses.unavailable

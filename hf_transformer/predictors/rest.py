@@ -87,10 +87,12 @@ class RestPredictor(PlacingPredictor):
         metadata = await self._call(self._metadata)
         self._raise_for_status(metadata)
         config = await self._call(self._config)
-        if config.status in _NO_CONFIG:
-            return v2_rest.parse_model_spec(metadata.body, None)
-        self._raise_for_status(config)
-        return v2_rest.parse_model_spec(metadata.body, config.body)
+        if config.status not in _NO_CONFIG:
+            self._raise_for_status(config)
+        try:
+            return v2_rest.parse_model_spec(metadata.body, None if config.status in _NO_CONFIG else config.body)
+        except PredictorError as exc:  # Triton's port for metrics says 200 to everything
+            raise PredictorError(f"{exc} (is {self._where} Triton's REST port? see --predictor_host)") from exc
 
     async def model_ready(self) -> bool:
         """Triton's body is empty; other servers may say ``{"ready": false}`` with a 200."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import ssl
 import zlib
 from collections.abc import Mapping
 
@@ -12,7 +11,7 @@ import orjson
 
 from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictors import kinds
-from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted
+from hf_transformer.predictors.answers import TIMEOUT_FLAG, quoted, reason, tls_hint
 from hf_transformer.predictors.http1_errors import (
     AnswerTooLarge,
     ConnectDeadline,
@@ -24,8 +23,6 @@ from hf_transformer.predictors.http1_errors import (
     NotHttp,
 )
 from hf_transformer.predictors.http1_parser import Answer
-
-TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
 
 _UNAVAILABLE: Mapping[int, str] = {404: kinds.UNAVAILABLE, 429: kinds.BUSY, 502: kinds.LOST, 503: ""}
 """Nobody has the model or takes the request now, and what kind of trouble that is; of 503 the message says it.
@@ -46,8 +43,7 @@ def mapped(exc: OSError | Http1Error, where: str, seconds: float) -> RequestErro
         case DeadlineExceeded():
             return PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
         case OSError() | Disconnected():
-            about_tls = isinstance(exc, ssl.SSLError) or isinstance(exc.__cause__, ssl.SSLError)
-            hint = f" ({TLS_FLAGS} ask for TLS)" if about_tls else ""
+            hint = tls_hint(exc) or tls_hint(exc.__cause__)
             message = f"the predictor at {where} is unavailable: {_reason(exc)}{hint}"
             return PredictorUnavailable(message, _kind_of_end(exc))
         case AnswerTooLarge():
@@ -71,8 +67,7 @@ def _kind_of_end(exc: Exception) -> str:
 
 
 def _reason(exc: OSError | Http1Error) -> str:
-    text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-    return quoted(text or type(exc).__name__)
+    return quoted(reason(exc))
 
 
 def refused(status: int, what: str, body: memoryview, encoding: str) -> RequestError:

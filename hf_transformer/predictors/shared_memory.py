@@ -47,6 +47,7 @@ class SharedMemoryPredictor(Predictor):
         transport: what talks to the predictor; entered and left with this.
         size: bytes of shared memory.
         min_bytes: below it the response is as fast.
+        warns: see RegionKeeper.
         folder, pauses: for tests.
     """
 
@@ -56,13 +57,14 @@ class SharedMemoryPredictor(Predictor):
         size: int,
         min_bytes: int,
         *,
+        warns: bool = True,
         folder: Path = FOLDER,
         pauses: Pauses | None = None,
     ) -> None:
         self._transport = transport
         self._min_bytes = max(min_bytes, 1)
         self._folder = folder
-        self._keeper = RegionKeeper(transport, size, folder=folder, pauses=pauses)
+        self._keeper = RegionKeeper(transport, size, warns=warns, folder=folder, pauses=pauses)
         self._slots = Slots(transport, self._keeper)
 
     async def __aenter__(self) -> Self:

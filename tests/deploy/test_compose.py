@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import yaml
 from hf_transformer.config import parse_config
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+MIB = 2**20
 
 
 @pytest.fixture
 def services() -> dict[str, Any]:
     document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    assert set(document) == {"name", "services"}
+    assert set(document) == {"name", "services", "volumes"}
     services = document["services"]
     assert isinstance(services, dict)
     return services
@@ -53,13 +55,38 @@ def test_service_is_built_from_this_repository(services: dict[str, Any]) -> None
 
 def test_both_read_the_same_model_repository(services: dict[str, Any]) -> None:
     for service in services.values():
-        (volume,) = service["volumes"]
+        (volume,) = (volume for volume in service["volumes"] if isinstance(volume, str))
         source, target, mode = volume.split(":")
         assert (source, target, mode) == ("./model_repository", "/mnt/models", "ro")
     assert flags(services["triton"])["--model-repository"] == "/mnt/models"
     arguments = flags(services["hf-transformer"])
     assert arguments["--model_dir"] == f"/mnt/models/{arguments['--model_name']}"
     assert (DEPLOY / "model_repository" / arguments["--model_name"]).is_dir()
+
+
+def test_both_have_one_dev_shm_in_memory(services: dict[str, Any]) -> None:
+    volumes = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["volumes"]
+    for service in services.values():
+        (volume,) = (volume for volume in service["volumes"] if not isinstance(volume, str))
+        assert volume == {
+            "type": "volume",
+            "source": "shared-memory",
+            "target": "/dev/shm",
+            "volume": {"nocopy": True},
+        }
+    options = volumes["shared-memory"]["driver_opts"]
+    assert (options["type"], options["device"]) == ("tmpfs", "tmpfs")
+    assert "mode=1777" in options["o"].split(","), "the two containers run as different users"
+
+
+def test_shared_memory_fits_the_volume_and_the_limit(services: dict[str, Any]) -> None:
+    volumes = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["volumes"]
+    (size,) = re.findall(r"(?:^|,)size=(\d+)m(?:,|$)", volumes["shared-memory"]["driver_opts"]["o"])
+    config, _ = parse_config(services["hf-transformer"]["command"], {})
+    assert config.predictor_shared_memory == "auto"
+    taken = 2 * config.workers * config.predictor_shared_memory_bytes  # a region may be replaced
+    assert taken + 64 * MIB <= int(size) * MIB, "the rest is for Triton's Python backend"
+    assert taken < int(services["hf-transformer"]["mem_limit"].removesuffix("m")) * MIB
 
 
 def test_service_reaches_triton(services: dict[str, Any]) -> None:

@@ -51,6 +51,17 @@ def test_the_request_gives_the_answer(serve: Serve, task: str, command: str, ans
     assert_answered(serve, found[1], task, command, answer)
 
 
+@pytest.mark.parametrize("parameter", ["return_probabilities", "return_raw_logits"])
+def test_the_values_of_a_whole_vocabulary(serve: Serve, parameter: str) -> None:
+    """In the table of fill_mask's parameters, for the text of its request."""
+    row = re.search(rf'^\| `"{parameter}": true` \|.*?`(\[\[.*?)`', sections()["fill_mask"], re.MULTILINE)
+    command = next(EXAMPLE.finditer(sections()["fill_mask"]))["command"]
+    assert row is not None
+    assert_answered(
+        serve, "bert", "fill_mask", command.replace("]}'", f"""], "parameters": {{"{parameter}": true}}}}'"""), row[1]
+    )
+
+
 @pytest.mark.parametrize("example", list(EXAMPLE.finditer(API)), ids=lambda match: f"{match.start()}")
 def test_the_requests_of_every_protocol(serve: Serve, example: re.Match[str]) -> None:
     found = re.search(r"/models/(\w+)[:/]|\"model\": \"(\w+)\"", example["command"])

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -33,7 +34,7 @@ def transport(server: LocalTriton, protocol: str, model: str = "bert", timeout: 
     return PROTOCOLS[protocol](PredictorSettings(model, address, timeout=timeout))
 
 
-def shared(server: LocalTriton, protocol: str, size: int, model: str = "bert", **more: Path) -> SharedMemoryPredictor:
+def shared(server: LocalTriton, protocol: str, size: int, model: str = "bert", **more: Any) -> SharedMemoryPredictor:
     return SharedMemoryPredictor(transport(server, protocol, model), size, 1, pauses=AT_ONCE, **more)
 
 

@@ -71,6 +71,13 @@ def test_a_service_without_room_works_and_says_so_once(loaded: LocalTriton, prot
         assert service.metric("hf_transformer_shared_memory_registered") == 0
 
 
+def test_of_several_workers_without_room_one_warns(loaded: LocalTriton) -> None:
+    with start(loaded, "v2", "--predictor_shared_memory_bytes=1099511627776", "--workers=2") as service:
+        service.wait_until("/v1/models/bert")
+        assert poll(lambda: service.log.count("outputs travel inline") == 2, 20.0), service.log
+        assert len(re.findall(r" WARNING .*outputs travel inline", service.log)) == 1
+
+
 def test_off_is_off(serve: Serve, protocol: str) -> None:
     service = serve("bert", protocol, "--predictor_shared_memory=off", "--predictor_shared_memory_min_bytes=1")
     assert service.predict([TEXT]) == ["paris"]

@@ -74,7 +74,11 @@ def test_other_errors(error: OSError) -> None:
         (http1_errors.ConnectTimeout("x"), "^no connection to the predictor at here in time$"),
         (http1_errors.MalformedAnswer("two lengths"), "the call to the predictor at here failed: two lengths"),
         (OSError(111, "Connection refused"), "at here is unavailable: Connection refused$"),
-        (ConnectionResetError(), "at here is unavailable: ConnectionResetError$"),
+        (
+            ConnectionResetError(),
+            r"unavailable: it closed the connection in the TLS handshake \(--predictor_use_ssl or https:// in",
+        ),
+        (ConnectionResetError(104, "Connection reset by peer"), "unavailable: Connection reset by peer$"),
         (ssl.SSLError(1, "no cipher"), r"unavailable: no cipher \(--predictor_use_ssl or https:// in"),
     ],
     ids=lambda value: type(value).__name__,

@@ -200,6 +200,14 @@ async def test_a_configuration_that_fails_is_an_error() -> None:
         await described({base: ("200 OK", METADATA), f"{base}/config": ("500 No", b"no memory")})
 
 
+async def test_a_port_that_is_not_for_rest() -> None:
+    """Triton's port for metrics says 200 and nothing more to everything."""
+    base = "/v2/models/my%20model"
+    told = r"body: not JSON: .* \(is 127\.0\.0\.1:\d+ Triton's REST port\? see --predictor_host\)$"
+    with pytest.raises(PredictorError, match=told):
+        await described({base: ("200 OK", b""), f"{base}/config": ("200 OK", b"")})
+
+
 async def test_spec_of_an_unknown_model() -> None:
     with pytest.raises(PredictorUnavailable, match="answered 404: unknown model"):
         await described({"/v2/models/my%20model": ("404 No", b'{"error":"unknown model"}')})

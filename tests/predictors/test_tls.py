@@ -90,3 +90,20 @@ async def test_plain_text_where_tls_is_spoken(protocol: str) -> None:
         async with open_predictor(protocol, PredictorSettings("m", f"localhost:{port}"), 0) as predictor:
             with pytest.raises(PredictorUnavailable):
                 await asyncio.wait_for(predictor.model_ready(), 30)
+
+
+@pytest.mark.parametrize("protocol", SERVERS, ids=["rest", "grpc"])
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["closes", "answers"])
+async def test_tls_where_plain_text_is_spoken(protocol: str, said: bytes) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.reader.read(10)
+        if said:
+            await connection.send(said)
+
+    async with (
+        scripted(script) as host,
+        open_predictor(protocol, PredictorSettings("m", host, use_ssl=True), 0) as predictor,
+    ):
+        flags = r"\(--predictor_use_ssl or https:// in --predictor_host ask for TLS\)$"
+        with pytest.raises(PredictorUnavailable, match=flags):
+            await predictor.model_ready()

@@ -303,3 +303,10 @@ def test_a_generative_model_with_another_tokenizer(diagnose: Diagnose, folder_wi
     assert "768 tokens, more than config.json's vocab_size 324" in found["vocabulary"].found
     assert found["inference"].status == "failed"
     assert "the tokenizer and the config.json that it was exported from" in found["inference"].change
+
+
+def test_a_default_of_sampling_that_the_model_can_t_be_told(diagnose: Diagnose) -> None:
+    found = diagnose("gpt2_tutorial", "--do_sample=true")
+    assert list(found) == ["contract"]
+    assert found["contract"].found.startswith("--do_sample=true with --top_k=50: this model is a text model without")
+    assert found["contract"].change == "set --do_sample=false, or --top_k=0"
