@@ -74,7 +74,7 @@ class Pipeline:
             self._has_short_way
             and len(query.instances) == 1
             and type(query.instances[0]) is str
-            and not (query.parameters or query.tensors)
+            and not query.parameters
         ):
             return self._answer_short(query, context)
         return self._answer(query, context)
@@ -129,7 +129,10 @@ class Pipeline:
         read = perf_counter()
         encoding = self.tokenizer.encode_short(text)
         tokens = len(encoding.ids)
-        if not tokens or encoding.truncated or task.answer_size(encoding, options) > self._small_answer:
+        size = task.answer_size(encoding, options)
+        if query.tensors:
+            size = max(size, task.tensor_size((tokens,), options))
+        if not tokens or encoding.truncated or size > self._small_answer:
             return await self._answer(query, context)
         task.check(encoding, where)
         context.instances, context.tokens = 1, tokens
@@ -147,9 +150,10 @@ class Pipeline:
         answered = perf_counter()
         predict = answered - tokenized - timings.postprocess
         timings.predict = predict if predict > 0.0 else 0.0
-        prediction = task.answer(item, (request.answers,), options)
+        predictions = [task.answer(item, (request.answers,), options)]
+        tensor = task.tensor(predictions, options) if query.tensors else None
         timings.postprocess += perf_counter() - answered
-        return Answers([prediction], (), tokens)
+        return Answers(predictions, (), tokens, tensor)
 
     def _decode_short(self, item: Any, encoding: Encoding, index: int, rows: Mapping[str, Array]) -> Any:
         return self._task.decode(item, encoding, rows, self._default_options)

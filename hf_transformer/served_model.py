@@ -60,6 +60,8 @@ class ServedModel(BoundModel):
         self._latency_log = latency_log
         self._answered: list[Context] = []
         """Requests that are not in the metrics and the log yet."""
+        self._described: tuple[ModelSpec | None, ModelDescription] | None = None
+        """What the model is, and what the predictor said of it then."""
 
     async def predict(self, query: Query, context: Context) -> Answers:
         """One prediction per instance.
@@ -123,15 +125,19 @@ class ServedModel(BoundModel):
 
     def describe(self) -> ModelDescription:
         """What the model is. Raises NotReady before the predictor has been found."""
-        tokenizer = self._ready_pipeline().tokenizer
-        return ModelDescription(
-            name=self.name,
-            version=self._spec.version if self._spec else "",
-            task=self.task.name,
-            inputs=tuple(field.spec for field in self.task.fields),
-            outputs=self.task.tensor_specs,
-            max_length=tokenizer.max_length,
-        )
+        tokenizer, spec = self._ready_pipeline().tokenizer, self._spec
+        # Each request of the V2 protocol asks for it, and what it follows from rarely changes.
+        if self._described is None or self._described[0] is not spec:
+            about = ModelDescription(
+                name=self.name,
+                version=spec.version if spec else "",
+                task=self.task.name,
+                inputs=tuple(field.spec for field in self.task.fields),
+                outputs=self.task.tensor_specs,
+                max_length=tokenizer.max_length,
+            )
+            self._described = spec, about
+        return self._described[1]
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -25,6 +27,17 @@ async def test_a_version_that_is_asked_alike_needs_no_other_pipeline() -> None:
         served.predictor.spec = replace(SPEC, version="2")
         await until(lambda: served.model._spec == served.predictor.spec)
         assert len(served.lines) == 1 and served.shown_ready()
+
+
+async def test_another_version_is_told_though_the_pipeline_stays() -> None:
+    async with bench(check_seconds=0.002) as served:
+        served.model.task = cast(Any, SimpleNamespace(name="t", fields=(), tensor_specs=()))
+        vars(served.lines[0])["tokenizer"] = SimpleNamespace(max_length=8)
+        about = served.model.describe()
+        assert (about.version, about.max_length) == ("1", 8) and served.model.describe() is about
+        served.predictor.spec = replace(SPEC, version="2")
+        await until(lambda: served.model.describe().version == "2")
+        assert len(served.lines) == 1
 
 
 async def test_two_versions_behind_one_address_take_no_turns() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from types import TracebackType
 
 import orjson
 
@@ -22,13 +22,19 @@ MORE_PARAMETERS = "parameters"
 some tasks have lists."""
 
 
-@contextmanager
-def clients_fault() -> Iterator[None]:
+class clients_fault:
     """Turns what a codec finds wrong with a client's bytes into InvalidInput."""
-    try:
-        yield
-    except Malformed as error:
-        raise InvalidInput(str(error)) from error
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """What follows may raise."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Malformed):
+            raise InvalidInput(str(error)) from error
 
 
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:

@@ -166,6 +166,8 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
 
 def _check_named(model: Model, request: InferRequest) -> None:
     """Raises InvalidInput for a body that names another model or version than its path, or than is served."""
+    if not (request.model_name or request.model_version):
+        return
     served = model.describe().version
     for field, named, expected in (
         ("model_name", request.model_name, model.name),

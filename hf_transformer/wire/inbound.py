@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, KeysView, Mapping
 
 from hf_transformer.types import Json
 from hf_transformer.wire.datatypes import Malformed, checked_name, json_kind, shorten
@@ -13,6 +13,10 @@ CONTENT_TYPE = "content_type"
 """A parameter of an input by which clients of MLServer and Seldon say what a tensor of bytes is."""
 TEXT = "str"
 """Its value for text in UTF-8, which is all that BYTES are here."""
+
+_OF_INPUTS = dict.fromkeys((BINARY_DATA_SIZE, CONTENT_TYPE)).keys()
+_OF_OUTPUTS = dict.fromkeys((BINARY_DATA,)).keys()
+"""Parameters of inputs and of outputs."""
 
 MOST_INPUTS = 16
 """More than any task has."""
@@ -31,8 +35,10 @@ def check_outputs(count: int) -> None:
         raise Malformed(f"outputs: more than {MOST_OUTPUTS} tensors")
 
 
-def check_keys(where: str, found: Mapping[str, Json], known: Collection[str]) -> None:
-    """Raises Malformed for a key that means nothing."""
+def check_keys(where: str, found: Mapping[str, Json], known: KeysView[str]) -> None:
+    """Raises Malformed for a key that means nothing; ``known`` are in the order that messages have."""
+    if found.keys() <= known:
+        return
     for name in found:
         if name not in known:
             raise Malformed(f"{where}: {shorten(name, 40)!r} is not understood here, expected {', '.join(known)}")
@@ -47,8 +53,10 @@ def read_flag(where: str, value: Json) -> bool | None:
 
 def check_input_parameters(name: str, parameters: Mapping[str, Json]) -> None:
     """Raises Malformed for a parameter of an input that means nothing, or that calls it anything but text."""
+    if not parameters:
+        return
     where = f"inputs: the parameters of tensor {name!r}"
-    check_keys(where, parameters, (BINARY_DATA_SIZE, CONTENT_TYPE))
+    check_keys(where, parameters, _OF_INPUTS)
     if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
         raise Malformed(f"{where}: {CONTENT_TYPE} is {shorten(parameters[CONTENT_TYPE], 40)!r}, expected {TEXT!r}")
 
@@ -61,6 +69,6 @@ def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list
         if name in outputs:
             raise Malformed(f"outputs: {name!r} comes twice")
         where = f"outputs: the parameters of {name!r}"
-        check_keys(where, parameters, (BINARY_DATA,))
+        check_keys(where, parameters, _OF_OUTPUTS)
         outputs[name] = RequestedOutput(name, read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
     return list(outputs.values())

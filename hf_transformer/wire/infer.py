@@ -16,9 +16,9 @@ class RequestedOutput:
     binary: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to be made
 class InferRequest:
-    """What a client asks for.
+    """What a client asks for. Nobody changes it.
 
     ``id`` is empty if the client gave none. ``outputs`` is empty where it wants all that there are. ``parameters`` are
     those of the request without the protocol's own (``binary_data_output``), which ``binary`` holds: whether outputs
@@ -42,7 +42,7 @@ class InferRequest:
         return self.binary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InferResponse:
     """What the client is answered with; ``id`` is the request's own, empty if it had none."""
 

@@ -9,7 +9,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import KeysView, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,10 @@ from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutp
 from hf_transformer.wire.json_text import JsonLimits, parse_json
 from hf_transformer.wire.v2_rest import binary_size, json_object, split_body
 
-REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
+REQUEST_KEYS = dict.fromkeys(("id", "parameters", "inputs", "outputs", "model_name", "model_version")).keys()
 """Of a request; clients may repeat the model's name and version in it, though the path has them."""
-INPUT_KEYS = ("name", "datatype", "shape", "parameters", "data")
-OUTPUT_KEYS = ("name", "parameters")
+INPUT_KEYS = dict.fromkeys(("name", "datatype", "shape", "parameters", "data")).keys()
+OUTPUT_KEYS = dict.fromkeys(("name", "parameters")).keys()
 
 
 def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
@@ -60,7 +61,7 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
         TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
     """
     text, raw = split_body(memoryview(body), header_length)
-    header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
+    header = json_object(parse_json(text, _limits(max_elements)))
     check_keys("body", header, REQUEST_KEYS)
     parameters = dict(_parameters("parameters", header))
     binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
@@ -74,6 +75,9 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
         model_name=_string("model_name", header),
         model_version=_string("model_version", header),
     )
+
+
+_limits = lru_cache(maxsize=16)(JsonLimits.of_tensors)
 
 
 def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
@@ -162,7 +166,7 @@ def _string(name: str, header: Mapping[str, Json]) -> str:
     return value or ""
 
 
-def _entry_name(where: str, entry: Json, keys: Collection[str]) -> str:
+def _entry_name(where: str, entry: Json, keys: KeysView[str]) -> str:
     if not isinstance(entry, dict):
         raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
     check_keys(where, entry, keys)

@@ -126,6 +126,20 @@ def test_the_answers_of_v1(serve: Serve, case: Case) -> None:
                 assert_as_promised(entry, metadata["outputs"])
 
 
+ALONE = {name: case for name, case in CASES.items() if all(isinstance(one, str) for one in case.instances)}
+
+
+@pytest.mark.parametrize("case", [*ALONE.values(), Case("paraphrase", TEXTS, {}, "INT64")], ids=[*ALONE, "labels"])
+def test_one_text_alone(serve: Serve, case: Case) -> None:
+    """What most requests are goes a way of its own through the pipeline."""
+    service = case.service(serve)
+    for text in case.instances:
+        golden = case.expected(service.predict([text], case.parameters))
+        _, outputs = read(post(service, {"text": [text]}, parameters=case.parameters))
+        found = outputs[OUTPUT]
+        assert ([json.loads(one) for one in found] if case.parameters else found) == golden
+
+
 def assert_as_promised(entry: Any, outputs: Any) -> None:
     """An output has the datatype that the metadata say, and the shape where that is no -1."""
     (promised,) = [one for one in outputs if one["name"] == entry["name"]]
