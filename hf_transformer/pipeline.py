@@ -60,6 +60,8 @@ class Pipeline:
         self._default_options = task.options({})
         self._short = min(INLINE_CHARACTERS, limits.max_text_length, limits.max_total_length)
         self._small_answer = min(INLINE_VALUES, limits.max_answer_values)
+        self._checks = type(task).check is not Task.check
+        """Whether the task has a look at each encoding."""
         self._has_short_way = (
             log_texts is None and task.tokenization(self._default_options) is PLAIN and type(task).beside is Task.beside
         )
@@ -70,13 +72,10 @@ class Pipeline:
         Raises:
             RequestError: one error for the whole request; no instance of it is answered then.
         """
-        if (
-            self._has_short_way
-            and len(query.instances) == 1
-            and type(query.instances[0]) is str
-            and not query.parameters
-        ):
-            return self._answer_short(query, context)
+        if self._has_short_way and len(query.instances) == 1:
+            one = query.instances[0]
+            if type(one) is str or (type(one) is dict and len(one) == 1):
+                return self._answer_short(query, context)
         return self._answer(query, context)
 
     async def _answer(self, query: Query, context: Context) -> Answers:
@@ -117,10 +116,14 @@ class Pipeline:
         return answers
 
     async def _answer_short(self, query: Query, context: Context) -> Answers:
-        """The short way, for what most requests are: one short text and no parameters. It costs two thirds of the long
-        one, which takes whatever turns out not to be as usual."""
+        """The short way, for what most requests are: one short text. It costs two thirds of the long one, which takes
+        whatever turns out not to be as usual."""
         started = perf_counter()
         task, options, where = self._task, self._default_options, f"{query.name}[0]"
+        if query.parameters:
+            options = task.options(query.parameters)
+            if task.tokenization(options) is not PLAIN:
+                return await self._answer(query, context)
         item = task.item(query.instances[0], where, options)
         texts = task.texts(item, options)
         text = texts[0]
@@ -141,7 +144,7 @@ class Pipeline:
         timings = context.timings
         tokenized = timings.tokenized(started, read)
         # Bound and not a closure, whose cells would be five objects more.
-        decode = partial(self._decode_short, item, encoding)
+        decode = partial(self._decode_short, item, encoding, options)
         request = self._scheduler.enter(encoding, decode, context, task.decode_cost(encoding, options))
         try:
             await request.future
@@ -155,8 +158,8 @@ class Pipeline:
         timings.postprocess += perf_counter() - answered
         return Answers(predictions, (), tokens, tensor)
 
-    def _decode_short(self, item: Any, encoding: Encoding, index: int, rows: Mapping[str, Array]) -> Any:
-        return self._task.decode(item, encoding, rows, self._default_options)
+    def _decode_short(self, item: Any, encoding: Encoding, options: Any, index: int, rows: Mapping[str, Array]) -> Any:
+        return self._task.decode(item, encoding, rows, options)
 
     async def canary(self) -> None:
         """Has the model infer once on a short text; nothing is decoded. Raises RequestError if the answer is wrong."""
@@ -197,9 +200,10 @@ class Pipeline:
             item = self._task.item(instance, where, options)
             texts = self._task.texts(item, options)
             for number, text in enumerate(texts):
-                if characters(text) > limits.max_text_length:
-                    self._check_length(text, self._task.text_name(where, number))
-                request.characters += characters(text)
+                length = len(text) if type(text) is str else characters(text)
+                if length > limits.max_text_length:
+                    raise too_long(length, limits.max_text_length, self._task.text_name(where, number))
+                request.characters += length
             request.check_sequences(len(request.texts) + len(texts), limits.max_sequences)
             if request.characters > limits.max_total_length:
                 raise TooLarge(
@@ -212,14 +216,6 @@ class Pipeline:
         if self._log_texts is not None:
             self._log_texts(request.texts, context)
         return request
-
-    def _check_length(self, text: TextInput, where: str) -> int:
-        length = characters(text)
-        if length > self._limits.max_text_length:
-            raise TooLarge(
-                f"{where}: {length} characters, at most {self._limits.max_text_length} are taken (--max_text_length)"
-            )
-        return length
 
     async def _tokenize(self, request: Worklist, options: Any) -> Worklist:
         """Fills in the encodings, each checked by the task."""
@@ -236,7 +232,8 @@ class Pipeline:
             request.encodings.append(mine)
             for number, parts in enumerate(mine):
                 for encoding in parts:
-                    self._check(encoding, request, index, number, refuse)
+                    if self._checks or encoding.truncated or not encoding.ids:
+                        self._check(encoding, request, index, number, refuse)
                     request.flat.append(encoding)
                     request.owners.append(index)
             truncated += any(encoding.truncated for encoding in chain.from_iterable(mine))
@@ -247,7 +244,7 @@ class Pipeline:
 
     def _check(self, encoding: Encoding, request: Worklist, index: int, number: int, refuse: bool) -> None:
         """Raises RequestError for an encoding that can't be predicted; ``number`` is that of its text in the item."""
-        if not len(encoding):
+        if not encoding.ids:
             raise InvalidInput(f"{self._task.text_name(request.where(index), number)}: the text has no tokens")
         if encoding.truncated and refuse:
             raise TooLarge(
@@ -270,3 +267,8 @@ class Pipeline:
                 "are given in one (--max_answer_values); send fewer instances or ask for less of each"
             )
         return size
+
+
+def too_long(length: int, limit: int, where: str) -> TooLarge:
+    """The error for a text of so many characters."""
+    return TooLarge(f"{where}: {length} characters, at most {limit} are taken (--max_text_length)")

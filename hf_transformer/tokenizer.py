@@ -155,7 +155,12 @@ class Tokenizer:
         So does all that is cut in another than the usual way, since it may have to wait for others (see RustEngine).
         When the caller is cancelled the work in the executor ends soon too.
         """
-        if how is PLAIN and len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= INLINE_CHARACTERS:
+        if (
+            how is PLAIN
+            and len(texts) <= CHUNK
+            and set(map(type, texts)) == {str}
+            and sum(map(len, texts)) <= INLINE_CHARACTERS  # type: ignore[arg-type]  # all are strings
+        ):
             return self._engine.encode(texts, PLAIN)
         if (how.whole or how in USUAL) and sum(map(characters, texts)) <= INLINE_CHARACTERS:
             return self.encode_windows(texts, how)

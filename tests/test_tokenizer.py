@@ -176,10 +176,13 @@ async def test_long_texts_go_to_a_thread(folders: Any) -> None:
     tokenizer.encode_windows = spy  # type: ignore[method-assign]
     half = "x" * (INLINE_CHARACTERS // 2)
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizing") as executor:
-        short = await tokenizer.encode_off_loop([half, half], executor)
+        plain = await tokenizer.encode_off_loop([half, half], executor)
+        assert not threads  # nor chunks
+        short = await tokenizer.encode_off_loop([half, (half[1:], "x")], executor)
         long = await tokenizer.encode_off_loop([half, (half, "x")], executor, Tokenization(detail=True))
     assert threads == [threading.main_thread().name, "tokenizing_0"]
-    assert short == inner([half, half], Tokenization())
+    assert plain == inner([half, half], Tokenization())
+    assert short == inner([half, (half[1:], "x")], Tokenization())
     assert long == inner([half, (half, "x")], Tokenization(detail=True))
 
 
