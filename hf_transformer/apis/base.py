@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope, Send
 
 from hf_transformer.admission import Admission
-from hf_transformer.apis.body import Bodies, parse_json, to_utf8
+from hf_transformer.apis.body import USUAL_TYPES, Bodies, parse_json, to_utf8
 from hf_transformer.apis.running import Running
 from hf_transformer.apis.streaming import OpenStreams
 from hf_transformer.errors import UnknownModel
@@ -28,7 +28,7 @@ from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.tracing.spans import Tracing
 from hf_transformer.types import Answers, Context, Encoding, Json, ModelDescription, Query, TextInput, Tokenization
 from hf_transformer.whole_response import WHOLE_RESPONSE, SendWhole
-from hf_transformer.wire.json_text import JsonLimits
+from hf_transformer.wire.json_text import SMALL, JsonLimits
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,13 @@ class Call:
             InvalidInput: it is not JSON.
             TooLarge: it has more lists, objects, keys or values than are taken.
         """
-        return parse_json(to_utf8(self.body, self.headers), self.limits)
+        body = self.body
+        if len(body) <= SMALL and body[:1] == b"{" and self.headers.get(b"content-type", b"") in USUAL_TYPES:
+            try:
+                return orjson.loads(body)  # as nearly all are: what follows would do no more
+            except orjson.JSONDecodeError:
+                pass  # it says what is wrong
+        return parse_json(to_utf8(body, self.headers), self.limits)
 
 
 @dataclass(slots=True)

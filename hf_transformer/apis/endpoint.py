@@ -84,7 +84,7 @@ class Endpoint:
             head = RequestHead(dict(headers))
 
             def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
-                context, trace = self._begin(head)
+                context, trace = (head.context(), None) if self._tracing is None else self._begin(head)
 
                 def done(answer: tuple[int, Reply | None] | None, error: BaseException | None) -> None:
                     try:
@@ -147,7 +147,8 @@ class Endpoint:
 
     def _respond(self, response: Response, status: int, reply: Reply, context: Context) -> None:
         """Sends a whole answer."""
-        timing = server_timing(context.timings) if self._is_timed(status, context) else b""
+        timed = self._server_timing and status == 200 and context.timings.predict > 0
+        timing = server_timing(context.timings) if timed else b""
         response.whole(status, lines_of(reply, context.request_id, timing), reply.body)
 
     def _begin(self, head: RequestHead) -> tuple[Context, Trace | None]:
