@@ -227,8 +227,9 @@ class Config:
         64 * 2**10)
     max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
     max_bytes_in_flight: int = option(
-        LIMITS, "Bytes of all requests' bodies that one worker holds, those that are not whole yet included; more are "
-        "answered with 429. Where --max_request_bytes is more, that counts.", Integer(1, 2**40), 256 * 2**20)
+        LIMITS, "Bytes of all requests' bodies that one worker holds, those that are not whole yet included, unless "
+        "they are of 4 KiB or less; more are answered with 429. Where --max_request_bytes is more, that counts.",
+        Integer(1, 2**40), 256 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)
     max_total_length: int = option(

@@ -1,8 +1,8 @@
-"""A way for a request that came whole: a call, where ASGI has a scope, a task and messages.
+"""A way for a request that is all there: a call, where ASGI has a scope, a task and messages.
 
 An application that has such ways shows them as ``short_ways``, by the target of the request (the bytes behind the
 method). A server that does not know of them serves the application as ever; so does one that does, with whatever is
-not as usual: another method, a body that comes in parts, a client of HTTP/1.0.
+not as usual: another method, a long body that comes in parts, a client of HTTP/1.0.
 
 Measured with 32 connections: ASGI is a quarter of the CPU of a short request.
 """

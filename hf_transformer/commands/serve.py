@@ -83,6 +83,7 @@ def server_config(config: Config, app: Callable[..., Any]) -> ServerConfig:
         limits=ClientLimits(
             connections=config.max_connections,
             header_bytes=config.max_header_bytes,
+            body_bytes=config.max_request_bytes,
             seconds=config.client_timeout_seconds,
             idle_seconds=config.timeout_keep_alive,
         ),

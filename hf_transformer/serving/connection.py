@@ -160,6 +160,7 @@ class Connection(ShortWayProtocol):
             raise HeadTooLarge  # ends the parser: it would go on with this request, and with those behind it
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.let_go()  # the application counts who leaves in the middle of a request
         self._abandon()
         super().connection_lost(exc)
 
@@ -205,7 +206,7 @@ class Connection(ShortWayProtocol):
 
     @property
     def in_head(self) -> bool:
-        """Whether a request has begun whose headers are not all there."""
+        """Whether a request has begun whose headers are not all there, or that is held until its body is."""
         return self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope)
 
     def state(self) -> State | None:
@@ -243,6 +244,7 @@ class Connection(ShortWayProtocol):
         """Answers before the application does, or instead of it, and closes the connection."""
         if self._refused or self.transport.is_closing():
             return
+        self.let_go()
         self._refused = True
         running = self.running
         if running is not None and running.response_started and not running.response_complete:

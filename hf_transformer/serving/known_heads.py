@@ -89,7 +89,7 @@ class KnownHeads:
         """Keeps what was found out of a head, unless its form is not the usual one.
 
         Args:
-            head: of LONGEST bytes at most, in a request in which nothing but the body stood behind it.
+            head: of LONGEST bytes at most, in a request in which nothing but the body stood behind it, or will.
             headers: what was found in it.
         """
         lengths = [value for name, value in headers if name == b"content-length"]

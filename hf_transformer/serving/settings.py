@@ -17,7 +17,8 @@ from hf_transformer.serving.short_requests import DefaultHeaders
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What a client may take: ``connections`` open at a time and ``header_bytes`` of a request's head.
+    """What a client may take: ``connections`` open at a time, ``header_bytes`` of a request's head and ``body_bytes``
+    of its body; it is the application that refuses more of these.
 
     ``seconds`` are for sending a request once it has begun, and for taking some of an answer; ``idle_seconds`` for
     beginning the next one.
@@ -25,6 +26,7 @@ class ClientLimits:
 
     connections: int
     header_bytes: int
+    body_bytes: int
     seconds: float
     idle_seconds: float
 

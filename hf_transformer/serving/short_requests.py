@@ -1,20 +1,25 @@
-"""uvicorn's connection, with a way past ASGI for requests that came whole; see hf_transformer/short_way.py."""
+"""uvicorn's connection, with a way past ASGI for requests that are there; see hf_transformer/short_way.py."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from hf_transformer.serving import plain_heads
 from hf_transformer.serving.known_heads import END, LONGEST, KnownHead, KnownHeads
+from hf_transformer.serving.short_cycle import ShortRequest
 from hf_transformer.short_way import Begin, ShortWay, short_ways_of
 
 PATIENCE, PAUSE = 256, 32
 """Where so many heads of one connection were not known in a row, one in 32 is looked up: its client puts something new
 into each, and a look-up costs 2 us. A client that sends requests of many lengths is known by then."""
+
+MOST_HELD: Final = 4096
+"""Bytes of a body that is waited for, where its head came without all of it: many clients write the two by themselves.
+--max_bytes_in_flight counts them once they are whole; until then so many for each connection are not counted. An answer
+that needs no body, as that to a wrong API key, comes behind it all the same."""
 
 
 class DefaultHeaders:
@@ -34,104 +39,28 @@ class DefaultHeaders:
         self.close = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
 
 
-class ShortRequest:
-    """A request on its short way, where uvicorn has a RequestResponseCycle; what it and others look at is here."""
+class Held:
+    """A request of which some of the body is missing: what there is of it, and the ``length`` that the body will have.
 
-    __slots__ = (
-        "_connection",
-        "cancel",
-        "disconnected",
-        "keep_alive",
-        "response_complete",
-        "response_started",
-    )
+    Whoever looks at the connection meanwhile sees a request that has begun and is not all there, as with any other.
+    """
 
-    more_body = False
+    __slots__ = ("begin", "body", "head", "length")
 
-    def __init__(self, connection: ShortWayProtocol, keep_alive: bool) -> None:
-        self._connection = connection
-        self.keep_alive = keep_alive
-        self.disconnected = self.response_started = self.response_complete = False
-        self.cancel: Callable[[], object] | None = None
-
-    @property
-    def scope(self) -> object:
-        """What tells it from other requests."""
-        return self
-
-    @property
-    def message_event(self) -> ShortRequest:
-        """What uvicorn sets when something has happened to a request."""
-        return self
-
-    def set(self) -> None:
-        """Of all that may happen, only that the client has gone is of interest."""
-        if self.disconnected and self.cancel is not None:
-            self.cancel()
-
-    def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Sends the response in one write. Closes the connection where another one has begun: only a fault of our own
-        comes here then, and its client must not take what there is for all."""
-        if self.disconnected or self.response_started:
-            self.break_off()
-            return
-        self.response_started = self.response_complete = True
-        self.cancel = None
-        self._connection.send_response(self, status, lines, body)
-
-    def hold(self, task: asyncio.Task[None]) -> None:
-        """Has the server wait for a task, as it does for those of ASGI."""
-        tasks = self._connection.tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def begin(self, status: int, lines: bytes, body: bytes = b"") -> bool:
-        """Sends the head of a response in chunks, and the first chunk in the same write, unless it is empty or the
-        client does not read."""
-        if self.disconnected:
-            return False
-        self.response_started = True
-        connection = self._connection
-        paused = connection.flow.write_paused
-        connection.begin_response(self, status, lines, b"" if paused else body)
-        return not paused
-
-    def part(self, body: bytes) -> bool:
-        """Sends a chunk at once, or not at all."""
-        connection = self._connection
-        if self.disconnected or connection.flow.write_paused:
-            return False
-        connection.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
-
-    async def send(self, body: bytes) -> None:
-        """Sends a chunk, unless it is empty, as soon as the client reads."""
-        flow = self._connection.flow
-        if flow.write_paused and not self.disconnected:
-            await flow.drain()
-        if body:
-            self.part(body)
-
-    def end(self, *parts: bytes) -> None:
-        """Sends the last chunks and ends them, in one write."""
-        if self.disconnected or self.response_complete:
-            return
-        self.response_complete = True
-        self.cancel = None
-        self._connection.end_response(self, b"".join([b"%x\r\n%b\r\n" % (len(part), part) for part in parts if part]))
-
-    def break_off(self) -> None:
-        """Closes the connection in the middle of a response, or before it. One whose client was told off instead is
-        closed by whoever did that."""
-        if not (self.disconnected or self.response_complete):
-            self._connection.transport.close()
+    def __init__(self, begin: Begin, head: bytes, body: bytes, length: int) -> None:
+        self.begin = begin
+        self.head = head
+        self.body = body
+        self.length = length
 
 
 class ShortWayProtocol(HttpToolsProtocol):
     """One connection. The first request of a read goes its short way, if the application has one for it, all of it is
     there and no other request is before it; any other goes uvicorn's.
 
-    Where such a request is all that was read, it is not parsed if its head was there before, or is a plain one.
+    Where such a request is all that was read, it is not parsed if its head was there before, or is a plain one. Then it
+    may also come in several reads, if its body is a small one. Where something else than the rest of it comes, the
+    parser gets it as if it had from the beginning.
     """
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
@@ -143,6 +72,9 @@ class ShortWayProtocol(HttpToolsProtocol):
         self._longest = min(plain_heads.LONGEST, config.client_limits.header_bytes)
         self._learning: tuple[bytes, int] | None = None
         """A head that this read begins with and is worth keeping, and how many bytes stand behind it."""
+        self._held: Held | None = None
+        # A longer one is refused at once, by its head.
+        self._most_held = min(MOST_HELD, config.client_limits.body_bytes)
         self._unknown = 0
         """Reads in a row that began with heads that are not known."""
         self._way: ShortWay | None = None
@@ -216,10 +148,11 @@ class ShortWayProtocol(HttpToolsProtocol):
             (before is None or before.response_complete)
             and before is self.scope
             and not self._refused
-            and self._begins_whole(data)
+            and self._takes(data)
         ):
             return
-        self.parse(data)
+        if self._held is None or not self._goes_on(self._held, data):
+            self.parse(data)
 
     def parse(self, data: bytes) -> None:
         """Has the parser of HTTP go on with what was read."""
@@ -228,8 +161,9 @@ class ShortWayProtocol(HttpToolsProtocol):
         if self._way is not None:
             self._go_long()
 
-    def _begins_whole(self, data: bytes) -> bool:
-        """Begins the request that a read is, if its head is known or plain. One that may be kept is noted."""
+    def _takes(self, data: bytes) -> bool:
+        """Begins the request that a read is, or holds what there is of one, if its head is known or plain. One that may
+        be kept is noted."""
         if self.flow.write_paused or self.transport.is_closing():
             return False
         if self._unknown < PATIENCE or not (self._unknown + 1) % PAUSE:
@@ -237,34 +171,66 @@ class ShortWayProtocol(HttpToolsProtocol):
             if end and len(head) <= LONGEST:
                 known = self._known.find(head)
                 if known is not None:
-                    if len(body) != known.length:
-                        self._unknown += 1
-                        return False
-                    self._unknown = 0
-                    if self.timeout_keep_alive_task is not None:
-                        self._unset_keepalive_if_required()
-                    self._begin(known.begin, body, True)
-                    return True
+                    if len(body) == known.length:
+                        self._unknown = 0
+                        if self.timeout_keep_alive_task is not None:
+                            self._unset_keepalive_if_required()
+                        self._begin(known.begin, body, True)
+                        return True
+                    if len(body) < known.length <= self._most_held:
+                        self._unknown = 0
+                        self._hold(Held(known.begin, head + END, body, known.length))
+                        return True
+                    self._unknown += 1
+                    return False
                 if self._known.comes_again(head):
                     self._learning = head, len(body)
         self._unknown += 1
-        return self._begins_plain(data)
+        return self._takes_plain(data)
 
-    def _begins_plain(self, data: bytes) -> bool:
-        """Begins the request that a read is, if its head can be read without the parser; see plain_heads.py."""
-        if not self._ways or data.endswith(END):  # many clients send the body by itself
+    def _takes_plain(self, data: bytes) -> bool:
+        """The same for a head that can be read without the parser; see plain_heads.py."""
+        if not self._ways or (data.endswith(END) and not plain_heads.says_short(data, self._longest)):
             return False
-        plain = self._plain.read(data, self._longest)
+        plain = self._plain.read(data, self._longest, self._most_held)
         way = None if plain is None else self._ways.get(plain[0])
         if plain is None or way is None:
             return False
-        _, headers, end = plain
+        _, headers, end, length = plain
         begin = way(headers)
         if self._learning is not None:
-            self._known.keep(self._learning[0], headers, KnownHead(begin, len(data) - end))
-        self._unset_keepalive_if_required()
-        self._begin(begin, data[end:], True)
+            self._known.keep(self._learning[0], headers, KnownHead(begin, length))
+        if len(data) - end < length:
+            self._hold(Held(begin, data[:end], data[end:], length))
+        else:
+            self._unset_keepalive_if_required()
+            self._begin(begin, data[end:], True)
         return True
+
+    def _hold(self, held: Held) -> None:
+        """Waits for the rest of a body."""
+        self._unset_keepalive_if_required()
+        self._held = self.scope = held  # type: ignore[assignment]  # a request that is not the one before
+
+    def _goes_on(self, held: Held, data: bytes) -> bool:
+        """Begins the request that is held, or holds it on. Not if it is not alone: the parser has had it then."""
+        body = held.body + data
+        missing = held.length - len(body)
+        if missing < 0 or self.flow.write_paused or self.transport.is_closing():
+            self.let_go()
+            return False
+        if missing:
+            held.body = body
+        else:
+            self._held = None
+            self._begin(held.begin, body, True)
+        return True
+
+    def let_go(self) -> None:
+        """Has the parser read what is held: the request goes uvicorn's way, as if it had from the beginning."""
+        held, self._held = self._held, None
+        if held is not None:
+            self.parse(held.head + held.body)
 
     def _go_long(self) -> None:
         """The body is not whole: the request goes uvicorn's way, as if it had from the beginning."""

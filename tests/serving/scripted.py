@@ -26,7 +26,7 @@ server ends."""
 class Unread(PlainHeads):
     """Leaves every head to the parser."""
 
-    def read(self, data: bytes, longest: int) -> None:
+    def read(self, data: bytes, longest: int, held: int = 0) -> None:
         """Nothing is read."""
 
 
@@ -80,10 +80,13 @@ class Site:
         known: the heads that it knows.
         late: whether requests on the short way are answered at ANSWER only.
         tls: whether the connections are encrypted.
+        body_bytes: that a request may have, for what is held of one; with none nothing is.
     """
 
-    def __init__(self, known: KnownHeads, *, late: bool = False, keep_alive: int = 65, tls: bool = False) -> None:
-        self.app = Ways()
+    def __init__(
+        self, known: KnownHeads, *, late: bool = False, keep_alive: int = 65, tls: bool = False, body_bytes: int = 0
+    ) -> None:
+        self.app = self.new_app()
         self.late = late
         self.known = known
         self.tls = tls
@@ -91,7 +94,7 @@ class Site:
         """How connections stood after each step of a run; see view_of."""
         self.state = ServerState()
         self.state.default_headers = [DATE]
-        limits = ClientLimits(connections=9, header_bytes=4096, seconds=60, idle_seconds=60)
+        limits = ClientLimits(connections=9, header_bytes=4096, body_bytes=body_bytes, seconds=60, idle_seconds=60)
         self.config = ServerConfig(
             lambda: self.app,
             limits=limits,
@@ -104,6 +107,10 @@ class Site:
         )
         self.config.load()
         self.config.known_heads = known
+
+    def new_app(self) -> Ways:
+        """The application."""
+        return Ways()
 
     def connect(self) -> tuple[Connection, Wire]:
         connection, wire = Connection(self.config, self.state, {}), Wire(tls=self.tls)

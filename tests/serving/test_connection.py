@@ -52,7 +52,7 @@ async def serving(
     app: Gate, seconds: float, certificate: tuple[str, str] | None = None, keep_alive: int = 65
 ) -> AsyncIterator[tuple[Server, int]]:
     """The server and its port."""
-    limits = ClientLimits(connections=99, header_bytes=8192, seconds=seconds, idle_seconds=keep_alive)
+    limits = ClientLimits(connections=99, header_bytes=8192, body_bytes=2**24, seconds=seconds, idle_seconds=keep_alive)
     config = ServerConfig(
         lambda: app,
         limits=limits,

@@ -46,7 +46,7 @@ class Config(ServerConfig):
         return super().get_loop_factory()
 
 handle_signals()
-limits = ClientLimits(connections=9, header_bytes=9, seconds=9.0, idle_seconds=9.0)
+limits = ClientLimits(connections=9, header_bytes=9, body_bytes=9, seconds=9.0, idle_seconds=9.0)
 host = {"host": "127.0.0.1", "port": 0, "loop": LOOP}
 config = Config(lambda: app, limits=limits, grace=1.0, certificate=None, clean_up=bool, **host)
 Server(config, impatient=False).run()

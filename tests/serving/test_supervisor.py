@@ -49,7 +49,7 @@ class Told(Supervisor):
         return worker
 
 if __name__ == "__main__":
-    limits = ClientLimits(connections=9, header_bytes=9, seconds=9.0, idle_seconds=9.0)
+    limits = ClientLimits(connections=9, header_bytes=9, body_bytes=9, seconds=9.0, idle_seconds=9.0)
     config = ServerConfig(make_app, limits=limits, grace=1.0, certificate=None, clean_up=bool, workers=3)
     listening = socket.create_server(("127.0.0.1", 0))
     raise SystemExit(Told(config, [listening], handle_signals).run())
@@ -73,7 +73,7 @@ def test_a_signal_while_workers_are_started_ends_those_that_were(
 
 
 def server() -> Server:
-    limits = ClientLimits(connections=9, header_bytes=9, seconds=9.0, idle_seconds=9.0)
+    limits = ClientLimits(connections=9, header_bytes=9, body_bytes=9, seconds=9.0, idle_seconds=9.0)
     return Server(ServerConfig(object, limits=limits, grace=1.0, certificate=None, clean_up=bool, host=HOST))
 
 
