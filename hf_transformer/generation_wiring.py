@@ -20,7 +20,6 @@ from hf_transformer.metrics import Metrics
 from hf_transformer.places import Places
 from hf_transformer.predictors.base import Predictor
 from hf_transformer.scheduler import SchedulerSettings
-from hf_transformer.tasks.generation_settings import USUAL
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
@@ -90,22 +89,17 @@ def _settings(config: Config, tokenizer: Tokenizer, parts: GenerationParts) -> C
 
 
 def _sampling_problems(config: Config, task: TextGeneration, generator: Generator) -> list[str]:
-    """A sentence for each of the service's own defaults of sampling that this model can't be told: every request that
-    leaves it out would be refused, and not by its client's fault. One that nobody has set counts with --do_sample."""
+    """A sentence for each of the service's own defaults of sampling that this model can't be told: with --do_sample
+    each request that leaves it out would be refused, and not by its client's fault. OpenAI's API has its own."""
+    if not config.do_sample:
+        return []
     drawn = task.options({"do_sample": True}).sampling
     problems = []
     for flag, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
-        value = getattr(config, flag)
-        if flag not in drawn.names or flag in generator.honours:
-            continue
-        if not config.do_sample and value == getattr(USUAL, flag):
-            continue
-        given, instead = f"--{flag}={value:g}", f"--{flag}={neutral}"
-        if config.do_sample:
-            given, instead = f"--do_sample=true with {given}", f"--do_sample=false, or {instead}"
-        inputs = " or ".join(FIELDS[flag])
-        problems.append(
-            f"{given}: this model is a {generator.kind} model without an input {inputs}, so it can't be told; "
-            f"set {instead}."
-        )
+        if flag in drawn.names and flag not in generator.honours:
+            inputs = " or ".join(FIELDS[flag])
+            problems.append(
+                f"--do_sample=true with --{flag}={getattr(config, flag):g}: this model is a {generator.kind} model "
+                f"without an input {inputs}, so it can't be told; set --do_sample=false, or --{flag}={neutral}."
+            )
     return problems

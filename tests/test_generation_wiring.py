@@ -105,19 +105,10 @@ def bound(found: ModelSpec, *flags: str) -> object:
                 "so it can't be told; set --do_sample=false, or --top_k=0."
             ],
         ),
-        (
-            TUTORIAL,
-            ("--temperature=0.7",),
-            [
-                "--temperature=0.7: this model is a text model without an input temperature, so it can't be told; set "
-                "--temperature=1."
-            ],
-        ),
         (TUTORIAL, ("--do_sample=true", "--top_p=0.9", "--temperature=2"), ["temperature=2", "top_k=50", "top_p=0.9"]),
-        (TUTORIAL, ("--top_k=40",), ["--top_k=40"]),
         (drawing("temperature", "top_p"), ("--do_sample=true",), ["--top_k=50"]),
     ],
-    ids=["do_sample", "temperature", "all", "top_k", "top_k is missing"],
+    ids=["do_sample", "all", "top_k is missing"],
 )
 async def test_defaults_of_sampling_that_the_model_can_not_be_told(
     found: ModelSpec, flags: tuple[str, ...], problems: list[str]
@@ -133,12 +124,13 @@ async def test_defaults_of_sampling_that_the_model_can_not_be_told(
     ("found", "flags"),
     [
         (TUTORIAL, ()),
+        (TUTORIAL, ("--temperature=0.7", "--top_k=40")),
         (TUTORIAL, ("--do_sample=true", "--top_k=0")),
         (TUTORIAL, ("--do_sample=true", "--temperature=0")),
         (drawing("temperature", "top_k", "top_p"), ("--do_sample=true", "--temperature=0.7", "--top_p=0.9")),
         (PLAIN, ("--do_sample=true", "--temperature=0.7")),
     ],
-    ids=["nothing", "neutral", "the likeliest", "all", "logits"],
+    ids=["nothing", "without sampling", "neutral", "the likeliest", "all", "logits"],
 )
 async def test_defaults_of_sampling_that_it_can(found: ModelSpec, flags: tuple[str, ...]) -> None:
     assert isinstance(bound(found, *flags), GenerationPipeline)

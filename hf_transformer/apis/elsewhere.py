@@ -24,10 +24,13 @@ class Hint(NamedTuple):
     render: RenderError
 
 
-Hints = Callable[[str], Hint | None]
-"""What is said of a path that takes no POST; None where nothing is known of it."""
+Hints = Callable[[str, int], Hint | None]
+"""What is said of a path that takes no POST, and of the status that it would be answered with; None where nothing is
+known of it."""
 
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
+_OTHERS = ("/v1/models/", "/v2/")
+"""Models may be called as OpenAI's routes are."""
 _EXPLAINS = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
 
 
@@ -37,9 +40,11 @@ def hints(prefix: str) -> Hints:
     # A path that ends with chat/completions ends with completions, too.
     routes = sorted(TASKS, key=len, reverse=True)
 
-    def hint(path: str) -> Hint | None:
+    def hint(path: str, status: int) -> Hint | None:
         if _EXPLAIN.fullmatch(path):
             return Hint(501, _EXPLAINS, error_json)
+        if status != 404 or path.startswith(_OTHERS):
+            return None
         bare = path.rstrip("/")
         for route in routes:
             if bare.endswith(f"/{route}"):

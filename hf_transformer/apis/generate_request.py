@@ -22,6 +22,7 @@ from hf_transformer.apis.tensors import json_parameters
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece
 from hf_transformer.tasks.base import describe
+from hf_transformer.tasks.generation_settings import USUAL
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, Json, Query
 
@@ -55,7 +56,6 @@ ASKS_FOR_NOTHING: Mapping[str, Json] = {
     "detokenize": True,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
-    "stop_token_ids": [],
     "return_logprobs": False,
     "return_cumulative_logprob": False,
     "return_log_probs": False,
@@ -115,10 +115,16 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     prompt = body.get(PROMPT)
     if not isinstance(prompt, str):
         raise InvalidInput(f"{PROMPT}: expected a string, got {'nothing' if prompt is None else describe(prompt)}")
-    sampling = _sampling(body)
-    names = Names(body, sampling)
+    inside = body.get("parameters")
+    if not isinstance(inside, dict | None):
+        raise InvalidInput(f"parameters: expected an object, got {describe(inside)}")
+    beside = loosened({name: value for name, value in body.items() if name not in (PROMPT, "parameters", *ABOUT)})
+    within = loosened(inside or {}, "parameters.")
+    sampling = _sampling(beside, within)
+    names = Names(beside, sampling)
+    parameters = _merged(beside, within, sampling)
     with names.told():
-        parameters = _parameters(body, sampling)
+        _draw_from_all(task, parameters, sampling)
         further = [name for switch, name in FURTHER.items() if _flag(parameters, switch)]
         given = parameters.get(STREAM)
         stream = parameters[STREAM] = (streamed or False) if given is None else given
@@ -127,15 +133,23 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     return Asked(replace(request, name=PROMPT, single=True), stream is True, further, names)
 
 
-def loosened(fields: Mapping[str, Json]) -> dict[str, Json]:
-    """Fields as vLLM's backend reads them: a number may be text, and null or a default asks for nothing."""
+def loosened(fields: Mapping[str, Json], where: str = "") -> dict[str, Json]:
+    """Fields as vLLM's backend reads them: a number may be text, and null or a default asks for nothing.
+
+    ``where`` is what they are within, for messages. Raises InvalidInput for what can't be asked for.
+    """
     found: dict[str, Json] = {}
     for name, value in fields.items():
         if name in NUMBERS and isinstance(value, str):
             value = _number(value)
-        usual = ASKS_FOR_NOTHING.get(name)
-        neutral = usual is not None and value == usual and isinstance(value, bool) is isinstance(usual, bool)
-        if value is not None and not neutral:
+        if value is None:
+            continue
+        if name in ASKS_FOR_NOTHING:
+            usual = ASKS_FOR_NOTHING[name]
+            if value != usual or isinstance(value, bool) is not isinstance(usual, bool):
+                expected = orjson.dumps(usual).decode()
+                raise InvalidInput(f"{where}{name}: it can't be asked for here, expected {expected}")
+        else:
             found[name] = value
     return found
 
@@ -149,35 +163,43 @@ def _number(text: str) -> Json:
     return found if isinstance(found, int | float) and not isinstance(found, bool) else text
 
 
-def _sampling(body: Mapping[str, Json]) -> dict[str, Json]:
-    given = body.get(SAMPLING)
+def _sampling(beside: dict[str, Json], within: dict[str, Json]) -> dict[str, Json]:
+    """Takes ``sampling_parameters`` out, wherever they stand. Raises InvalidInput or TooLarge."""
+    where = SAMPLING if SAMPLING in beside else f"parameters.{SAMPLING}"
+    given, other = beside.pop(SAMPLING, None), within.pop(SAMPLING, None)
+    if given is None:
+        given = other
+    elif other is not None and other != given:
+        raise InvalidInput(f"{SAMPLING}: given twice, once in parameters")
     if given is None or given == "":
         return {}
     if not isinstance(given, str):
-        raise InvalidInput(f"{SAMPLING}: expected JSON text, got {describe(given)}")
-    return loosened(json_parameters(given, SAMPLING))
+        raise InvalidInput(f"{where}: expected JSON text, got {describe(given)}")
+    return loosened(json_parameters(given, where), f"{where}.")
 
 
-def _parameters(body: Mapping[str, Json], sampling: Mapping[str, Json]) -> dict[str, Json]:
-    """Those of the task, wherever they stand in the body. Raises InvalidInput."""
-    inside = body.get("parameters")
-    if not isinstance(inside, dict | None):
-        raise InvalidInput(f"parameters: expected an object, got {describe(inside)}")
-    found = {name: value for name, value in body.items() if name not in (PROMPT, "parameters", SAMPLING, *ABOUT)}
-    for name, value in (inside or {}).items():
-        if name in found:
-            raise InvalidInput(f"{name[:40]}: given twice, once in parameters")
-        found[name] = value
-    for name, value in sampling.items():
-        # The sample of vLLM's backend sends them twice, as the request's own parameters too.
-        if found.get(name, value) != value:
-            raise InvalidInput(f"{SAMPLING}.{name[:40]}: given twice, with another value beside it")
-        found[name] = value
-    if found.get(BAD_WORDS) in (None, "", []):
-        found.pop(BAD_WORDS, None)
-    if found.get("stop_words") == "":
-        del found["stop_words"]
+def _merged(beside: Mapping[str, Json], within: Mapping[str, Json], sampling: Mapping[str, Json]) -> dict[str, Json]:
+    """Those of the task, wherever they stand: the sample of vLLM's backend sends them twice. Raises InvalidInput for
+    two values of one."""
+    found = dict(beside)
+    for more, where in ((within, "parameters"), (sampling, SAMPLING)):
+        for name, value in more.items():
+            if found.get(name, value) != value:
+                raise InvalidInput(f"{where}.{name[:40]}: given twice, with another value beside it")
+            found[name] = value
+    for name in (BAD_WORDS, "stop_words"):
+        if found.get(name) in ("", []):
+            del found[name]
+    if BAD_WORDS in found:
+        raise InvalidInput(f"{BAD_WORDS}: they can't be kept out of a text here, expected none")
     return found
+
+
+def _draw_from_all(task: TextGeneration, parameters: dict[str, Json], sampling: Mapping[str, Json]) -> None:
+    """Puts vLLM's default in the place of --top_k, where neither the client nor the operator has said one."""
+    drawn = not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
+    if drawn and task.settings.generation.top_k == USUAL.top_k:
+        parameters.setdefault("top_k", 0)
 
 
 def _exclude(parameters: dict[str, Json], streamed: bool) -> None:

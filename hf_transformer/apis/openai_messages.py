@@ -99,7 +99,7 @@ def _said(message: Mapping[str, Json], where: str) -> Json:
         raise InvalidInput(f"{where}.refusal: expected a string, got {describe(refusal)}")
     if message["role"] != "assistant":
         raise InvalidInput(f"{where}.refusal: only a message of the assistant has one")
-    if content is None or content == "":
+    if content in (None, "", []):
         return refusal
     if refusal:
         raise InvalidInput(f"{where}.refusal: beside a content, expected one of the two")

@@ -58,7 +58,7 @@ def error_handlers(errors_by_path: Callable[[str], RenderError], hints: Hints) -
         if not isinstance(error, HTTPException):
             raise error
         path, status, headers = request.url.path, error.status_code, error.headers
-        if request.method == "POST" and (hint := hints(path)) is not None:
+        if request.method == "POST" and (hint := hints(path, status)) is not None:
             body = hint.render(f"POST {path[:200]}: {hint.said}", hint.status)
             return Response(body, hint.status, media_type="application/json")
         message = f"{request.method} {path[:200]}: {error.detail}"

@@ -23,7 +23,6 @@ from hf_transformer.apis.generate_request import (
     PROMPT,
     Asked,
     Outputs,
-    loosened,
     read_body,
     whole,
 )
@@ -60,7 +59,7 @@ def read(model: Model, request: InferRequest) -> Asked:
     Raises:
         RequestError: an input, an output or a parameter is not what is expected.
     """
-    body: dict[str, Json] = loosened({name: _value(tensor) for name, tensor in request.inputs.items()})
+    body: dict[str, Json] = {name: _value(tensor) for name, tensor in request.inputs.items()}
     switches = {name: switch for switch, name in FURTHER.items()}
     for wanted in request.outputs:
         switch = switches.get(wanted.name)
@@ -70,7 +69,7 @@ def read(model: Model, request: InferRequest) -> Asked:
         elif wanted.name != ANSWER:
             known = ", ".join((ANSWER, *switches))
             raise InvalidInput(f"outputs: {wanted.name[:100]!r} is unknown, expected one of {known}")
-    body["parameters"] = loosened(tensors.all_parameters(request.parameters))
+    body["parameters"] = tensors.all_parameters(request.parameters)
     return read_body(generating(model, "a text"), body)
 
 

@@ -105,9 +105,8 @@ def _require_tokenizer(folder: Path, where: str) -> None:
 
 
 def _is_tritons(folder: Path) -> bool:
-    """Whether a folder is one model of Triton's model repository: it has a config.pbtxt, or numbered versions."""
+    """Whether a folder is one model of Triton's model repository: it has a config.pbtxt, or versions with a model."""
     try:
-        versions = [one for one in folder.iterdir() if one.name.isdecimal() and one.is_dir()]
-        return bool(versions) or (folder / "config.pbtxt").is_file()
+        return (folder / "config.pbtxt").is_file() or any(folder.glob("[0-9]*/model.*"))
     except OSError:  # no folder, or one that may not be read, as a volume's lost+found
         return False

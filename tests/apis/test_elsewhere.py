@@ -10,8 +10,8 @@ from tests.apis.generating import bench, post
 BASE = "the base_url of an OpenAI client is http://HOST:PORT/openai/v1"
 
 
-def said(prefix: str, path: str) -> tuple[int, str] | None:
-    found = hints(prefix)(path)
+def said(prefix: str, path: str, status: int = 404) -> tuple[int, str] | None:
+    found = hints(prefix)(path, status)
     return None if found is None else (found.status, found.said)
 
 
@@ -56,6 +56,20 @@ def test_explanations_are_not_implemented_as_with_kserve(path: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/completions_", "/v1/models/m", "/v1/explain", "/v1/models/a/b:explain", "/v3"])
 def test_of_others_nothing_is_said(path: str) -> None:
     assert said("openai", path) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/models/rerank", 405),
+        ("/v2/models/embeddings", 405),
+        ("/openai/v1/models/embeddings", 405),
+        ("/v1/models/m/rerank", 404),
+        ("/v2/repository/models/m/score", 404),
+    ],
+)
+def test_models_may_be_called_as_routes(path: str, status: int) -> None:
+    assert said("openai", path, status) is None
 
 
 @pytest.mark.asyncio

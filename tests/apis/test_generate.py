@@ -78,7 +78,9 @@ async def test_sampling_parameters_as_the_vllm_backend_has_them() -> None:
         fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
         await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
         [(_, sampling)] = made.generator.asked
-        assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 50)
+        assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 0)
+        await generate(made, parameters={"sampling_parameters": json.dumps({**fields, "top_k": "7"})}, best_of=1, n="1")
+        assert made.generator.asked[1][1].top_k == 7
         wrong = json.dumps({"max_tokens": "many"})
         message = await generate(made, status=400, sampling_parameters=wrong)
         assert message == "sampling_parameters.max_tokens: expected a whole number, got a string"
@@ -168,8 +170,8 @@ async def test_an_error_in_the_middle() -> None:
         ({"stream": True}, "stream: one answer is given here, expected false"),
         ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
         ({"parameters": {"top_q": 1}}, "parameters.top_q: unknown"),
-        ({"top_k": 3, "parameters": {"top_k": 3}}, "top_k: given twice, once in parameters"),
-        ({"bad_words": ["x"]}, "bad_words: unknown"),
+        ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: given twice, with another value beside it"),
+        ({"bad_words": ["x"]}, "bad_words: they can't be kept out of a text here"),
         ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
         ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
         ({"text_input": ""}, "text_input: the prompt has no tokens"),
@@ -177,8 +179,16 @@ async def test_an_error_in_the_middle() -> None:
         ({"sampling_parameters": {"top_k": 1}}, "sampling_parameters: expected JSON text, got an object"),
         ({"sampling_parameters": "{"}, "sampling_parameters: not JSON"),
         ({"sampling_parameters": "[]"}, "sampling_parameters: expected a JSON object, got a list"),
-        ({"sampling_parameters": '{"best_of": 2}'}, "sampling_parameters.best_of: unknown"),
-        ({"sampling_parameters": '{"skip_special_tokens": false}'}, "sampling_parameters.skip_special_tokens: unknown"),
+        (
+            {"sampling_parameters": '{"best_of": 2}'},
+            "sampling_parameters.best_of: it can't be asked for here, expected 1",
+        ),
+        (
+            {"parameters": {"sampling_parameters": '{"skip_special_tokens": false}'}},
+            "parameters.sampling_parameters.skip_special_tokens: it can't be asked for here, expected true",
+        ),
+        ({"sampling_parameters": "{}", "parameters": {"sampling_parameters": ""}}, "sampling_parameters: given twice"),
+        ({"parameters": {"best_of": 2}}, "parameters.best_of: it can't be asked for here, expected 1"),
         ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
         ({"id": 7}, "id: expected a string, got a number"),
     ],

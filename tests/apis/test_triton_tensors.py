@@ -78,7 +78,7 @@ async def test_the_sample_of_the_vllm_backend(shape: tuple[int, ...]) -> None:
         sampling = json.dumps(SAMPLE)
         await stream.write(asking(id="1", shape=shape, stream=False, sampling_parameters=sampling, parameters=SAMPLE))
         [answer] = await pieces_of(stream)
-        whole = await generated(made, temperature=0.1, top_p=0.95, max_tokens=100)
+        whole = await generated(made, temperature=0.1, top_p=0.95, top_k=0, max_tokens=100)
         assert (answer.id, told(answer)) == ("1", {"text_output": [whole]}) and whole == f"{PROMPT} paris."
         assert made.generator.asked[0][1] == made.generator.asked[1][1]
         await stream.write(asking(id="2", shape=shape, stream=True, sampling_parameters=sampling, parameters=SAMPLE))
@@ -205,7 +205,7 @@ async def test_one_answer_where_there_are_no_pieces() -> None:
         ({"sampling_parameters": "7"}, "sampling_parameters: expected a JSON object, got a number"),
         ({"sampling_parameters": 7}, "sampling_parameters: expected JSON text, got a number"),
         ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
-        ({"return_logprobs": True}, "return_logprobs: unknown"),
+        ({"return_logprobs": True}, "return_logprobs: it can't be asked for here, expected false"),
         ({"stream": 1}, "stream: expected true or false, got a number"),
         ({"model_name": "7"}, "inputs: 'model_name' is unknown"),
         ({"image": "aGk="}, "image: unknown"),
