@@ -65,9 +65,10 @@ def get(path: str, *headers: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode()
 
 
-def unfinished(path: str = "/v1/models/bert:predict") -> bytes:
+def unfinished(path: str = "/v1/models/bert:predict", *headers: str) -> bytes:
     """A request whose body does not come."""
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n".encode()
+    lines = "".join(f"{header}\r\n" for header in headers)
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n{lines}\r\n".encode()
 
 
 def signal_to(service: Service, number: signal.Signals) -> None:

@@ -85,8 +85,8 @@ def test_what_does_not_finish_is_answered_at_the_end_of_the_grace() -> None:
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 2), (signal.SIGINT, 1)])
 def test_a_second_signal_ends_it_at_once(number: signal.Signals, workers: int) -> None:
     with service_with(NEVER, f"--workers={workers}") as service, connected(service.wait_until("/")) as client:
-        client.sendall(unfinished())
-        client.sendall(b"1")
+        client.sendall(unfinished("/v1/models/bert:predict", "Expect: 100-continue"))
+        assert client.recv(1024).startswith(b"HTTP/1.1 100")  # so it is being worked on when the first signal comes
 
         def ended() -> bool:
             signal_to(service, number)
