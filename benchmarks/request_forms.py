@@ -1,0 +1,230 @@
+"""What requests of several forms cost the service itself: the protocols, and how they come.
+
+    python -m benchmarks.request_forms [--requests 3000] [--rounds 9]
+
+All in one process: connections without sockets, the service's own server protocol, application, pipeline and scheduler,
+the demo's tokenizer and a task of two labels, and in the predictor's place an object that answers at once. 32
+connections have a request in flight each. Prints one Markdown table: the CPU time of the process per request, the
+median of rounds in which all forms take turns, and its ratio to the first form's. What the kernel does for
+sockets is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from unittest.mock import patch
+
+import numpy as np
+import uvloop
+from uvicorn.lifespan.on import LifespanOn
+from uvicorn.server import ServerState
+
+from hf_transformer import __version__, app
+from hf_transformer.commands.serve import server_config
+from hf_transformer.config import Config, parse_config
+from hf_transformer.predictors.base import Predictor
+from hf_transformer.serving.server import COLLECTED_AFTER
+from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+
+CONNECTIONS = 32
+TEXTS = [f"the capital of {name} is a large city ." for name in ("france", "italy", "spain", "poland")]
+BERT = Path(__file__).parents[1] / "deploy" / "model_repository" / "bert"
+TURNS = 3
+"""Of the event loop that an answer of the predictor takes, so that requests queue meanwhile."""
+
+
+class Instant(Predictor):
+    """Answers any number of texts with logits of zero."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def model_spec(self) -> ModelSpec:
+        inputs = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask"))
+        return ModelSpec("m", "1", inputs, (TensorSpec("logits", "FP32", (2,)),), 64, dynamic_batching=True)
+
+    async def model_ready(self) -> bool:
+        return True
+
+    @asynccontextmanager
+    async def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+    ) -> AsyncIterator[Mapping[str, Tensor]]:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        yield {"logits": Tensor("logits", "FP32", np.zeros((inputs[0].shape[0], 2), np.float32))}
+
+    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Any:
+        raise NotImplementedError
+
+
+class Load:
+    """Requests that are answered, up to ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.answered = 0
+        self.over = asyncio.get_running_loop().create_future()
+
+
+class Wire(asyncio.Transport):
+    """A connection whose client sends its next request when it has the answer; ``reads`` are what the server reads of
+    each request, one after the other."""
+
+    def __init__(self, reads: Sequence[Sequence[bytes]], load: Load) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self._reads = reads
+        self._load = load
+        self._next = 0
+        self._loop = asyncio.get_running_loop()
+        self.protocol: Any = None
+
+    def send(self, part: int = 0) -> None:
+        """The next read of the server's."""
+        reads = self._reads[self._next % len(self._reads)]
+        self.protocol.data_received(reads[part])
+        if part + 1 < len(reads):
+            self._loop.call_soon(self.send, part + 1)
+
+    def write(self, data: Any) -> None:
+        if not data.startswith(b"HTTP/1.1 200 "):
+            raise ValueError(data)
+        load = self._load
+        load.answered += 1
+        self._next += 1
+        if load.answered < load.most:
+            self._loop.call_soon(self.send)
+        elif not load.over.done():
+            load.over.set_result(None)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nobody else has it."""
+
+
+def forms() -> dict[str, list[list[bytes]]]:
+    """By name, the reads of some requests."""
+    predict, infer = "/v1/models/m:predict", "/v2/models/m/infer"
+    usual = [(predict, {"instances": [text]}) for text in TEXTS]
+    more = {"return_probabilities": True}
+    return {
+        "V1, one text": [[b"".join(one)] for one in map(_json, usual)],
+        "V1, head and body apart": [list(_json(one)) for one in usual],
+        "V1, an object": _whole((predict, {"instances": [{"text": text}]}) for text in TEXTS),
+        "V1, with a parameter": _whole((predict, {"instances": [text], "parameters": more}) for text in TEXTS),
+        "V1, eight texts": _whole((predict, {"instances": [text] * 8}) for text in TEXTS),
+        "V2, JSON": _whole((infer, _tensors(text)) for text in TEXTS),
+        "V2, raw": [[b"".join(_raw(infer, text))] for text in TEXTS],
+        "V2, raw, head and body apart": [list(_raw(infer, text)) for text in TEXTS],
+    }
+
+
+def _whole(requests: Any) -> list[list[bytes]]:
+    return [[b"".join(_json(one))] for one in requests]
+
+
+def _tensors(text: str) -> Any:
+    return {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
+
+
+def _json(request: tuple[str, Any]) -> tuple[bytes, bytes]:
+    path, content = request
+    body = json.dumps(content).encode()
+    return _head(path, len(body)), body
+
+
+def _raw(path: str, text: str) -> tuple[bytes, bytes]:
+    raw = len(text).to_bytes(4, "little") + text.encode()
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    wanted = [{"name": "output-0", "parameters": {"binary_data": True}}]
+    header = json.dumps({"inputs": [tensor], "outputs": wanted}).encode()
+    body = header + raw
+    return _head(path, len(body), f"Inference-Header-Content-Length: {len(header)}"), body
+
+
+def _head(path: str, length: int, *more: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *more]
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+
+
+async def measure(config: Config, requests: int, rounds: int) -> dict[str, float]:
+    """CPU seconds per request of each form, the median of the rounds."""
+    server = server_config(config, partial(app.build_app, config))
+    server.load()
+    lifespan = LifespanOn(server)
+    await lifespan.startup()
+    await asyncio.sleep(1)  # the model is found
+    state = ServerState()
+    gc.freeze()
+    gc.set_threshold(COLLECTED_AFTER)
+    found: dict[str, list[float]] = {}
+    for number in range(rounds + 1):
+        for name, reads in forms().items():
+            load = Load(requests)
+            wires = [Wire(reads, load) for _ in range(CONNECTIONS)]
+            for wire in wires:
+                wire.protocol = server.http_protocol_class(config=server, server_state=state, app_state=lifespan.state)  # type: ignore[call-arg, operator]  # as uvicorn does
+                wire.protocol.connection_made(wire)
+            began = time.process_time()
+            for wire in wires:
+                wire.send()
+            await load.over
+            if number:  # the first round warms up
+                found.setdefault(name, []).append((time.process_time() - began) / requests)
+            await asyncio.sleep(0.05)
+    await lifespan.shutdown()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=3000, help="of each form and round [3000]")
+    parser.add_argument("--rounds", type=int, default=9, help="[9]")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (Path(folder) / name).write_bytes((BERT / name).read_bytes())
+        about = {"model_type": "bert", "num_labels": 2, "id2label": {"0": "no", "1": "yes"}}
+        (Path(folder) / "config.json").write_text(json.dumps(about))
+        flags = ["--model_name=m", f"--model_dir={folder}", "--task=sequence_classification", "--enable_grpc=false"]
+        config, _ = parse_config([*flags, "--enable_latency_logging=false", "--predictor_host=127.0.0.1:1"], {})
+        with patch.object(app, "open_predictor", lambda *args, **more: Instant()):
+            found = uvloop.run(measure(config, options.requests, options.rounds))
+    print(f"hf-transformer {__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs\n")
+    print("| request | CPU, us | times the first |\n|---|---:|---:|")
+    first = next(iter(found.values()))
+    for name, seconds in found.items():
+        print(f"| {name} | {seconds * 1e6:.0f} | {seconds / first:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
