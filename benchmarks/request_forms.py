@@ -37,6 +37,7 @@ from hf_transformer import __version__, app
 from hf_transformer.commands.serve import server_config
 from hf_transformer.config import Config, parse_config
 from hf_transformer.predictors.base import Predictor
+from hf_transformer.serving.connection import Connection
 from hf_transformer.serving.server import COLLECTED_AFTER
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 
@@ -79,7 +80,7 @@ class Instant(Predictor):
         yield {"logits": Tensor("logits", "FP32", np.zeros((inputs[0].shape[0], 2), np.float32))}
 
     def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # this task asks for no streams
 
 
 class Load:
@@ -192,7 +193,7 @@ async def measure(config: Config, requests: int, rounds: int) -> dict[str, float
             load = Load(requests)
             wires = [Wire(reads, load) for _ in range(CONNECTIONS)]
             for wire in wires:
-                wire.protocol = server.http_protocol_class(config=server, server_state=state, app_state=lifespan.state)  # type: ignore[call-arg, operator]  # as uvicorn does
+                wire.protocol = Connection(server, server_state=state, app_state=lifespan.state)
                 wire.protocol.connection_made(wire)
             began = time.process_time()
             for wire in wires:

@@ -27,9 +27,13 @@ WINDOWS = 3
 
 
 def run_analyzer(
-    command: Sequence[str], flags: Sequence[str], environ: Mapping[str, str], cell: Cell, seconds: int,
+    command: Sequence[str],
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+    cell: Cell,
+    seconds: int,
     count: Callable[[], int],
-) -> Load:  # fmt: skip
+) -> Load:
     """One run, of WINDOWS windows, of which it gives the mean.
 
     Args:
@@ -90,7 +94,7 @@ class Inbound(Service):
         self._grpc_port = 0
 
     def command(self, port: int) -> list[str]:
-        self._grpc_port = free_ports(1)[0]
+        self._grpc_port = free_ports(1)[0]  # of a flag that is given twice the last one counts
         return [*super().command(port), f"--grpc_port={self._grpc_port}"]
 
     def takes(self, cell: Cell) -> bool:
