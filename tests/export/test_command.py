@@ -136,8 +136,9 @@ def test_the_weights_themselves_are_not_replaced(
 
 
 UNTIL_TOLD = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 from hf_transformer.commands import export
 from hf_transformer.export.folder import new_folder
 
