@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import orjson
 
 from hf_transformer.apis.base import Model
 from hf_transformer.apis.generation import STREAM
+from hf_transformer.apis.tensorrt_llm import renamed
 from hf_transformer.apis.tensors import json_parameters
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece
@@ -67,18 +68,22 @@ ASKS_FOR_NOTHING: Mapping[str, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Where a request's parameters stand: ``beside`` the prompt, or within ``sampling`` parameters."""
+    """Where a request's parameters stand: ``beside`` the prompt, or within ``sampling`` parameters. ``others`` are the
+    names of those that a client calls otherwise, by the task's own."""
 
     beside: Collection[str] = ()
     sampling: Collection[str] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def as_sent(self, message: str) -> str:
         """A task's message, naming the parameter as the client has sent it."""
-        bare = message.removeprefix("parameters.")
-        name = bare.partition(":")[0]
-        if name in self.sampling:
-            return f"{SAMPLING}.{bare}"
-        return bare if name in self.beside else message
+        name, colon, what = message.removeprefix("parameters.").partition(":")
+        sent = self.others.get(name, name)
+        if sent in self.sampling:
+            return f"{SAMPLING}.{sent}{colon}{what}"
+        if sent in self.beside:
+            return f"{sent}{colon}{what}"
+        return message if sent == name else f"parameters.{sent}{colon}{what}"
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -121,8 +126,8 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     beside = loosened({name: value for name, value in body.items() if name not in (PROMPT, "parameters", *ABOUT)})
     within = loosened(inside or {}, "parameters.")
     sampling = _sampling(beside, within)
-    names = Names(beside, sampling)
     parameters = _merged(beside, within, sampling)
+    names = Names(beside, sampling, renamed(parameters))
     with names.told():
         _draw_from_all(task, parameters, sampling)
         further = [name for switch, name in FURTHER.items() if _flag(parameters, switch)]

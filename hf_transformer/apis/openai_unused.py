@@ -15,7 +15,9 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Json
 
-EVERYWHERE: Final = ("user", "safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier")
+STRINGS: Final = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+"""They say who asks, or what the next request may have in common with this one."""
+EVERYWHERE: Final = (*STRINGS, "metadata", "store", "service_tier")
 """Fields of completions, chats and embeddings."""
 OF_CHATS: Final = ("modalities", "verbosity", "reasoning_effort")
 TIERS: Final = ("auto", "default")
@@ -87,7 +89,7 @@ def _shown(value: Json) -> str:
 
 
 _CHECKS: Final[Mapping[str, Callable[[str, Json], None]]] = {
-    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), _string),
+    **dict.fromkeys(STRINGS, _string),
     "metadata": _metadata,
     "store": _store,
     "service_tier": _service_tier,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -93,6 +94,10 @@ class TokenGenerator(Generator):
                 f"{sampling.names.get('logprobs', 'logprobs')}: {sampling.logprobs} of the likeliest tokens beside "
                 "each, but this model tells the chosen token's alone; ask for none"
             )
+        ends = frozenset[int]() if sampling.ignore_eos else self._eos
+        if not ends.isdisjoint(sampling.stop_token_ids):  # the model's own: it ends there anyway, and holds it back
+            others = tuple(one for one in sampling.stop_token_ids if one not in ends)
+            sampling = replace(sampling, stop_token_ids=others)
         if sampling.stop_token_ids and sampling.min_tokens:
             raise InvalidInput(
                 f"{sampling.names.get('stop_token_ids', 'stop_token_ids')}: this model can't hold them back until "
@@ -102,7 +107,6 @@ class TokenGenerator(Generator):
         rows = Rows(self._habits, before, decoupled=self._decoupled)
         if (sampling.max_tokens or 1) > self._inputs.most_tokens:
             sampling = self._inputs.bounded(sampling)
-        ends = frozenset[int]() if sampling.ignore_eos else self._eos
         reading = _Reading(rows, ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         return reading, self._tensors(prompt, sampling), outputs

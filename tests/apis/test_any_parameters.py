@@ -129,7 +129,16 @@ class Requests:
 
     def _generate(self) -> tuple[str, dict[str, str]]:
         path = f"/v2/models/gpt2/generate{self._random.choice(('', '_stream'))}"
-        names = (*PARAMETERS, "exclude_input_in_output", "bad_words", "parameters", "id")
+        names = (
+            *PARAMETERS,
+            "exclude_input_in_output",
+            "bad_words",
+            "end_id",
+            "pad_id",
+            "random_seed",
+            "parameters",
+            "id",
+        )
         return path, {"text_input": self._mostly(json.dumps(PROMPT)), **self._given(names)}
 
     def _completion(self) -> tuple[str, dict[str, str]]:

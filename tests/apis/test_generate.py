@@ -73,6 +73,43 @@ async def test_what_triton_s_own_clients_send() -> None:
         assert found == {"id": "17", **HEAD, "text_output": " p"}
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
+async def test_the_names_of_tensorrt_llm(inside: bool) -> None:
+    async with bench() as made:
+
+        async def sampling(**given: Any) -> Any:
+            await generate(made, **({"parameters": given} if inside else given))
+            return made.generator.asked[-1][1]
+
+        # The request in the documents of its backend.
+        asked = await sampling(max_tokens=20, bad_words="", stop_words="", pad_id=2, end_id=2)
+        assert asked.stop_token_ids == (2,) and not asked.ignore_eos
+        asked = await sampling(random_seed=7, temperature=0.5, end_id=4, stop_token_ids=[3])
+        assert (asked.seed, asked.stop_token_ids) == (7, (3, 4))
+        asked = await sampling(end_id=-1, pad_id=None, random_seed=None)
+        assert asked.ignore_eos and asked.stop_token_ids == () and asked.seed is None
+        assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
+
+
+async def test_wrong_values_are_named_as_they_were_sent() -> None:
+    async with bench() as made:
+        for given, says in (
+            ({"end_id": "</s>"}, "end_id: expected a token id, or -1 for none, got a string"),
+            ({"end_id": -2}, "end_id: expected a token id, or -1 for none, got -2"),
+            ({"end_id": True}, "end_id: expected a token id, or -1 for none, got a boolean"),
+            ({"pad_id": 1.5}, "pad_id: expected a token id, or -1 for none, got a number"),
+            ({"end_id": 10**6}, "end_id: token 0 is 1000000, expected 0 to"),
+            ({"parameters": {"end_id": 10**6}}, "parameters.end_id: token 0 is 1000000, expected 0 to"),
+            ({"sampling_parameters": json.dumps({"random_seed": "x"})}, "sampling_parameters.random_seed: expected a"),
+            ({"random_seed": -1.5}, "random_seed: expected a whole number, got"),
+            ({"random_seed": 1, "seed": 2}, "random_seed: given twice, with another value as seed"),
+            ({"end_id": 3, "stop_token_ids": 4}, "stop_token_ids: expected a list of token ids"),
+            ({"end_id": -1, "ignore_eos": False}, "end_id: given twice, with another value as ignore_eos"),
+        ):
+            assert (await generate(made, status=400, **given)).startswith(says)
+        assert not made.generator.asked
+
+
 async def test_sampling_parameters_as_the_vllm_backend_has_them() -> None:
     async with bench() as made:
         fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}

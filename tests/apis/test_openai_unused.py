@@ -14,7 +14,8 @@ from tests.apis.generating import PROMPT, Bench, bench, post
 CHAT, COMPLETIONS = "/openai/v1/chat/completions", "/openai/v1/completions"
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "What is the capital of france?"}]
 LABELS = {
-    **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "store": False, "service_tier": "auto"},
+    **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
+    **{"store": False, "service_tier": "auto"},
     "metadata": {"team": "search"},
 }
 OF_CHATS = {"modalities": ["text"], "verbosity": "medium"}
@@ -71,6 +72,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"service_tier": 1}, "service_tier: there is one here, expected auto or default, got a number"),
     ({"user": 7}, "user: expected a string, got a number"),
     ({"safety_identifier": 7}, "safety_identifier: expected a string, got a number"),
+    ({"prompt_cache_retention": 24}, "prompt_cache_retention: expected a string, got a number"),
     ({"prompt_cache_key": ["k"]}, "prompt_cache_key: expected a string, got a list"),
     ({"metadata": "x"}, "metadata: expected an object of strings, got a string"),
     ({"metadata": {"a": 1}}, "metadata: the key 'a' has a number, expected a string"),

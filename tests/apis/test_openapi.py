@@ -187,7 +187,7 @@ async def test_fields_of_generation_are_those_that_it_takes(task: str) -> None:
     assert set(schemas["ChatRequest"]["properties"]) == set(openai_chat.FIELDS)
     assert set(schemas["ChatMessage"]["properties"]) == set(openai_messages.KNOWN)
     of_generate = {"text_input", "parameters", "id", "model_name", "model_version"}
-    more = {"exclude_input_in_output", "bad_words", "sampling_parameters", *FURTHER}
+    more = {"exclude_input_in_output", "bad_words", "sampling_parameters", "end_id", "pad_id", "random_seed", *FURTHER}
     assert set(schemas["GenerateRequest"]["properties"]) == {*of_generate, *more, *text_generation.PARAMETERS}
 
 

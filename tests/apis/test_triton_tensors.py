@@ -160,10 +160,14 @@ async def test_the_ensemble_of_tensorrt_llm() -> None:
             "top_p": 0.9,
             "bad_words": "",
             "stop_words": ".",
+            "end_id": 2,
+            "pad_id": 2,
+            "random_seed": 7,
         }
         answer = await client.infer(asking(shape=(1, 1), outputs=(), **given))
         assert told(answer)["text_output"][0].startswith(f"{PROMPT} p")
         sampling = made.generator.asked[0][1]
+        assert (sampling.stop_token_ids, sampling.seed) == ((2,), 7)
         assert (sampling.max_tokens, sampling.top_k, sampling.stop) == (3, 4, (".",))
         assert (sampling.temperature, sampling.top_p) == (0.7, 0.9)
 

@@ -228,6 +228,15 @@ async def test_they_can_not_be_held_back() -> None:
         await sent(model(REAL, OUTPUTS), how)
 
 
+async def test_the_model_s_own_end_is_no_other_one() -> None:
+    found, how = model(REAL, OUTPUTS), Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(2,))
+    values = await sent(found, how, eos_ids=frozenset({2}))
+    assert values["end_id"] == [[2]] and "stop_words_list" not in values
+    for wrong in (replace(how, stop_token_ids=(2, 7)), replace(how, ignore_eos=True)):
+        with pytest.raises(InvalidInput, match="can't hold them back"):
+            await sent(found, wrong, eos_ids=frozenset({2}))
+
+
 async def test_an_encoder_decoder() -> None:
     more = [spec("decoder_input_ids", "INT32", -1), spec("decoder_input_lengths")]
     predictor = ScriptedModel(ids(0, 5, 6))

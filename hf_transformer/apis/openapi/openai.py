@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_transformer.apis.openai_unused import LONGEST_KEY, LONGEST_LABEL, MOST_LABELS, TIERS
+from hf_transformer.apis.openai_unused import LONGEST_KEY, LONGEST_LABEL, MOST_LABELS, STRINGS, TIERS
 from hf_transformer.apis.openapi.operations import (
     QUESTION,
     WORK,
@@ -132,7 +132,7 @@ def unused() -> dict[str, Schema]:
     key = {"maxLength": LONGEST_KEY}
     labels = {"additionalProperties": label, "propertyNames": key, "maxProperties": MOST_LABELS}
     return {
-        **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), text("Not looked at.")),
+        **dict.fromkeys(STRINGS, text("Not looked at.")),
         "metadata": {"type": ["object", "null"], **labels, "description": "Not looked at."},
         "store": {"enum": [False, None], "description": "Nothing is stored."},
         "service_tier": {"enum": [*TIERS, None], "description": "There is one."},

@@ -14,8 +14,9 @@ from hf_transformer.apis.generate_request import (
 )
 from hf_transformer.apis.openai_bodies import GENERATION
 from hf_transformer.apis.openapi.operations import EVENTS, WORK, Described, answer, body, event_of, failures, ref, work
+from hf_transformer.apis.tensorrt_llm import END, NONE, PADDING, SEED
 from hf_transformer.tasks.generation_schemas import text_generation
-from hf_transformer.tasks.schema_forms import INTEGER, STRING, Schema, any_of, array, flag, record, text
+from hf_transformer.tasks.schema_forms import INTEGER, STRING, Schema, any_of, array, flag, nullable, record, text
 from hf_transformer.types import Json
 
 TAG = "Generate"
@@ -59,6 +60,9 @@ def schemas(about: Described) -> dict[str, Schema]:
         EXCLUDE: flag("Whether the prompt is no part of the answer."),
         **{switch: flag(f"Whether {name} is told.") for switch, name in FURTHER.items()},
         BAD_WORDS: any_of({"enum": ["", None]}, array(STRING, maxItems=0), description="Not possible."),
+        END: nullable({"type": "integer", "minimum": NONE}, "A token that ends a text, -1 for none at all."),
+        PADDING: nullable({"type": "integer", "minimum": NONE}, "Of no use here: padding is no part of a text."),
+        SEED: nullable({"type": "integer"}, "Another name of seed."),
     }
     inside = any_of(record(parameters, *parameters), {"type": "null"}, description="Parameters may also stand beside.")
     optional = {
