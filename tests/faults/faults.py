@@ -54,6 +54,8 @@ class Fault:
         hidden: not even one error may be seen.
         private: it needs a mount namespace of our own.
         noticed: the model's path has to say 503 while the fault lasts, which lasts until then.
+        may_end_triton: Triton itself may end by it, which is a fault of Triton's own: its Python backend can abort when
+            the process of a model is gone (lock_exception, seen once in some hundred times with 24.10).
         abandons: calls end without a word, so slots of shared memory stay in quarantine until the region is replaced,
             which it is when half of it is lost or the predictor has restarted.
     """
@@ -73,6 +75,7 @@ class Fault:
     hidden: bool = False
     private: bool = False
     noticed: bool = False
+    may_end_triton: bool = False
     abandons: bool = False
 
 
@@ -223,6 +226,7 @@ FAULTS = (
         reload_model,
         hold=60,
         noticed=True,
+        may_end_triton=True,
         abandons=True,
     ),
     Fault(

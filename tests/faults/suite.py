@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hf_transformer.errors import LoadError
 from hf_transformer.local_triton.child_process import poll
@@ -22,6 +22,8 @@ HOLD_SECONDS = 60.0
 NOTICE_SECONDS = 30.0
 REGISTER_SECONDS = 30.0
 WARM_UP = 300
+ATTEMPTS = 3
+"""At a fault that may end Triton itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Result:
     records: Sequence[Record]
     recovery: tuple[float, float] | None = None
     problems: list[str] = field(default_factory=list)
+    triton_ended: bool = False
+    """By itself: nobody ended it."""
 
 
 class Suite:
@@ -49,12 +53,28 @@ class Suite:
         self._before: Use | None = None
 
     def run(self, fault: Fault) -> Result:
-        """Does one fault. What is wrong is in the result, also when the fault could not be done."""
+        """Does one fault. What is wrong is in the result, also when the fault could not be done.
+
+        One that may end Triton is done again where it has. Of the time before counts how requests have ended.
+        """
+        result = self._run(fault)
+        for _ in range(ATTEMPTS - 1 if fault.may_end_triton else 0):
+            if not result.triton_ended:
+                break
+            before, result = result.records, self._run(fault)
+            problems = [*_problems(fault, before), *result.problems]
+            result = replace(result, records=[*before, *result.records], problems=problems)
+        return result
+
+    def _run(self, fault: Fault) -> Result:
         fault.prepare(self._rig)
         try:
             service = self._service(fault)
         except AssertionError as error:
-            return Result(fault.name, self._rig.setup.title, (), None, [f"no service: {error}"[:2000], *self._died()])
+            died = self._died()
+            return Result(
+                fault.name, self._rig.setup.title, (), None, [f"no service: {error}"[:2000], *died], bool(died)
+            )
         load = self._rig.load(service)
         scene = Scene(self._rig, service, load)
         problems: list[str] = []
@@ -71,7 +91,8 @@ class Suite:
             problems.append(f"not alive: {probes.live}")
         problems += _problems(fault, records)
         problems += self._after(fault, scene)
-        return Result(fault.name, self._rig.setup.title, records, recovered, problems + self._died())
+        died = self._died()
+        return Result(fault.name, self._rig.setup.title, records, recovered, problems + died, bool(died))
 
     def _died(self) -> list[str]:
         """Says whether Triton has ended though nobody ended it, and starts it again for what follows."""
@@ -80,6 +101,9 @@ class Suite:
             return []
         said = self._rig.triton.child.output()[-2000:]
         self._rig.triton.restart()
+        if self._shared is not None:  # or the next fault would see the service find out about this one
+            service, text = self._shared, self._rig.texts[0].text
+            poll(lambda: service.post({"instances": [text]}).status_code == 200, RECOVERY_SECONDS)
         return [f"Triton has ended by itself with {code}, and said last: {said}"]
 
     def _service(self, fault: Fault) -> Service:

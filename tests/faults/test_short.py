@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.faults.drain import drain
-from tests.faults.faults import FAULTS
+from tests.faults.faults import FAULTS, Fault, Scene
 from tests.faults.records import kinds
 from tests.faults.rig import SETUPS, Rig
 from tests.faults.suite import Suite
@@ -57,3 +60,25 @@ def test_a_foreign_answer_is_seen(rig: Rig) -> None:
     seen = kinds(load.end())
     assert seen["wrong"] > 0
     assert seen["right"] == 0
+
+
+def test_a_triton_that_ends_by_itself(rig: Rig) -> None:
+    """Where a fault may do that, it is done again to the next one; elsewhere it is told."""
+    ends = [signal.SIGKILL] * 2
+
+    def begin(scene: Scene) -> None:
+        if ends:
+            child = scene.rig.triton.child
+            os.kill(child.pid, ends.pop())
+            assert child.wait(30.0)
+            raise OSError("it is gone")
+
+    fault = Fault("stub", "a process of a model's is killed, and Triton with it", begin, hold=0, abandons=True)
+    suite = Suite(rig, 0)
+    first, second = suite.run(fault).problems
+    assert first == "it could not be done: it is gone"
+    assert second.startswith("Triton has ended by itself with -9")
+    result = suite.run(replace(fault, may_end_triton=True))
+    assert result.problems == [] and not ends
+    assert kinds(result.records)["right"] > 0
+    assert suite.close() == []
