@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,19 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+
+@dataclass(slots=True)
+class Texts:
+    """A BYTES tensor that a client has sent: its elements are text, in the order of rows (row-major).
+
+    Not an array: short requests would spend more time on making one and reading it again than on anything else.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    texts: list[str]
+    datatype: ClassVar[str] = "BYTES"
 
 
 @dataclass(frozen=True, slots=True)

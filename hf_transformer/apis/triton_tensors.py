@@ -28,9 +28,8 @@ from hf_transformer.apis.generate_request import (
 )
 from hf_transformer.apis.generation import generating, one_answer
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.tensors import texts_of
 from hf_transformer.tasks.text_generation import STOP, TextGeneration
-from hf_transformer.types import Context, Json, Tensor
+from hf_transformer.types import Context, Json, Tensor, Texts
 from hf_transformer.wire.infer import InferRequest, InferResponse
 
 LISTS = ("stop_token_ids",)
@@ -88,20 +87,21 @@ async def _infer(model: Model, request: InferRequest, context: Context) -> Infer
     return InferResponse(model.name, version, tensors_of(outputs, request), request.id)
 
 
-def _value(tensor: Tensor) -> Json:
+def _value(tensor: Tensor | Texts) -> Json:
     """What an input says as JSON has it."""
     name = tensor.name
     if name in NO_INPUTS:
         raise InvalidInput(f"inputs: {name!r} is unknown, expected {PROMPT!r} and parameters of it")
-    flat = tensor.data.reshape(-1)
-    if len(flat) != 1 and name not in SEVERAL:
+    count = len(tensor.texts) if isinstance(tensor, Texts) else tensor.data.size
+    if count != 1 and name not in SEVERAL:
         raise InvalidInput(f"inputs: {name!r} has the shape {list(tensor.shape)}, expected one element: [1] or [1, 1]")
-    if tensor.datatype != "BYTES":
-        # A float as it is written: float32's 0.1 is to be the 0.1 of JSON.
-        values = [float(str(one)) if isinstance(one, np.floating) else one.item() for one in flat]
-    else:
-        values = texts_of(flat, name)
-    return values[0] if len(values) == 1 and name not in LISTS else values
+    values = tensor.texts if isinstance(tensor, Texts) else _numbers(tensor)
+    return values[0] if count == 1 and name not in LISTS else values
+
+
+def _numbers(tensor: Tensor) -> list[Json]:
+    # A float as it is written: float32's 0.1 is to be the 0.1 of JSON.
+    return [float(str(one)) if isinstance(one, np.floating) else one.item() for one in tensor.data.reshape(-1)]
 
 
 def _tensor(name: str, values: list[str] | list[int]) -> Tensor:

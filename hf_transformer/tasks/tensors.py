@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.types import Array, Json, Tensor, TensorSpec
+from hf_transformer.types import Array, Json, Tensor, TensorSpec, Texts
 
 OUTPUT = "output-0"
 """The tensor that holds the predictions, as KServe calls it."""
@@ -39,14 +39,14 @@ TEXT = Field("text", ("input-0", "input_0", "input", "inputs", "instances", "tex
 """The only text of an instance, under the names that clients of KServe and Triton use for it."""
 
 
-def read_instances(inputs: Mapping[str, Tensor], fields: Sequence[Field]) -> list[Json]:
+def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]) -> list[Json]:
     """The instances in a request's input tensors.
 
     An input with one row, or a list without the axis of instances, holds for all instances. An instance of which only
     the first field was given is the string itself, else an object with a key per field.
 
     Raises:
-        InvalidInput: an input is unknown, missing, not BYTES, not UTF-8, or of a shape that does not fit.
+        InvalidInput: an input is unknown, missing, not BYTES, or of a shape that does not fit.
     """
     columns: dict[str, list[Json]] = {}
     for name, tensor in inputs.items():
@@ -58,12 +58,13 @@ def read_instances(inputs: Mapping[str, Tensor], fields: Sequence[Field]) -> lis
         if field.name not in columns and not field.optional:
             given = ", ".join(map(repr, inputs)) or "none"
             raise InvalidInput(f"inputs: {field.name!r} is missing, expected {_expected(fields)}, got {given}")
+    first = fields[0]
+    if len(columns) == 1 and first.name in columns and not first.many:
+        return columns[first.name]
     rows = max(map(len, columns.values()), default=0)
     for name, column in columns.items():
         if len(column) not in (1, rows):
             raise InvalidInput(f"inputs: {name!r} has {len(column)} rows where another input has {rows}")
-    if list(columns) == [fields[0].name] and not fields[0].many:
-        return columns[fields[0].name]
     whole = {name: column * rows if len(column) == 1 else column for name, column in columns.items()}
     return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
 
@@ -79,37 +80,26 @@ def _expected(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name!r} (optional)" if field.optional else repr(field.name) for field in fields)
 
 
-def _read_column(tensor: Tensor, field: Field) -> list[Json]:
+def _read_column(tensor: Tensor | Texts, field: Field) -> list[Json]:
     """One field of all instances: strings, or lists of strings."""
-    if tensor.datatype != "BYTES":
+    if not isinstance(tensor, Texts):
         raise InvalidInput(f"inputs: {tensor.name!r} is {tensor.datatype}, expected BYTES (text in UTF-8)")
-    data = tensor.data
+    shape, texts = tensor.shape, tensor.texts
     if field.many:
-        data = data[np.newaxis] if data.ndim == 1 else data
-        if data.ndim != 2:
+        if len(shape) == 1:
+            return [texts]
+        if len(shape) != 2:
             raise _wrong_shape(tensor, "[instances, strings], or [strings] for all instances")
-        return [texts_of(row, tensor.name) for row in data]
+        rows, strings = shape
+        return [texts[row * strings : (row + 1) * strings] for row in range(rows)]
     # Triton's models with a batch axis have texts of shape [instances, 1].
-    if (data.ndim == 2 and data.shape[1] == 1) or data.ndim == 0:
-        data = data.reshape(-1)
-    if data.ndim != 1:
+    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
         raise _wrong_shape(tensor, "[instances] or [instances, 1]")
-    return texts_of(data, tensor.name)
-
-
-def _wrong_shape(tensor: Tensor, expected: str) -> InvalidInput:
-    return InvalidInput(f"inputs: {tensor.name!r} has the shape {list(tensor.shape)}, expected {expected}")
-
-
-def texts_of(row: Array, name: str) -> list[Json]:
-    """The elements of a BYTES tensor ``name``. Raises InvalidInput for one that is not UTF-8."""
-    texts = []
-    for index, element in enumerate(row):
-        try:
-            texts.append(element.decode())
-        except UnicodeDecodeError:
-            raise InvalidInput(f"inputs: element {index} of {name!r} is not UTF-8") from None
     return texts
+
+
+def _wrong_shape(tensor: Texts, expected: str) -> InvalidInput:
+    return InvalidInput(f"inputs: {tensor.name!r} has the shape {list(tensor.shape)}, expected {expected}")
 
 
 def json_tensor(predictions: Sequence[Json]) -> Tensor:

@@ -72,15 +72,25 @@ def checked_name(name: str) -> str:
 
 def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
     """The shape as a tuple, once it is sure that it is one that an array can have."""
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+    if type(shape) is not list and (not isinstance(shape, Sequence) or isinstance(shape, str | bytes)):
         raise Malformed(f"tensor {name!r} has no shape, expected a list of integers")
     if len(shape) > _MAX_RANK:
         raise Malformed(f"tensor {name!r} has {len(shape)} axes, more than {_MAX_RANK}")
-    if any(type(size) is not int or size < 0 for size in shape):
-        raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
-    if math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
+    if extent_of(shape) > _MAX_ELEMENTS:
         raise Malformed(f"tensor {name!r} has the absurd shape {shorten(shape)}")
     return tuple(shape)
+
+
+def extent_of(shape: Sequence[int]) -> int:
+    """The product of the axes, of which an empty one counts as if it had one element: rows cost memory, too."""
+    extent = 1
+    for size in shape:
+        if size > 1:
+            extent *= size
+    return extent
 
 
 def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
@@ -94,7 +104,7 @@ def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
         Malformed: there are no bytes for so many elements, or so many rows are empty.
         TooLarge: there are too many.
     """
-    extent = math.prod(max(size, 1) for size in shape)
+    extent = extent_of(shape)
     if extent <= most:
         return
     if extent > room or math.prod(shape) == 0:
@@ -119,7 +129,7 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: memoryview)
     gives an object array of bytes. The array can't be written to where ``data`` can't.
     """
     if datatype == "BYTES":
-        return _decode_bytes(name, shape, data)
+        return _object_array(shape, raw_elements(name, shape, data))
     count = math.prod(shape)
     dtype = np.dtype("<u2") if datatype == "BF16" else NUMPY_DTYPES[datatype]
     size = count * dtype.itemsize
@@ -136,11 +146,12 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: memoryview)
     return array.reshape(shape)
 
 
-def _decode_bytes(name: str, shape: Sequence[int], data: memoryview) -> Array:
+def raw_elements(name: str, shape: Sequence[int], data: memoryview) -> list[bytes]:
+    """The elements of a raw BYTES tensor. Raises Malformed where they are not as many as the shape takes."""
     count = math.prod(shape)
     if count * _LENGTH.size > len(data):
         raise Malformed(f"tensor {name!r} has {len(data)} bytes, too few for BYTES {list(shape)}")
-    array = np.empty(count, np.object_)
+    elements = []
     position = 0
     for index in range(count):
         start = position + _LENGTH.size
@@ -149,10 +160,10 @@ def _decode_bytes(name: str, shape: Sequence[int], data: memoryview) -> Array:
         position = start + _LENGTH.unpack_from(data, position)[0]
         if position > len(data):
             raise Malformed(f"tensor {name!r} ends within element {index} of {count}")
-        array[index] = bytes(data[start:position])
+        elements.append(bytes(data[start:position]))
     if position != len(data):
         raise Malformed(f"tensor {name!r} has {len(data) - position} bytes behind its {count} elements")
-    return array.reshape(shape)
+    return elements
 
 
 def encode_raw(tensor: Tensor) -> bytes:
@@ -201,12 +212,10 @@ def _round_to_bfloat16(data: Array) -> Array:
 
 def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> Array:
     """The array in a JSON list, flat or nested, row-major. Strings are UTF-8 elements of BYTES."""
-    elements = _flattened(name, shape, data)
-    _check_sizes_agree(name, shape, len(elements))
     if datatype == "BYTES":
-        if any(type(element) is not str for element in elements):
-            raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
-        return from_elements(name, datatype, shape, [element.encode() for element in elements])
+        return _object_array(shape, [element.encode() for element in json_strings(name, shape, data)])
+    elements = _flattened(name, shape, data)
+    check_sizes_agree(name, shape, len(elements))
     allowed = _JSON_TYPES["f" if datatype == "BF16" else NUMPY_DTYPES[datatype].kind]
     wrong = sorted(kind.__name__ for kind in set(map(type, elements)) - allowed)
     if wrong:
@@ -214,7 +223,24 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> A
     return from_elements(name, datatype, shape, elements)
 
 
-def _check_sizes_agree(name: str, shape: Sequence[int], given: int) -> None:
+def json_strings(name: str, shape: Sequence[int], data: Json) -> list[str]:
+    """The elements of a BYTES tensor in JSON. Raises Malformed where they are no strings, or not as many as the shape
+    takes."""
+    if type(data) is list and len(data) == math.prod(shape):  # flat, as most clients write them
+        for element in data:
+            if type(element) is not str:
+                break
+        else:
+            return data
+    elements = _flattened(name, shape, data)
+    check_sizes_agree(name, shape, len(elements))
+    if any(type(element) is not str for element in elements):
+        raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
+    return elements
+
+
+def check_sizes_agree(name: str, shape: Sequence[int], given: int) -> None:
+    """Raises Malformed unless so many elements were given as the shape takes."""
     count = math.prod(shape)
     if given != count:
         raise Malformed(f"tensor {name!r} has {given} elements, but {list(shape)} takes {count}")
@@ -223,11 +249,9 @@ def _check_sizes_agree(name: str, shape: Sequence[int], given: int) -> None:
 def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iterable[Any]) -> Array:
     """The array of a flat list of Python values, as many as the shape takes; BYTES elements are bytes."""
     values = list(elements)
-    _check_sizes_agree(name, shape, len(values))
+    check_sizes_agree(name, shape, len(values))
     if datatype == "BYTES":
-        array = np.empty(len(values), np.object_)
-        array[:] = values
-        return array.reshape(shape)
+        return _object_array(shape, values)
     dtype = np.dtype("<f4") if datatype == "BF16" else NUMPY_DTYPES[datatype]
     if dtype.kind in "iu" and values:  # some versions of numpy only warn, and wrap around
         limits = np.iinfo(dtype)
@@ -240,6 +264,12 @@ def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iter
         raise Malformed(f"tensor {name!r} holds a number that does not fit {datatype}") from exc
 
 
+def _object_array(shape: Sequence[int], values: Sequence[bytes]) -> Array:
+    array = np.empty(len(values), np.object_)
+    array[:] = values
+    return array.reshape(shape)
+
+
 def _flattened(name: str, shape: Sequence[int], data: Json) -> list[Any]:
     """The elements of a list of lists of ..., which has to have one depth throughout.
 
@@ -247,7 +277,7 @@ def _flattened(name: str, shape: Sequence[int], data: Json) -> list[Any]:
     """
     if not isinstance(data, list):
         raise Malformed(f"the data of tensor {name!r} is {json_kind(data)}, expected a list")
-    extent = math.prod(max(size, 1) for size in shape)
+    extent = extent_of(shape)
     elements: list[Any] = data
     _check_extent(name, shape, extent, len(elements))
     depth = 1

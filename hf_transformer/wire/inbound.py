@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 
-from hf_transformer.types import Json
+from hf_transformer.types import Json, Texts
 from hf_transformer.wire.datatypes import Malformed, checked_name, json_kind, shorten
 from hf_transformer.wire.infer import RequestedOutput
 
@@ -46,19 +46,30 @@ def check_keys(where: str, found: Mapping[str, Json], known: KeysView[str]) -> N
 
 def read_flag(where: str, value: Json) -> bool | None:
     """True, false, or nothing. Raises Malformed."""
-    if not isinstance(value, bool | None):
+    if value is not None and not isinstance(value, bool):
         raise Malformed(f"{where}: expected true or false, got {json_kind(value)}")
     return value
 
 
 def check_input_parameters(name: str, parameters: Mapping[str, Json]) -> None:
     """Raises Malformed for a parameter of an input that means nothing, or that calls it anything but text."""
-    if not parameters:
+    if not parameters or (len(parameters) == 1 and BINARY_DATA_SIZE in parameters):  # as most are
         return
     where = f"inputs: the parameters of tensor {name!r}"
     check_keys(where, parameters, _OF_INPUTS)
     if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
         raise Malformed(f"{where}: {CONTENT_TYPE} is {shorten(parameters[CONTENT_TYPE], 40)!r}, expected {TEXT!r}")
+
+
+def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> Texts:
+    """The BYTES tensor with these elements, as many as the shape takes. Raises Malformed for one that is no text."""
+    texts = []
+    for index, element in enumerate(elements):
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError:
+            raise Malformed(f"inputs: element {index} of {name!r} is not UTF-8") from None
+    return Texts(name, shape, texts)
 
 
 def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list[RequestedOutput]:
@@ -68,7 +79,15 @@ def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list
         name = checked_name(given)
         if name in outputs:
             raise Malformed(f"outputs: {name!r} comes twice")
-        where = f"outputs: the parameters of {name!r}"
-        check_keys(where, parameters, _OF_OUTPUTS)
-        outputs[name] = RequestedOutput(name, read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
+        outputs[name] = RequestedOutput(name, _wants_binary(name, parameters) if parameters else None)
     return list(outputs.values())
+
+
+def _wants_binary(name: str, parameters: Mapping[str, Json]) -> bool | None:
+    """What the parameters of an output say of its form. Raises Malformed for others."""
+    value = parameters.get(BINARY_DATA)
+    if len(parameters) == 1 and isinstance(value, bool):
+        return value
+    where = f"outputs: the parameters of {name!r}"
+    check_keys(where, parameters, _OF_OUTPUTS)
+    return read_flag(f"{where}: {BINARY_DATA}", value)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hf_transformer.types import Json, Tensor
+from hf_transformer.types import Json, Tensor, Texts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestedOutput:
     """An output that a request names. ``binary`` is None where the request as a whole decides."""
 
@@ -26,7 +26,7 @@ class InferRequest:
     its path, empty if it says nothing.
     """
 
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor | Texts]
     outputs: Sequence[RequestedOutput] = ()
     parameters: Mapping[str, Json] = field(default_factory=dict)
     id: str = ""

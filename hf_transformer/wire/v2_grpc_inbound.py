@@ -15,15 +15,17 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.types import Json, ModelDescription, Tensor, TensorSpec
+from hf_transformer.types import Json, ModelDescription, Tensor, TensorSpec, Texts
 from hf_transformer.wire.datatypes import (
     Malformed,
     check_count,
+    check_sizes_agree,
     checked_datatype,
     checked_name,
     checked_shape,
     decode_raw,
     encode_raw,
+    raw_elements,
     shorten,
 )
 from hf_transformer.wire.inbound import (
@@ -33,6 +35,7 @@ from hf_transformer.wire.inbound import (
     check_inputs,
     check_outputs,
     read_flag,
+    read_texts,
     requested_outputs,
 )
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
@@ -249,10 +252,10 @@ def _check_input(index: int, message: memoryview, max_elements: int) -> None:
                 )
 
 
-def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: int) -> dict[str, Tensor]:
+def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: int) -> dict[str, Tensor | Texts]:
     if raw and len(raw) != len(entries):
         raise Malformed(f"raw_input_contents: {len(raw)} raw contents for {len(entries)} inputs")
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Texts] = {}
     for entry, contents in zip(entries, raw or repeat(None), strict=False):
         name = checked_name(entry.name)
         if name in tensors:
@@ -267,16 +270,21 @@ def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: 
     return tensors
 
 
-def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) -> Tensor:
+def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) -> Tensor | Texts:
     datatype = checked_datatype(name, entry.datatype)
     shape = checked_shape(name, list(entry.shape))
     if raw is None:
         check_count(name, shape, max_elements, max_elements)  # there are no more: see _check_input
+        if datatype == "BYTES":
+            elements = entry.contents.bytes_contents
+            check_sizes_agree(name, shape, len(elements))
+            return read_texts(name, shape, elements)
         return Tensor(name, datatype, decode_typed(name, datatype, shape, entry.contents))
     if entry.HasField("contents"):
         raise Malformed(f"tensor {name!r} has typed contents beside the raw ones")
     if datatype == "BYTES":
         check_count(name, shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
+        return read_texts(name, shape, raw_elements(name, shape, raw))
     return Tensor(name, datatype, decode_raw(name, datatype, shape, raw))
 
 

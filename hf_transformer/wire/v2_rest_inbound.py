@@ -13,10 +13,9 @@ from collections.abc import KeysView, Mapping
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import orjson
 
-from hf_transformer.types import Array, Json, Tensor
+from hf_transformer.types import Array, Json, Tensor, Texts
 from hf_transformer.wire.datatypes import (
     Malformed,
     check_count,
@@ -27,6 +26,8 @@ from hf_transformer.wire.datatypes import (
     decode_raw,
     encode_raw,
     json_kind,
+    json_strings,
+    raw_elements,
 )
 from hf_transformer.wire.inbound import (
     BINARY_DATA_OUTPUT,
@@ -36,6 +37,7 @@ from hf_transformer.wire.inbound import (
     check_keys,
     check_outputs,
     read_flag,
+    read_texts,
     requested_outputs,
 )
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
@@ -60,24 +62,34 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
         Malformed: the body breaks the protocol, or uses an extension of it that is not there.
         TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
     """
-    text, raw = split_body(memoryview(body), header_length)
+    text, raw = (body, _NOTHING) if header_length is None else split_body(memoryview(body), header_length)
     header = json_object(parse_json(text, _limits(max_elements)))
     check_keys("body", header, REQUEST_KEYS)
-    parameters = dict(_parameters("parameters", header))
-    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    parameters, binary = _request_parameters(header)
     room = len(text)  # an element takes two bytes of JSON: "1,"
     return InferRequest(
         inputs=_inputs(header.get("inputs"), raw, room // 2 + 1, max_elements),
         outputs=_outputs(header.get("outputs")),
         parameters=parameters,
         id=_string("id", header),
-        binary=binary or False,
+        binary=binary,
         model_name=_string("model_name", header),
         model_version=_string("model_version", header),
     )
 
 
+_NOTHING = memoryview(b"")
 _limits = lru_cache(maxsize=16)(JsonLimits.of_tensors)
+
+
+def _request_parameters(header: Mapping[str, Json]) -> tuple[Mapping[str, Json], bool]:
+    """The parameters of a request without the protocol's own, and what that says."""
+    given = _parameters("parameters", header)
+    if not given:
+        return given, False
+    parameters = dict(given)
+    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    return parameters, binary or False
 
 
 def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
@@ -95,27 +107,29 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
         else:
             entry["data"] = _json_data(tensor)
         outputs.append(entry)
-    header = {"model_name": response.model_name, "model_version": response.model_version, "id": response.id}
+    header: dict[str, Json] = {"model_name": response.model_name}
+    if response.model_version:
+        header["model_version"] = response.model_version
+    if response.id:
+        header["id"] = response.id
+    header["outputs"] = outputs
     # Floats are written as what they are: float32 has half as many digits as a double.
-    text = orjson.dumps(
-        {name: value for name, value in header.items() if value} | {"outputs": outputs},
-        option=orjson.OPT_SERIALIZE_NUMPY,
-    )
+    text = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((text, *chunks)), len(text)) if chunks else (text, None)
 
 
 def _json_data(tensor: Tensor) -> list[str] | Array:
     """The elements flat and row-major, as the protocol prefers them."""
-    flat: Array = np.ascontiguousarray(tensor.data).reshape(-1)
+    flat: Array = tensor.data.ravel()
     return [element.decode() for element in flat] if tensor.datatype == "BYTES" else flat
 
 
-def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor]:
+def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor | Texts]:
     """The input tensors by name; ``room`` is how many elements the JSON can hold at most."""
     if not isinstance(entries, list):
         raise Malformed(f"inputs: expected a list of tensors, got {json_kind(entries)}")
     check_inputs(len(entries))
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Texts] = {}
     position = 0
     for index, entry in enumerate(entries):
         name = _entry_name(f"inputs[{index}]", entry, INPUT_KEYS)
@@ -132,7 +146,9 @@ def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dic
     return tensors
 
 
-def _input(name: str, entry: Mapping[str, Json], raw: memoryview | None, room: int, max_elements: int) -> Tensor:
+def _input(
+    name: str, entry: Mapping[str, Json], raw: memoryview | None, room: int, max_elements: int
+) -> Tensor | Texts:
     datatype = checked_datatype(name, entry.get("datatype"))
     shape = checked_shape(name, entry.get("shape"))
     data = entry.get("data")
@@ -142,9 +158,12 @@ def _input(name: str, entry: Mapping[str, Json], raw: memoryview | None, room: i
         if data is None:
             raise Malformed(f"tensor {name!r} has neither data nor {BINARY_DATA_SIZE}")
         check_count(name, shape, room, max_elements)
+        if datatype == "BYTES":
+            return Texts(name, shape, json_strings(name, shape, data))
         return Tensor(name, datatype, decode_json(name, datatype, shape, data))
     if datatype == "BYTES":
         check_count(name, shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
+        return read_texts(name, shape, raw_elements(name, shape, raw))
     return Tensor(name, datatype, decode_raw(name, datatype, shape, raw))
 
 
@@ -161,9 +180,11 @@ def _outputs(entries: Json) -> list[RequestedOutput]:
 def _string(name: str, header: Mapping[str, Json]) -> str:
     """A string that need not be there, and is empty then."""
     value = header.get(name)
-    if not isinstance(value, str | None):
+    if value is None:
+        return ""
+    if not isinstance(value, str):
         raise Malformed(f"{name}: expected a string, got {json_kind(value)}")
-    return value or ""
+    return value
 
 
 def _entry_name(where: str, entry: Json, keys: KeysView[str]) -> str:

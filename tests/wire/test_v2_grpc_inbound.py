@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import TooLarge
+from hf_transformer.types import Tensor, Texts
 from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.inbound import MOST_INPUTS, MOST_OUTPUTS
 from hf_transformer.wire.infer import RequestedOutput
@@ -20,7 +21,7 @@ from hf_transformer.wire.v2_grpc_inbound import (
     request_id,
 )
 from tests.wire.fuzz_v2_grpc import assert_bounded, fuzz, raw_request, typed_request
-from tests.wire.fuzz_v2_rest import RAW_TEXTS
+from tests.wire.fuzz_v2_rest import RAW_TEXTS, framed
 from tests.wire.fuzzing import MAX_ELEMENTS
 
 
@@ -37,9 +38,11 @@ def test_typed_contents() -> None:
         "threshold": 0.5,
         "seed": 2**64 - 1,
     }
-    assert request.inputs["question"].data.tolist() == [[b"Who?"], [b"I."]]
-    assert request.inputs["context"].data.tolist() == ["Привет".encode()]
-    assert request.inputs["x"].data.tolist() == [1, -2, 2**60]
+    assert request.inputs["question"] == Texts("question", (2, 1), ["Who?", "I."])
+    assert request.inputs["context"] == Texts("context", (1,), ["Привет"])
+    numbers = request.inputs["x"]
+    assert isinstance(numbers, Tensor)
+    assert numbers.data.tolist() == [1, -2, 2**60]
     assert request.outputs == [RequestedOutput("output-0", False), RequestedOutput("offset_mapping")]
 
 
@@ -47,10 +50,12 @@ def test_raw_contents() -> None:
     body = raw_request().SerializeToString()
     name, version, request = decode_infer_request(body, MAX_ELEMENTS)
     assert (name, version, request.id, request.parameters, list(request.outputs)) == ("cross", "", "", {}, [])
-    texts = [b"The capital of France is [MASK].", "Überraschung".encode()]
-    assert request.inputs["query"].data.tolist() == texts
-    assert request.inputs["texts"].data.tolist() == [texts]
-    assert request.inputs["z"].data.sum() == 15
+    texts = ["The capital of France is [MASK].", "Überraschung"]
+    assert request.inputs["query"] == Texts("query", (2,), texts)
+    assert request.inputs["texts"] == Texts("texts", (1, 2), texts)
+    numbers = request.inputs["z"]
+    assert isinstance(numbers, Tensor)
+    assert numbers.data.sum() == 15
 
 
 @pytest.mark.parametrize(
@@ -171,6 +176,18 @@ def test_malformed_typed_contents(datatype: str, shape: list[int], problem: str)
         decoded(message)
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_bytes_that_are_no_text(raw: bool) -> None:
+    message = pb.ModelInferRequest()
+    entry = message.inputs.add(name="text", datatype="BYTES", shape=[2])
+    if raw:
+        message.raw_input_contents.append(framed([b"secret", b"\xff\xfe"]))
+    else:
+        entry.contents.bytes_contents.extend([b"secret", b"\xff\xfe"])
+    with pytest.raises(Malformed, match=r"^inputs: element 1 of 'text' is not UTF-8$"):
+        decoded(message)
+
+
 @pytest.mark.parametrize(
     "body", [b"\x32", b"\x32\x05abc", b"\xff" * 11, b"\x33", b"\x0a\x02\xff\xff", b"\x00\x00", b"\x2a\x02\x2a\x05"]
 )
@@ -211,8 +228,8 @@ def test_too_many_elements(make: Callable[[], pb.ModelInferRequest]) -> None:
 def test_as_many_elements_as_are_taken() -> None:
     typed = decoded(too_many("BYTES", "bytes_contents", [b"a"] * 2048)()).request
     raw = decoded(too_many("BYTES", "", [b""] * 2048, b"\0\0\0\0")()).request
-    assert typed.inputs["text"].data.tolist() == [b"a"] * 2048
-    assert raw.inputs["text"].data.tolist() == [b""] * 2048
+    assert typed.inputs["text"] == Texts("text", (2048,), ["a"] * 2048)
+    assert raw.inputs["text"] == Texts("text", (2048,), [""] * 2048)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.types import NUMPY_DTYPES, Tensor
+from hf_transformer.types import NUMPY_DTYPES, Tensor, Texts
 from hf_transformer.wire.datatypes import Malformed
 from hf_transformer.wire.infer import InferRequest, InferResponse, RequestedOutput
 from hf_transformer.wire.v2_rest import decode_infer_response
@@ -22,9 +22,10 @@ from tests.wire.fuzzing import MAX_ELEMENTS
 from tests.wire.mutations import DEEP, dump
 from tests.wire.requests import encoded
 
-TEXTS = [b"paris", "é".encode()]
+TEXTS = ["paris", "é"]
+ELEMENTS = [text.encode() for text in TEXTS]
 ENTRY = tensor("text", [2], data=["paris", "é"])
-RAW = framed(TEXTS)
+RAW = framed(ELEMENTS)
 RAW_ENTRY = tensor("text", [2], parameters={"binary_data_size": len(RAW)})
 
 
@@ -46,7 +47,7 @@ def request(header: Any, raw: bytes = b"") -> InferRequest:
 )
 def test_texts(entry: Any, raw: bytes) -> None:
     found = request({"inputs": [entry]}, raw)
-    assert found.inputs["text"].data.tolist() == TEXTS
+    assert found.inputs["text"] == Texts("text", (2,), TEXTS)
     assert (found.id, found.parameters, list(found.outputs), found.binary) == ("", {}, [], False)
 
 
@@ -68,7 +69,7 @@ def test_what_goes_with_them() -> None:
     )
     assert (found.id, found.model_name, found.model_version) == ("17", "bert", "")
     assert found.parameters == {"top_k": 3, "targets": ["a"]}
-    assert {name: one.data.tolist() for name, one in found.inputs.items()} == {"text": TEXTS, "text_pair": [[b"x"]]}
+    assert list(found.inputs.values()) == [Texts("text", (2,), TEXTS), Texts("text_pair", (1, 1), ["x"])]
     assert found.outputs == [RequestedOutput("output-0"), RequestedOutput("a", False), RequestedOutput("b", True)]
     assert [found.wants_binary(name) for name in ("output-0", "a", "b")] == [True, False, True]
 
@@ -77,12 +78,14 @@ def test_what_goes_with_them() -> None:
 def test_what_the_other_side_writes(datatype: str) -> None:
     """The bodies that the service itself sends to predictors."""
     numbers = np.array([[0, 1], [1, 0]], NUMPY_DTYPES.get(datatype, np.dtype("<f4")))
-    texts = np.array(TEXTS, np.object_)
+    texts = np.array(ELEMENTS, np.object_)
     inputs = [Tensor("n", datatype, numbers), Tensor("text", "BYTES", texts)]
     body, length = encoded(inputs, ["a"])
     found = decode_infer_request(body, length, MAX_ELEMENTS)
-    np.testing.assert_array_equal(found.inputs["n"].data, numbers)
-    assert found.inputs["text"].data.tolist() == TEXTS
+    sent = found.inputs["n"]
+    assert isinstance(sent, Tensor)
+    np.testing.assert_array_equal(sent.data, numbers)
+    assert found.inputs["text"] == Texts("text", (2,), TEXTS)
     assert found.outputs == [RequestedOutput("a", True)]
 
 
@@ -190,6 +193,12 @@ def test_wrong_raw_inputs(changes: Any, says: str) -> None:
         request({"inputs": [{**RAW_ENTRY, **changes}]}, RAW)
 
 
+def test_raw_bytes_that_are_no_text() -> None:
+    raw = framed([b"secret", b"\xff\xfe"])
+    with pytest.raises(Malformed, match=r"^inputs: element 1 of 'text' is not UTF-8$"):
+        request({"inputs": [tensor("text", [2], parameters={"binary_data_size": len(raw)})]}, raw)
+
+
 @pytest.mark.parametrize("length", [10**6, 2**60, -1], ids=str)
 def test_a_header_longer_than_the_body(length: int) -> None:
     with pytest.raises(Malformed, match=f"Inference-Header-Content-Length: .* {length} bytes, the body has"):
@@ -240,7 +249,7 @@ def test_answers_in_json() -> None:
     floats = np.arange(6, dtype=np.float32).reshape(2, 3).T / 3
     outputs = [
         Tensor("a", "INT64", np.array([[1], [-2]])),
-        Tensor("b", "BYTES", np.array([TEXTS], np.object_)),
+        Tensor("b", "BYTES", np.array([ELEMENTS], np.object_)),
         Tensor("c", "FP32", floats),
         Tensor("d", "INT64", np.empty((0, 2), np.int64)),
     ]
@@ -265,7 +274,7 @@ def test_answers_in_json() -> None:
 def test_answers_in_both_ways_are_read_by_the_other_side() -> None:
     outputs = [
         Tensor("a", "INT64", np.array([[1], [-2]])),
-        Tensor("b", "BYTES", np.array(TEXTS, np.object_)),
+        Tensor("b", "BYTES", np.array(ELEMENTS, np.object_)),
         Tensor("c", "FP32", np.array([0.1, np.inf], np.float32)),
     ]
     wanted = [RequestedOutput("a"), RequestedOutput("b", False), RequestedOutput("c", True)]
