@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, KeysView, Mapping, Sequence
 
 from hf_transformer.types import Json, Texts
-from hf_transformer.wire.datatypes import Malformed, checked_name, json_kind, shorten
+from hf_transformer.wire.datatypes import Malformed, json_kind, shorten
 from hf_transformer.wire.infer import RequestedOutput
 
 BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
@@ -73,10 +73,9 @@ def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> 
 
 
 def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list[RequestedOutput]:
-    """The outputs of a request, from their names and parameters. Raises Malformed."""
+    """The outputs of a request, from their checked names and their parameters. Raises Malformed."""
     outputs: dict[str, RequestedOutput] = {}
-    for given, parameters in entries:
-        name = checked_name(given)
+    for name, parameters in entries:
         if name in outputs:
             raise Malformed(f"outputs: {name!r} comes twice")
         outputs[name] = RequestedOutput(name, _wants_binary(name, parameters) if parameters else None)

@@ -291,7 +291,8 @@ def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) 
 def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[RequestedOutput]:
     check_outputs(len(entries))
     return requested_outputs(
-        (one.name, _parameters(f"outputs: the parameters of {shorten(one.name)!r}", one.parameters)) for one in entries
+        (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))
+        for one in entries
     )
 
 

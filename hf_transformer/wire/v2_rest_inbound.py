@@ -173,8 +173,13 @@ def _outputs(entries: Json) -> list[RequestedOutput]:
     if not isinstance(entries, list):
         raise Malformed(f"outputs: expected a list, got {json_kind(entries)}")
     check_outputs(len(entries))
-    named = [(_entry_name(f"outputs[{index}]", one, OUTPUT_KEYS), one) for index, one in enumerate(entries)]
-    return requested_outputs((name, _parameters(f"outputs: the parameters of {name!r}", one)) for name, one in named)
+    return requested_outputs(
+        (
+            name := _entry_name(f"outputs[{index}]", one, OUTPUT_KEYS),
+            _parameters(f"outputs: the parameters of {name!r}", one),
+        )
+        for index, one in enumerate(entries)
+    )
 
 
 def _string(name: str, header: Mapping[str, Json]) -> str:
