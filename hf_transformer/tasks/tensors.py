@@ -43,7 +43,8 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     """The instances in a request's input tensors.
 
     An input with one row, or a list without the axis of instances, holds for all instances. An instance of which only
-    the first field was given is the string itself, else an object with a key per field.
+    the first field was given is the string itself, else an object with a key per field. The list may be that of the
+    input itself.
 
     Raises:
         InvalidInput: an input is unknown, missing, not BYTES, or of a shape that does not fit.

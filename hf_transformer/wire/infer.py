@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from hf_transformer.types import Json, Tensor, Texts
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to be made
 class RequestedOutput:
-    """An output that a request names. ``binary`` is None where the request as a whole decides."""
+    """An output that a request names. Nobody changes it. ``binary`` is None where the request as a whole decides."""
 
     name: str
     binary: bool | None = None
 
 
-@dataclass(slots=True)  # frozen ones take three times as long to be made
+@dataclass(slots=True)
 class InferRequest:
     """What a client asks for. Nobody changes it.
 

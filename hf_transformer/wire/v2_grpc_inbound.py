@@ -83,7 +83,8 @@ def decode_infer_request(body: bytes, max_elements: int) -> Inference:
             contents.
 
     Raises:
-        Malformed: the message breaks the protocol, or uses an extension of it that is not there.
+        Malformed: the message breaks the protocol, uses an extension of it that is not there, or has BYTES that are no
+            UTF-8.
         TooLarge: a tensor has more than ``max_elements`` elements.
     """
     rest, raw = _take_apart(memoryview(body), max_elements)

@@ -59,7 +59,8 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
         max_elements: how many elements a tensor may have that are read one by one: BYTES, or anything in JSON.
 
     Raises:
-        Malformed: the body breaks the protocol, or uses an extension of it that is not there.
+        Malformed: the body breaks the protocol, uses an extension of it that is not there, or has BYTES that are no
+            UTF-8.
         TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
     """
     text, raw = (body, _NOTHING) if header_length is None else split_body(memoryview(body), header_length)

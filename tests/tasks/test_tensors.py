@@ -82,6 +82,14 @@ def test_a_list_per_instance() -> None:
             inputs(text=["a", "b", "c"], text_pair=["d", "e"]),
             "inputs: 'text_pair' has 2 rows where another input has 3",
         ),
+        (
+            {"text": Texts("text", (1, 0), [])},
+            "inputs: 'text' has the shape [1, 0], expected [instances] or [instances, 1]",
+        ),
+        (
+            inputs(text=[[["a"]]]),
+            "inputs: 'text' has the shape [1, 1, 1], expected [instances] or [instances, 1]",
+        ),
         (inputs(text=[["a", "b"]]), "inputs: 'text' has the shape [1, 2], expected [instances] or [instances, 1]"),
         (
             {"text": Tensor("text", "INT64", np.array([1]))},

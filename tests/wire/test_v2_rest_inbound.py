@@ -116,6 +116,10 @@ WRONG_REQUESTS = {
         {"inputs": [ENTRY], "outputs": [{"name": "a", "parameters": {"classification": 3}}]},
         "outputs: the parameters of 'a': 'classification' is not understood",
     ),
+    "classification too": (
+        {"inputs": [ENTRY], "outputs": [{"name": "a", "parameters": {"binary_data": True, "classification": 3}}]},
+        "outputs: the parameters of 'a': 'classification' is not understood",
+    ),
     "binary_data": (
         {"inputs": [ENTRY], "outputs": [{"name": "a", "parameters": {"binary_data": 1}}]},
         "'a': binary_data: expected true or false, got a number",
@@ -177,6 +181,8 @@ def test_wrong_inputs(entry: Any, says: str) -> None:
         ({"parameters": {"binary_data_size": 2**60}}, "but 15 bytes are left"),
         ({"parameters": {"binary_data_size": -1}}, "binary_data_size -1, expected a number of bytes"),
         ({"parameters": {"binary_data_size": DEEP}}, "expected a number of bytes"),
+        ({"parameters": {"binary_data_size": 15, "content_type": "np"}}, "content_type is 'np', expected 'str'"),
+        ({"parameters": {"binary_data_size": 15, "shared_memory_region": "x"}}, "'shared_memory_region' is not under"),
         ({"parameters": {"binary_data_size": 4}, "shape": [1]}, "ends within element 0 of 1"),
         ({"parameters": {}, "data": ["a", "b"]}, "body: 15 bytes stand behind the last tensor"),
         ({"data": ["a", "b"]}, "has both data and binary_data_size"),
@@ -252,6 +258,7 @@ def test_answers_in_json() -> None:
         Tensor("b", "BYTES", np.array([ELEMENTS], np.object_)),
         Tensor("c", "FP32", floats),
         Tensor("d", "INT64", np.empty((0, 2), np.int64)),
+        Tensor("e", "INT64", np.arange(6)[::2]),  # not contiguous
     ]
     body, length = encode_infer_response(InferResponse("bert", "1", outputs, "17"), InferRequest({}))
     assert length is None
@@ -265,6 +272,7 @@ def test_answers_in_json() -> None:
             {"name": "a", "datatype": "INT64", "shape": [2, 1], "data": [1, -2]},
             {"name": "b", "datatype": "BYTES", "shape": [1, 2], "data": ["paris", "é"]},
             {"name": "d", "datatype": "INT64", "shape": [0, 2], "data": []},
+            {"name": "e", "datatype": "INT64", "shape": [3], "data": [0, 2, 4]},
         ],
     }
     assert c["shape"] == [3, 2]
