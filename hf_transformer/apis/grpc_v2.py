@@ -27,6 +27,7 @@ from hf_transformer.apis.base import Model, Models, Service
 from hf_transformer.apis.grpc_calls import AtWork, Caller, unary
 from hf_transformer.apis.grpc_infer import Inference
 from hf_transformer.apis.grpc_stream import Streams
+from hf_transformer.apis.grpc_unsent import GRPCS_LOGGER, Sent, log_failed_tasks
 from hf_transformer.apis.tensors import check_version, clients_fault
 from hf_transformer.apis.v2 import EXTENSIONS, PLATFORM, SERVER
 from hf_transformer.errors import ConfigError, NotReady, Unavailable
@@ -123,6 +124,7 @@ class GrpcServer:
         self._credentials = _credentials(settings)
         self._closing = asyncio.Event()
         self._at_work = AtWork()
+        self._sent = Sent()
         self._server: grpc.aio.Server
         self._ending: asyncio.Task[None] | None = None
 
@@ -136,7 +138,8 @@ class GrpcServer:
         for name, served in zip(names, (methods, health.methods, reflection.methods), strict=True):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
         self._listen()
-        asyncio.get_running_loop().set_exception_handler(_without_clients_that_left)
+        asyncio.get_running_loop().set_exception_handler(log_failed_tasks)
+        GRPCS_LOGGER.addFilter(self._sent)
         await self._server.start()
         return self
 
@@ -146,6 +149,7 @@ class GrpcServer:
         self.begin_end()
         if self._ending is not None:
             await self._ending
+        GRPCS_LOGGER.removeFilter(self._sent)
 
     def begin_end(self) -> None:
         """Takes no more calls, and gives those in flight the time to finish; to be awaited by closing the server."""
@@ -217,13 +221,6 @@ def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
 
 def _as_grpc_has_it(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
-
-
-def _without_clients_that_left(loop: asyncio.AbstractEventLoop, about: dict[str, Any]) -> None:
-    """Logs what asyncio logs of a task that failed, but for answers that gRPC could not send: its own task raises that
-    where a connection ends in the same moment, before it has noticed that the client is gone, and we can't catch it."""
-    if not isinstance(about.get("exception"), grpc.aio.InternalError):
-        loop.default_exception_handler(about)
 
 
 def _questions(models: Models, at_work: AtWork) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

@@ -138,16 +138,6 @@ async def test_readiness_is_the_models_at_each_call() -> None:
         assert await ready() == [True] * 6
 
 
-async def test_an_answer_that_grpc_could_not_send_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
-    """As "Task exception was never retrieved" has it in the log, where a connection ends as its answer leaves."""
-    async with serving(ScriptedModel()):
-        loop = asyncio.get_running_loop()
-        loop.call_exception_handler({"message": "gone", "exception": grpc.aio.InternalError("execute_batch")})
-        assert not caplog.records
-        loop.call_exception_handler({"message": "ours", "exception": ValueError("wrong")})
-        assert [record.message for record in caplog.records] == ["ours"]
-
-
 async def test_health_of_a_name_that_is_none() -> None:
     async with serving(ScriptedModel()) as server, connected(server) as client:
         code, message = await code_of(check(client, "other"))
