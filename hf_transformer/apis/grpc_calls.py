@@ -72,9 +72,10 @@ class Caller:
 
 
 class AtWork:
-    """The calls that are worked on; what is over may still be on its way to its client."""
+    """The calls that are worked on; what is over may still be on its way to its client. ``begun`` counts them all."""
 
     def __init__(self) -> None:
+        self.begun = 0
         self._calls = 0
         self._none = asyncio.Event()
         self._none.set()
@@ -85,6 +86,7 @@ class AtWork:
     @contextmanager
     def one(self) -> Iterator[None]:
         """While one call is worked on."""
+        self.begun += 1
         self._calls += 1
         self._none.clear()
         try:

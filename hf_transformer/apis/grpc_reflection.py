@@ -6,7 +6,7 @@ Source: https://github.com/grpc/grpc/blob/master/doc/server-reflection.md
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -51,19 +51,35 @@ class Reflection:
 
     async def ServerReflectionInfo(self, requests: AsyncIterator[Any], rpc: Rpc) -> None:
         """Answers each request of a stream."""
-        answering = asyncio.create_task(_write(self._servicer.ServerReflectionInfo(requests, rpc), rpc))
-        ending = asyncio.create_task(self._closing.wait())
         try:
-            await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                answering.result()
-                return
+            async with (
+                aclosing(self._until_the_end(requests)) as asked,
+                aclosing(self._servicer.ServerReflectionInfo(asked, rpc)) as answers,
+            ):
+                async for answer in answers:
+                    # Never broken off: gRPC would send the headers once more with the call's end, and fail in that.
+                    await rpc.write(answer)
         except grpc.aio.BaseError:  # the client is gone
             raise asyncio.CancelledError from None
+        if self._closing.is_set():
+            await refuse_at_the_end(rpc, caller_of(rpc))
+
+    async def _until_the_end(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        """Each request, until there are no more of them, or the server closes."""
+        coming = aiter(requests)
+        ending = asyncio.create_task(self._closing.wait())
+        request: asyncio.Future[Any] | None = None
+        try:
+            while True:
+                request = asyncio.ensure_future(anext(coming, None))
+                await asyncio.wait((request, ending), return_when=asyncio.FIRST_COMPLETED)
+                if not request.done() or (found := request.result()) is None:
+                    return
+                yield found
         finally:
-            answering.cancel()
             ending.cancel()
-        await refuse_at_the_end(rpc, caller_of(rpc))
+            if request is not None:
+                request.cancel()
 
 
 def _described(methods: Collection[str]) -> DescriptorPool:
@@ -78,9 +94,3 @@ def _described(methods: Collection[str]) -> DescriptorPool:
             service.method.extend(answered)
         pool.AddSerializedFile(file.SerializeToString())
     return pool
-
-
-async def _write(answers: Any, rpc: Rpc) -> None:
-    async with aclosing(answers):
-        async for answer in answers:
-            await rpc.write(answer)

@@ -59,9 +59,13 @@ IDLE_SECONDS = 300.0
 MORE_STREAMS = 100
 """Calls of one connection beside those that infer: health checks, questions, and those that are told that there is no
 room. A client that sends more at once on a new connection finds some of them reset, as UNAVAILABLE."""
-REFUSING = 0.1
-"""Seconds in which an ending server goes on taking calls, to refuse them: one that is on its way when it takes no more
-is reset by gRPC, and its caller sees CANCELLED, as if it had done so itself."""
+REFUSING = 1.0
+"""Seconds in which an ending server goes on taking calls at most, to refuse them: one that is on its way when it takes
+no more is reset by gRPC, and its caller sees CANCELLED, as if it had done so itself."""
+QUIET = 0.1
+"""Seconds without a call after which none is on its way any more, as far as one can tell."""
+LOOKS = 10
+"""In that time: a busy event loop has then turned so often, and gRPC hands over a call in each turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +164,10 @@ class GrpcServer:
     async def _end(self) -> None:
         """Once nothing is worked on, clients have PATIENCE seconds to take what is on its way: who does not read would
         hold up the end for the whole grace, and gRPC can't break off a call alone."""
-        await asyncio.sleep(REFUSING)
-        stopping = asyncio.create_task(self._server.stop(self._settings.grace))
+        now = asyncio.get_running_loop().time
+        latest = now() + self._settings.grace
+        await self._refuse_until(now() + max(QUIET, min(REFUSING, self._settings.grace)))
+        stopping = asyncio.create_task(self._server.stop(max(latest - now(), 0.0)))
         while not stopping.done():
             over = asyncio.create_task(self._at_work.over())
             await asyncio.wait((stopping, over), return_when=asyncio.FIRST_COMPLETED)
@@ -172,6 +178,14 @@ class GrpcServer:
         if not stopping.done():
             await self._server.stop(None)
         await stopping
+
+    async def _refuse_until(self, latest: float) -> None:
+        """Takes calls until none has come for a while, or until this time of the event loop's clock."""
+        looks, begun = 0, self._at_work.begun
+        while looks < LOOKS and asyncio.get_running_loop().time() < latest:
+            await asyncio.sleep(QUIET / LOOKS)
+            looks = looks + 1 if self._at_work.begun == begun else 0
+            begun = self._at_work.begun
 
     def _inference(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
         inference = Inference(self._service, self._settings.max_send)

@@ -318,3 +318,26 @@ async def test_calls_that_cross_with_the_end_are_answered_or_unavailable() -> No
         await server.end()
         await asyncio.gather(*asking)
     assert set(ended) == {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_clients_that_go_on_asking_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_transformer.apis.grpc_v2.REFUSING", 0.3)
+    seen: set[grpc.StatusCode] = set()
+
+    async def ask(server: Server) -> None:
+        async with connected(server) as client:
+            while True:
+                try:
+                    await client.infer(request("a"))
+                except grpc.aio.AioRpcError as error:
+                    seen.add(error.code())
+
+    async with serving(ScriptedModel()) as server:
+        asking = [asyncio.create_task(ask(server)) for _ in range(4)]
+        async with asyncio.timeout(20):
+            await server.end()
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    assert grpc.StatusCode.UNAVAILABLE in seen
+    assert seen <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
