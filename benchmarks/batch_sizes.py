@@ -4,8 +4,8 @@
 
 Two Markdown tables are printed, of ONNX Runtime in this process, without Triton and the service. First what the model
 alone takes per token, by rows and tokens of a batch: the least of the rounds. Then texts that wait in a queue which
-hf_transformer/waiting.py makes batches of, by three rules, in turn: each text alone; at most a quarter of a batch may
-be padding; the same, and not more than is worth it by what hf_transformer/batch_costs.py has learnt meanwhile. What is
+hf_transformer/core/queue.py makes batches of, by three rules in turn: each text alone; at most a quarter of a batch may
+be padding; the same, and not more than is worth it by what hf_transformer/core/batch_costs.py has learnt. What is
 counted is CPU time per token of a text, padding being none.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from hf_transformer.batch_costs import BatchCosts
-from hf_transformer.waiting import BatchLimits, Waiting
+from hf_transformer.core.batch_costs import BatchCosts
+from hf_transformer.core.queue import BatchLimits, Waiting
 
 MODEL = Path(__file__).resolve().parents[1] / "build/minilm/minilm/1/model.onnx"
 ROWS = (1, 2, 4, 8, 16, 32)

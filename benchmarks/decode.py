@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from hf_transformer.engines import RustEngine
-from hf_transformer.loading.word_pieces import WordPieces
 from hf_transformer.tasks.base import Task, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.fill_mask import FillMask
@@ -33,8 +31,10 @@ from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
-from hf_transformer.tokenizer import Lexicon
-from hf_transformer.tokenizer import Tokenizer as OurTokenizer
+from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.tokenizer import Lexicon
+from hf_transformer.tokenizer.tokenizer import Tokenizer as OurTokenizer
+from hf_transformer.tokenizer.word_pieces import WordPieces
 from hf_transformer.types import Array
 
 VOCABULARY = 30_522

@@ -30,7 +30,7 @@ from benchmarks.streams.clients import Client, GenerateClient, ServiceClient, Ti
 from benchmarks.streams.ground import STEPPED, TENSORS, lay_out, model_of
 from benchmarks.stress.ground import ROOT, Service
 from benchmarks.stress.usage import cpu_seconds
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "generation.md"
 MILLISECONDS: Final = 20.0

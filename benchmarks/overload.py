@@ -27,7 +27,7 @@ from benchmarks.stress.overload_cases import CASES, STUCK, Case, limits_of, requ
 from benchmarks.stress.overload_report import HEAD, Peak, Round, missed, refused_alike, report, row_of
 from benchmarks.stress.texts import Texts
 from benchmarks.stress.usage import cpu_seconds, forget_peak, usage_of
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "overload.md"
 TIMES: Final = 10

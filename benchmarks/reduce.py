@@ -35,8 +35,8 @@ import numpy as np
 from benchmarks.speed.bodies import v1
 from benchmarks.speed.load import run_wrk
 from benchmarks.stress.ground import ROOT, Model, Service
-from hf_transformer.commands import export
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.export import command as export
+from hf_transformer.commands.local_triton import LocalTriton
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "reduce.md"
 VOCABULARY: Final = 30_522
@@ -187,8 +187,8 @@ def rates(pair: tuple[Service, Service], case: Case, texts: Sequence[str], secon
 
 def measure(case: Case, triton: LocalTriton, repository: Path, options: argparse.Namespace) -> Iterator[Row]:
     """The rows of one model."""
-    from hf_transformer.loading.model_files import find_model_files
-    from hf_transformer.tokenizer import load_tokenizer
+    from hf_transformer.tokenizer.model_files import find_model_files
+    from hf_transformer.tokenizer.tokenizer import load_tokenizer
 
     files = find_model_files(None, str(repository / case.name))
     tokenizer = load_tokenizer(files.tokenizer_folder, files.config)

@@ -35,10 +35,10 @@ from uvicorn.server import ServerState
 
 from hf_transformer import __version__, app
 from hf_transformer.commands.serve import server_config
-from hf_transformer.config import Config, parse_config
-from hf_transformer.predictors.base import Predictor
-from hf_transformer.serving.connection import Connection
-from hf_transformer.serving.server import COLLECTED_AFTER
+from hf_transformer.config.options import Config, parse_config
+from hf_transformer.predictor.base import Predictor
+from hf_transformer.server.connection import Connection
+from hf_transformer.server.server import COLLECTED_AFTER
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 
 CONNECTIONS = 32

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hf_transformer.local_triton import LocalTriton
-from hf_transformer.predictors import PROTOCOLS
-from hf_transformer.predictors.base import Predictor, PredictorSettings
-from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.predictor import PROTOCOLS
+from hf_transformer.predictor.base import Predictor, PredictorSettings
+from hf_transformer.predictor.shared_memory import SharedMemoryPredictor
 from hf_transformer.types import Tensor
 
 KIB = 2**10

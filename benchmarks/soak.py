@@ -29,7 +29,7 @@ from benchmarks.stress.ground import ROOT, Model, Service, lay_out
 from benchmarks.stress.mixed_load import Client
 from benchmarks.stress.texts import Texts
 from benchmarks.stress.usage import Usage, usage_of
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "soak.md"
 EMBEDDING: Final = Model("embed", "BertModel")

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from hf_transformer.local_triton import LocalTriton, free_ports
+from hf_transformer.commands.local_triton import LocalTriton, free_ports
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "deploy" / "model_repository"

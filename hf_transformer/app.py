@@ -13,39 +13,45 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from hf_transformer.admission import Admission
-from hf_transformer.apis import docs_page, elsewhere, openai, openapi, ops, tokenization, v1, v2, v2_generate
-from hf_transformer.apis.access_log import AccessLog
-from hf_transformer.apis.api_keys import ApiKeys, KeyedApp
-from hf_transformer.apis.base import Models, Service
-from hf_transformer.apis.body import Bodies
-from hf_transformer.apis.direct import Direct
-from hf_transformer.apis.endpoint import Endpoint
-from hf_transformer.apis.streaming import OpenStreams
-from hf_transformer.config import Config
-from hf_transformer.endings import told_of_the_end
-from hf_transformer.latency_log import LatencyLog
-from hf_transformer.logs import ACCESS_LOGGER
-from hf_transformer.metrics import Metrics
+from hf_transformer.api import docs_page, elsewhere, openapi, ops, tokenization, v1, v2, v2_generate
+from hf_transformer.api.access_log import AccessLog
+from hf_transformer.api.api_keys import ApiKeys, KeyedApp
+from hf_transformer.api.base import Models, Service
+from hf_transformer.api.body import Bodies
+from hf_transformer.api.direct import Direct
+from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.openai import routes as openai
+from hf_transformer.api.streaming import OpenStreams
+from hf_transformer.config.options import Config
+from hf_transformer.core.admission import Admission
+from hf_transformer.core.served_model import ServedModel
 from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.model_wiring import pipeline_builder, predictor_settings
-from hf_transformer.predictors import open_predictor
-from hf_transformer.predictors.base import Predictor
-from hf_transformer.predictors.shared_region import remove_own_and_leftovers
-from hf_transformer.served_model import ServedModel
-from hf_transformer.tracing.export import Exporter
-from hf_transformer.tracing.spans import Tracing
-from hf_transformer.worker_metrics import Board
+from hf_transformer.observability.latency_log import LatencyLog
+from hf_transformer.observability.logging import ACCESS_LOGGER
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.observability.tracing.export import Exporter
+from hf_transformer.observability.tracing.spans import Tracing
+from hf_transformer.observability.worker_metrics import Board
+from hf_transformer.pair import Diagnose, no_diagnosis
+from hf_transformer.predictor import open_predictor
+from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.shared_region import remove_own_and_leftovers
+from hf_transformer.server.shutdown import told_of_the_end
 from hf_transformer.workers import Roster
 
 if TYPE_CHECKING:
-    from hf_transformer.apis.grpc_v2 import GrpcServer
+    from hf_transformer.api.grpc.server import GrpcServer
 
 logger = logging.getLogger(__name__)
 
 
 def build_app(
-    config: Config, parts: Parts | None = None, roster: Roster | None = None, board: Board | None = None
+    config: Config,
+    parts: Parts | None = None,
+    roster: Roster | None = None,
+    board: Board | None = None,
+    diagnose: Diagnose = no_diagnosis,
 ) -> ASGIApp:
     """The ASGI application for one configuration.
 
@@ -54,6 +60,7 @@ def build_app(
         parts: what ``load_parts`` gave, loaded here if None.
         roster: the workers, where this process is one of several.
         board: where these find each other's metrics.
+        diagnose: looks at each model that is bound.
     """
     if roster is not None:
         roster.claim()
@@ -70,7 +77,7 @@ def build_app(
     )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
-    model = _served_model(config, parts, predictor, metrics, executor, latency_log, roster)
+    model = _served_model(config, parts, predictor, metrics, executor, latency_log, roster, diagnose)
     service = _service(config, model, metrics, executor, _tracing(config, beside))
     beside.append(_streams_until_the_end(service.streams, config.grace_period_seconds))
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
@@ -99,12 +106,13 @@ def _served_model(
     executor: ThreadPoolExecutor,
     latency_log: LatencyLog | None,
     roster: Roster | None,
+    diagnose: Diagnose,
 ) -> ServedModel:
     return ServedModel(
         config.model_name,
         parts.task,
         predictor,
-        pipeline_builder(config, parts, predictor, metrics, executor),
+        pipeline_builder(config, parts, predictor, metrics, executor, diagnose),
         metrics,
         check_health=config.enable_predictor_health_check,
         check_seconds=config.predictor_check_seconds,
@@ -216,7 +224,7 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
     """
     if not config.enable_grpc:
         return None
-    from hf_transformer.apis.grpc_v2 import GrpcServer, GrpcSettings
+    from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 
     longest = config.grpc_max_receive_message_length
     settings = GrpcSettings(
@@ -234,11 +242,11 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
     )
     interceptors: list[Any] = []
     if config.access_log_format:
-        from hf_transformer.apis.grpc_access_log import LoggedCalls
+        from hf_transformer.api.grpc.access_log import LoggedCalls
 
         interceptors.append(LoggedCalls(config.access_log_format, logging.getLogger(ACCESS_LOGGER)))
     if keys is not None:
-        from hf_transformer.apis.grpc_keys import KeyedCalls
+        from hf_transformer.api.grpc.keys import KeyedCalls
 
         interceptors.append(KeyedCalls(keys, service.metrics))
     return GrpcServer(service, settings, interceptors)

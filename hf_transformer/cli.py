@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from hf_transformer.errors import ConfigError, TransformerError
-from hf_transformer.signals import handle_signals
+from hf_transformer.server.signals import handle_signals
 
 WIDTHS = (60, 120)
 """Columns of --help, at least and at most."""
@@ -26,8 +26,10 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("hf_transformer.commands.serve", "serve a model in front of Triton (the default)"),
-    "doctor": Command("hf_transformer.commands.doctor", "check tokenizer, flags and Triton's model against each other"),
-    "export": Command("hf_transformer.commands.export", "write a model's weights as a folder for Triton"),
+    "doctor": Command(
+        "hf_transformer.commands.doctor.command", "check tokenizer, flags and Triton's model against each other"
+    ),
+    "export": Command("hf_transformer.commands.export.command", "write a model's weights as a folder for Triton"),
     "demo": Command("hf_transformer.commands.demo", "start Triton with a tiny BERT, and the service in front"),
 }
 
@@ -69,8 +71,8 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def print_help() -> None:
-    from hf_transformer.config import all_options  # here, because --version and demo do not need it
-    from hf_transformer.options.manual import help_text
+    from hf_transformer.config.manual import help_text
+    from hf_transformer.config.options import all_options  # here, because --version and demo do not need it
 
     least, most = WIDTHS
     columns = min(most, max(least, shutil.get_terminal_size().columns))

@@ -6,24 +6,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from hf_transformer.config import Config
-from hf_transformer.contract import ContractError
-from hf_transformer.diagnosis.at_start import StartDiagnosis
-from hf_transformer.diagnosis.pair import Pair
+from hf_transformer.config.options import Config
+from hf_transformer.core.contract import ContractError
+from hf_transformer.core.places import Places
+from hf_transformer.core.scheduler import SchedulerSettings
+from hf_transformer.core.worklist import Limits
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.kinds import make_generator
 from hf_transformer.generation.model_inputs import FIELDS
+from hf_transformer.generation.parts import GenerationParts
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation_parts import GenerationParts
-from hf_transformer.metrics import Metrics
-from hf_transformer.places import Places
-from hf_transformer.predictors.base import Predictor
-from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.pair import Diagnose, Pair
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
-from hf_transformer.worklist import Limits
 
 
 def generation_builder(
@@ -38,6 +37,7 @@ def generation_builder(
     limits: Limits,
     scheduling: Callable[[int], SchedulerSettings],
     log_texts: Callable[[Sequence[TextInput], Context], None] | None,
+    diagnose: Diagnose,
 ) -> Callable[[ModelSpec], GenerationPipeline]:
     """A function that fits everything to the model that the predictor describes; it raises ContractError.
 
@@ -45,7 +45,6 @@ def generation_builder(
         scheduling: how much goes to the predictor at a time, for a model with so many instances.
     """
 
-    diagnosis = StartDiagnosis()
     settings_for = _settings(config, tokenizer, parts)
 
     def build(spec: ModelSpec) -> GenerationPipeline:
@@ -53,7 +52,7 @@ def generation_builder(
         generator = make_generator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)
         if problems := _sampling_problems(config, task, generator):
             raise ContractError(spec.name, problems)
-        diagnosis.look_soon(Pair(config, tokenizer, task, spec))
+        diagnose(Pair(config, tokenizer, task, spec))
         return GenerationPipeline(
             task,
             tokenizer,

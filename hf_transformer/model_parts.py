@@ -6,17 +6,17 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hf_transformer.config import Config
+from hf_transformer.config.options import Config
 from hf_transformer.errors import ConfigError
-from hf_transformer.generation_parts import GenerationParts, load_generation_parts
-from hf_transformer.loading.model_files import ModelFiles, find_model_files
-from hf_transformer.loading.sentence_transformers import read_activation, read_sentence_transformers
+from hf_transformer.generation.parts import GenerationParts, load_generation_parts
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers, Servable, TaskSettings
 from hf_transformer.tasks.flags import check_stride, flags_without_effect
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.sentence_transformers import read_activation, read_sentence_transformers
+from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

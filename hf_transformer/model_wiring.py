@@ -7,34 +7,33 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hf_transformer.batch_costs import BatchCosts
-from hf_transformer.batches import EncodingForm, Filling
-from hf_transformer.binding import Binding, widths_of
-from hf_transformer.config import Config
-from hf_transformer.contract import ContractError, bind
-from hf_transformer.diagnosis.at_start import StartDiagnosis
-from hf_transformer.diagnosis.pair import BoundPair
-from hf_transformer.engines import strings
-from hf_transformer.errors import ConfigError
-from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.metrics import Metrics
-from hf_transformer.model_parts import Parts
-from hf_transformer.pipeline import Pipeline
-from hf_transformer.places import Places
-from hf_transformer.predictors.base import Predictor, PredictorSettings
-from hf_transformer.scheduler import (
+from hf_transformer.config.options import Config
+from hf_transformer.core.batch_costs import BatchCosts
+from hf_transformer.core.contract import ContractError, bind
+from hf_transformer.core.packing import EncodingForm, Filling
+from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.places import Places
+from hf_transformer.core.scheduler import (
     OUTPUT_BYTES,
     SHARED_OUTPUT_BYTES,
     STEP_OUTPUT_BYTES,
     Scheduler,
     SchedulerSettings,
 )
+from hf_transformer.core.signature import Binding, widths_of
+from hf_transformer.core.worklist import Limits
+from hf_transformer.errors import ConfigError
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.model_parts import Parts
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.pair import BoundPair, Diagnose, no_diagnosis
+from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks.base import Task
 from hf_transformer.tasks.reductions import reading
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.engine import strings
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, TextInput
-from hf_transformer.worklist import Limits
 
 texts_logger = logging.getLogger("hf_transformer.requests")
 
@@ -63,9 +62,14 @@ def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettin
 
 
 def pipeline_builder(
-    config: Config, parts: Parts, predictor: Predictor, metrics: Metrics, executor: ThreadPoolExecutor
+    config: Config,
+    parts: Parts,
+    predictor: Predictor,
+    metrics: Metrics,
+    executor: ThreadPoolExecutor,
+    diagnose: Diagnose = no_diagnosis,
 ) -> Callable[[ModelSpec], Pipeline | GenerationPipeline]:
-    """A function that fits everything to the model that the predictor describes."""
+    """A function that fits everything to the model that the predictor describes, and has the pair diagnosed."""
     log_texts = (
         text_logger(config.max_log_len) if config.enable_log_requests and not config.disable_log_requests else None
     )
@@ -85,10 +89,11 @@ def pipeline_builder(
             limits=limits_of(config),
             scheduling=lambda instances: scheduler_settings(config, instances, STEP_OUTPUT_BYTES),
             log_texts=log_texts,
+            diagnose=diagnose,
         )
     if not isinstance(task, Task):
         raise AssertionError(f"{task.name} neither predicts nor generates")
-    return predictive_builder(config, task, parts.tokenizer, predictor, metrics, executor, log_texts)
+    return predictive_builder(config, task, parts.tokenizer, predictor, metrics, executor, log_texts, diagnose)
 
 
 def bind_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Binding]:
@@ -132,15 +137,14 @@ def predictive_builder(
     metrics: Metrics,
     executor: ThreadPoolExecutor,
     log_texts: LogTexts | None,
+    diagnose: Diagnose = no_diagnosis,
 ) -> Callable[[ModelSpec], Pipeline]:
     """The same for a model whose answers are read off its outputs; ``loaded`` is the tokenizer of its files."""
     places = Places(0)  # of the predictor: requests under way keep the pipeline that they have when it is built anew
 
-    diagnosis = StartDiagnosis()
-
     def build(spec: ModelSpec) -> Pipeline:
         reader, binding = bind_task(config, task, spec)
-        diagnosis.look_soon(BoundPair(config, loaded, reader, spec, binding))
+        diagnose(BoundPair(config, loaded, reader, spec, binding))
         tokenizer = fitted(loaded, binding)
         settings = scheduler_settings(config, spec.instances)
         places.count = settings.max_batches_in_flight

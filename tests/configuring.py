@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.config import Config, parse_config
+from hf_transformer.config.option import Option
+from hf_transformer.config.options import Config, parse_config
+from hf_transformer.config.values import Boolean, Choice, Integer, Level, Names, Number
 from hf_transformer.errors import ConfigError
-from hf_transformer.options.option import Option
-from hf_transformer.options.values import Boolean, Choice, Integer, Level, Names, Number
 
 HOST = "--predictor_host=triton:8000"
 PATHS = ("ssl_certfile", "ssl_keyfile")

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from hf_transformer.predictors.base import Predictor
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import ModelSpec, Tensor
 
 

@@ -26,7 +26,7 @@ def test_the_wheel_carries_the_package_and_the_demo_model(tmp_path: Path) -> Non
     assert {f"hf_transformer/_model_repository/bert/{name}" for name in model} <= names
     assert "hf_transformer/cli.py" in names
     page = ("index.html", "start.js", "swagger-ui-bundle.js.gz", "swagger-ui.css.gz", "LICENSE", "NOTICE")
-    assert {f"hf_transformer/apis/swagger_ui/{name}" for name in page} <= names
+    assert {f"hf_transformer/api/ui/{name}" for name in page} <= names
     assert {name.split("/")[0] for name in names} == {
         "hf_transformer",
         wheel.name.replace("-py3-none-any.whl", ".dist-info"),

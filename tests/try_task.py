@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.triton_environment import triton_environment
 from tests.triton_repository import lay_out, task_model_folder, task_model_names
 

@@ -22,8 +22,8 @@ from benchmarks.speed.options import Options, parse
 from benchmarks.speed.report import write_results
 from benchmarks.speed.repository import lay_out
 from benchmarks.speed.subjects import Ground
+from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import LoadError
-from hf_transformer.local_triton import LocalTriton
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from benchmarks.speed.cases import Cell, Model
 from benchmarks.speed.http_calls import get_text
 from benchmarks.speed.load import Load, LoadFailed
 from benchmarks.speed.subjects import Ground, Service
-from hf_transformer.local_triton import HOST, free_ports
+from hf_transformer.commands.local_triton import HOST, free_ports
 
 LONGEST_SECONDS = 30
 """For one run of some seconds; perf_analyzer may hang where it sees no end."""

@@ -22,7 +22,7 @@ from benchmarks.speed.bare_calls import figures, flags
 from benchmarks.speed.bodies import HEADER, Region, binary
 from benchmarks.speed.cases import SYNTHETIC
 from benchmarks.speed.http_calls import Body, post
-from hf_transformer.local_triton import SHARED_MEMORY
+from hf_transformer.commands.local_triton import SHARED_MEMORY
 
 WARM_UP = 20
 _LENGTH = b"content-length:"

@@ -13,7 +13,7 @@ from benchmarks.speed.cases import Case, Cell, Model
 from benchmarks.speed.http_calls import get, post
 from benchmarks.speed.load import Load
 from benchmarks.speed.subjects import Ground, Subject, WithWrk
-from hf_transformer.local_triton import SHARED_MEMORY
+from hf_transformer.commands.local_triton import SHARED_MEMORY
 
 REGION_BYTES = 256 * 2**20
 """At most so much for the outputs of wrk's requests. Two in flight may then share a place; nobody reads it."""

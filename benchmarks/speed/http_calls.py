@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from benchmarks.speed.bodies import HEADER, Body
-from hf_transformer.local_triton import HOST
+from hf_transformer.commands.local_triton import HOST
 
 
 def ready(port: int, path: str) -> bool:

@@ -12,7 +12,7 @@ from benchmarks.speed.measuring import Result, Say, measure
 from benchmarks.speed.options import Options
 from benchmarks.speed.report import head, shown
 from benchmarks.speed.subjects import Ground, Service
-from hf_transformer.local_triton import SHARED_MEMORY
+from hf_transformer.commands.local_triton import SHARED_MEMORY
 
 COUNTS = (1, 2, 3, 4)
 MIB = 2**20

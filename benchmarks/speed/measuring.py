@@ -15,8 +15,8 @@ from benchmarks.speed.cases import Cell
 from benchmarks.speed.load import LoadFailed
 from benchmarks.speed.subjects import Subject
 from benchmarks.speed.usage import cpu_seconds, settle
-from hf_transformer.local_triton import LocalTriton
-from hf_transformer.local_triton.child_process import ChildProcess
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.commands.local_triton.child_process import ChildProcess
 
 Say = Callable[[str], None]
 FAILURES = (LoadFailed, ValueError, OSError, HTTPException)

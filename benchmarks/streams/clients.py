@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from hf_transformer.local_triton import HOST
-from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.commands.local_triton import HOST
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 PROMPT = "The capital of france is"

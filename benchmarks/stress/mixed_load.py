@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.stress.ground import WIDTH, Service, embedding_table
 from benchmarks.stress.open_loop import Connection
 from benchmarks.stress.texts import Texts
-from hf_transformer.local_triton import HOST
-from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.commands.local_triton import HOST
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 
 SECONDS: Final = 60.0
 """How long a client waits; none should have to."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from hf_transformer.local_triton import HOST
+from hf_transformer.commands.local_triton import HOST
 
 STEP = 0.005
 """Seconds between two looks at what is due."""

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports
+from hf_transformer.commands.local_triton.child_process import ChildProcess
 from hf_transformer.errors import LoadError
-from hf_transformer.local_triton import HOST, LocalTriton, free_ports
-from hf_transformer.local_triton.child_process import ChildProcess
 
 MODEL = "bert"
 PATH = f"/v1/models/{MODEL}:predict"

@@ -8,7 +8,7 @@ import socket
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from hf_transformer.config import Config
+from hf_transformer.config.options import Config
 from hf_transformer.errors import ConfigError
 
 logger = logging.getLogger(__name__)

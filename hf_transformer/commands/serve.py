@@ -10,19 +10,20 @@ from functools import partial
 from typing import Any
 
 from hf_transformer import __version__
+from hf_transformer.api.key_file import read_keys
 from hf_transformer.app import build_app, clean_up
+from hf_transformer.commands.doctor.at_start import StartDiagnosis
 from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
-from hf_transformer.config import Config, parse_config
-from hf_transformer.key_file import read_keys
+from hf_transformer.config.options import Config, parse_config
 from hf_transformer.key_pair import read_server_pair
-from hf_transformer.logs import configure_logging
 from hf_transformer.model_parts import load_parts
-from hf_transformer.serving.connection import Connection
-from hf_transformer.serving.server import Server
-from hf_transformer.serving.settings import ClientLimits, ServerConfig
-from hf_transformer.serving.supervisor import Supervisor
-from hf_transformer.signals import handle_signals
-from hf_transformer.worker_metrics import Board
+from hf_transformer.observability.logging import configure_logging
+from hf_transformer.observability.worker_metrics import Board
+from hf_transformer.server.connection import Connection
+from hf_transformer.server.server import Server
+from hf_transformer.server.settings import ClientLimits, ServerConfig
+from hf_transformer.server.signals import handle_signals
+from hf_transformer.server.supervisor import Supervisor
 from hf_transformer.workers import Roster
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if config.workers > 1:
             del parts  # each worker loads its own
             return _serve_with_workers(config, listening)
-        server = Server(server_config(config, partial(build_app, config, parts)))
+        server = Server(server_config(config, partial(build_app, config, parts, diagnose=StartDiagnosis().look_soon)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
 
@@ -108,7 +109,7 @@ def _serve_with_workers(config: Config, listening: socket.socket) -> int:
     Each is a fresh interpreter that builds its own application from the frozen configuration.
     """
     roster = Roster(config.workers)
-    app = partial(build_app, config, roster=roster, board=Board(roster))
+    app = partial(build_app, config, roster=roster, board=Board(roster), diagnose=StartDiagnosis().look_soon)
     return Supervisor(server_config(config, app), [listening], partial(_prepare_worker, config)).run()
 
 

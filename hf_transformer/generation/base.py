@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from hf_transformer.core.places import Places
+from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.following import Items
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.types import Prompt, Sampling, Step
-from hf_transformer.places import Places
-from hf_transformer.scheduler import SchedulerSettings
 from hf_transformer.types import Context
 
 Interface = Literal["auto", "tokens", "text", "logits"]

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Literal
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.logits_model import make_logits_generator
 from hf_transformer.generation.text_model import TEXT_INPUT, TEXT_OUTPUTS, TextGenerator
 from hf_transformer.generation.token_model import IDS, OUTPUT, TokenGenerator
-from hf_transformer.metrics import Metrics
-from hf_transformer.predictors.base import Predictor
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import FLOATS
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import ModelSpec, TensorSpec
 
 Kind = Literal["tokens", "text", "logits"]

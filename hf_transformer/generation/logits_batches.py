@@ -7,14 +7,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from hf_transformer.batches import Form, Packed
-from hf_transformer.binding import Widths
+from hf_transformer.core.packing import Form, Packed
+from hf_transformer.core.queue import BatchLimits
+from hf_transformer.core.scheduler import SchedulerSettings
+from hf_transformer.core.signature import Widths
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.cache import BYTES_PER_COST, Cache, CacheTensor, past
 from hf_transformer.generation.logits_contract import CACHE_BRANCH, LogitsBinding
-from hf_transformer.scheduler import SchedulerSettings
 from hf_transformer.types import NUMPY_DTYPES, Array, Tensor
-from hf_transformer.waiting import BatchLimits
 
 MAX_PADDING = 0.5
 """The largest part of a batch that may be padding. More than elsewhere: a step has few tokens, so that the call itself

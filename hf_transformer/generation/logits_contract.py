@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hf_transformer.binding import InputBinding
-from hf_transformer.contract import DEFAULT_BATCH, POSITIONAL, ContractError, told
+from hf_transformer.core.contract import DEFAULT_BATCH, POSITIONAL, ContractError, told
+from hf_transformer.core.signature import InputBinding
 from hf_transformer.generation.base import GeneratorSettings
 from hf_transformer.generation.cache import CacheTensor
 from hf_transformer.tasks.base import FLOATS, Vocabulary

@@ -7,8 +7,9 @@ from concurrent.futures import Executor
 from functools import partial
 from weakref import WeakValueDictionary
 
-from hf_transformer.binding import widths_of
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
+from hf_transformer.core.scheduler import Scheduler
+from hf_transformer.core.signature import widths_of
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.cache import Cache, cache_bytes, next_capacity
@@ -19,9 +20,8 @@ from hf_transformer.generation.sampling import Chooser
 from hf_transformer.generation.shared_start import SharedStart
 from hf_transformer.generation.stepping import Continuation, Extent
 from hf_transformer.generation.types import Prompt, Sampling, Step
-from hf_transformer.metrics import Metrics
-from hf_transformer.predictors.base import Predictor
-from hf_transformer.scheduler import Scheduler
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Vocabulary
 from hf_transformer.types import Context, ModelSpec
 

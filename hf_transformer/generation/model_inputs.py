@@ -12,7 +12,7 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model_input import ModelInput
 from hf_transformer.generation.per_sampling import PerSampling
 from hf_transformer.generation.types import Sampling
-from hf_transformer.predictors.base import Predictor
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import ModelSpec, Tensor
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from hf_transformer.core.worklist import Limits
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator, GeneratorSettings
@@ -26,10 +27,9 @@ from hf_transformer.generation.types import FinishReason, GenerationRequest, Pro
 from hf_transformer.generation.writing import Collected as Collected
 from hf_transformer.generation.writing import Generation as Generation
 from hf_transformer.generation.writing import OneText, SeveralTexts
-from hf_transformer.metrics import Metrics
-from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Json, Query, Tensor, TextInput, TokenIds, Tokenization
-from hf_transformer.worklist import Limits
 
 EVERYBODYS = frozenset({"stop", "n", "max_tokens", "max_length"})
 """What every kind of model can honour, since it is done here."""

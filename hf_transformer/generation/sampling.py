@@ -9,7 +9,7 @@ import numpy as np
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.processors import Processors, candidates
 from hf_transformer.generation.types import Sampling, TokenScore
-from hf_transformer.numerics import top_k
+from hf_transformer.tasks.numerics import top_k
 from hf_transformer.types import Array
 
 BLOCK = 512

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 
+from hf_transformer.core.scheduler import Scheduler
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.cache import Cache
 from hf_transformer.generation.logits_batches import Running
 from hf_transformer.generation.stepping import Continuation
 from hf_transformer.generation.types import Prompt
-from hf_transformer.scheduler import Scheduler
 from hf_transformer.types import Array, Context
 
 

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
+from hf_transformer.core.scheduler import Scheduler
 from hf_transformer.generation.cache import Cache
 from hf_transformer.generation.cache_budget import Share
 from hf_transformer.generation.logits_batches import LOGITS, Running
 from hf_transformer.generation.sampling import Chooser
 from hf_transformer.generation.types import FinishReason, Step, TokenScore
-from hf_transformer.scheduler import Scheduler
 from hf_transformer.types import Array, Context
 
 AHEAD = 1

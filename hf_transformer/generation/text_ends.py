@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
+from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import Encoding, Tokenization
 
 _COUNTED: Final = Tokenization(whole=True, special_tokens=False)

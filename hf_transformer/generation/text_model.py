@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 
 import orjson
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import PredictorError
 from hf_transformer.following import Items
 from hf_transformer.generation.base import Generator, GeneratorSettings
@@ -27,8 +27,8 @@ from hf_transformer.generation.followed_steps import FollowedSteps, Responses
 from hf_transformer.generation.model_inputs import ModelInputs, json_problems
 from hf_transformer.generation.text_ends import Leading, TokenCounter, leading_token
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step
-from hf_transformer.predictors.base import Predictor
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.predictor.base import Predictor
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, ModelSpec, Tensor
 
 TEXT_INPUT: Final = "text_input"

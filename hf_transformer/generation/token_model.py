@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.following import Items
 from hf_transformer.generation.base import Generator, GeneratorSettings
@@ -24,7 +24,7 @@ from hf_transformer.generation.followed_steps import FollowedSteps, Responses
 from hf_transformer.generation.model_inputs import NO_WORDS, ModelInputs, json_problems
 from hf_transformer.generation.token_rows import RowHabits, Rows
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
-from hf_transformer.predictors.base import Predictor
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import Array, Context, ModelSpec, Tensor, TensorSpec
 
 IDS, LENGTHS, NEW_TOKENS = "input_ids", "input_lengths", "request_output_len"

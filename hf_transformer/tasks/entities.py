@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.numerics import require_finite
 from hf_transformer.tasks.base import Vocabulary
+from hf_transformer.tasks.numerics import require_finite
 from hf_transformer.types import Array, Encoding, Json, Words
 
 Strategy = Literal["none", "simple", "first", "average", "max"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Overflow, Task, TaskSettings, read_text, single
+from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types import Array, Encoding, Json, Tensor, TextInput

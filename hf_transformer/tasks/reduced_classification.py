@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.numerics import require_numbers
 from hf_transformer.tasks.base import OutputRole, TaskSettings
 from hf_transformer.tasks.labels import labels_axis
+from hf_transformer.tasks.numerics import require_numbers
 from hf_transformer.tasks.sequence_classification import SequenceClassification, SequenceClassificationOptions
 from hf_transformer.types import Array, Encoding, Json, TextInput
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.numerics import require_numbers
 from hf_transformer.tasks.base import Axis, OutputRole, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask, FillMaskOptions
+from hf_transformer.tasks.numerics import require_numbers
 from hf_transformer.types import Array, Encoding, Json
 
 IDS, SCORES = "topk_ids", "topk_scores"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.numerics import require_numbers, sigmoid
 from hf_transformer.tasks.base import OutputFormat, OutputRole, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
+from hf_transformer.tasks.numerics import require_numbers, sigmoid
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types import Array, Encoding, Json, TextInput

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.numerics import require_numbers, sigmoid, softmax
 from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe, single
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
+from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field
 from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hf_transformer.numerics import require_numbers, softmax, top_k
+from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
 from hf_transformer.types import Array, Encoding
 
 

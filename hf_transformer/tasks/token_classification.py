@@ -11,10 +11,10 @@ from typing import cast
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.numerics import require_finite, softmax
 from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe, read_text
 from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
+from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_tensor
 from hf_transformer.tasks.token_windows import Piece, WindowShape, pieces_of

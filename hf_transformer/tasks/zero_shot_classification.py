@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.numerics import require_numbers, softmax
 from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
+from hf_transformer.tasks.numerics import require_numbers, softmax
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
 from hf_transformer.tasks.tensors import TEXT, Field
 from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization

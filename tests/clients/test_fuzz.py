@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.wire.fuzz_v2_grpc import fuzz as fuzz_grpc
-from tests.wire.fuzz_v2_rest import fuzz as fuzz_rest
+from tests.protocol.fuzz_v2_grpc import fuzz as fuzz_grpc
+from tests.protocol.fuzz_v2_rest import fuzz as fuzz_rest
 
 BODIES = 1_000_000
 

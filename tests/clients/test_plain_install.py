@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.clients.conftest import ROOT
 from tests.integration.conftest import MODEL_FOLDER, load
 from tests.integration.grpc_client import channel_to

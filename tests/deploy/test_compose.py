@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_transformer.config import parse_config
+from hf_transformer.config.options import parse_config
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MIB = 2**20

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.config import all_options
+from hf_transformer.config.options import all_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("SECURITY.md", "deploy/README.md", "docs/metrics.md", "docs/operations.md")

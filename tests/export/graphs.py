@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hf_transformer.export.graph import BATCH, DECODED, MASKS, SEQUENCE, Graph, Output
-from hf_transformer.export.settings import BACKENDS, ExportSettings
+from hf_transformer.commands.export.graph import BATCH, DECODED, MASKS, SEQUENCE, Graph, Output
+from hf_transformer.commands.export.settings import BACKENDS, ExportSettings
 
 ENCODER = ("input_ids", "attention_mask", "token_type_ids")
 GRAPHS = {

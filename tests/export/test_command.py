@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.cli import main
-from hf_transformer.commands import export
+from hf_transformer.commands.export import command as export
 from hf_transformer.errors import ConfigError
 
 GIVEN = ["--model_id=org/bert-base", "--output=models"]
@@ -139,8 +139,8 @@ UNTIL_TOLD = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-from hf_transformer.commands import export
-from hf_transformer.export.folder import new_folder
+from hf_transformer.commands.export import command as export
+from hf_transformer.commands.export.folder import new_folder
 
 def half(settings, target):
     with new_folder(target, force=False) as made:

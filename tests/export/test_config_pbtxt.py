@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.export.config_pbtxt import config_pbtxt
+from hf_transformer.commands.export.config_pbtxt import config_pbtxt
 from tests.export.graphs import GRAPHS, settings
 
 HERE = Path(__file__).parent

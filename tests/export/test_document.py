@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands import export
-from hf_transformer.export.settings import TOP_K
+from hf_transformer.commands.export import command as export
+from hf_transformer.commands.export.settings import TOP_K
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `--(\w+)` \| (.*?) \|", PAGE, re.MULTILINE))

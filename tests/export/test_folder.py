@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_transformer.commands.export.folder import new_folder, require_free
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.export.folder import new_folder, require_free
 
 
 def names(folder: Path) -> list[str]:

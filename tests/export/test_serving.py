@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
-from hf_transformer.config import parse_config
-from hf_transformer.export.serving import commands, manifest
+from hf_transformer.commands.export.serving import commands, manifest
+from hf_transformer.config.options import parse_config
 from tests.deploy.test_manifests import CRD, METADATA, messages, strict
 from tests.export.graphs import settings
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from hf_transformer.local_triton import SHARED_MEMORY
+from hf_transformer.commands.local_triton import SHARED_MEMORY
 from tests.faults import report
 from tests.faults.drain import NAME, ROUNDS, drain
 from tests.faults.faults import FAULTS

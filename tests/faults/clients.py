@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import grpc
 import orjson
 
-from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
 from tests.faults.records import Kind, Record
 from tests.faults.texts import Text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from hf_transformer.local_triton import HOST
+from hf_transformer.commands.local_triton import HOST
 from tests.faults.rig import MODEL
 
 PERIOD = 0.5

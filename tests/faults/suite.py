@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hf_transformer.commands.local_triton.child_process import poll
 from hf_transformer.errors import LoadError
-from hf_transformer.local_triton.child_process import poll
 from tests.faults.faults import Fault, Scene
 from tests.faults.probes import Probes
 from tests.faults.records import Kind, Record, kinds, recovery

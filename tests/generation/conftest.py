@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.tokenizers import ALL, load
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from hf_transformer.core.places import Places
+from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.generation.base import GeneratorSettings
 from hf_transformer.generation.logits_model import LogitsGenerator, make_logits_generator
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, TokenScore
-from hf_transformer.metrics import Metrics
-from hf_transformer.places import Places
-from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Context
 from tests.generation.tiny_model import EOS, LONGEST, VOCABULARY, Form, TinyPredictor
 

@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from hf_transformer.core.scheduler import SchedulerSettings
+from hf_transformer.core.worklist import Limits
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Prompt, Sampling, Step
-from hf_transformer.metrics import Metrics
-from hf_transformer.scheduler import SchedulerSettings
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.tensors import json_tensor
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, Json, Query, Tensor
-from hf_transformer.worklist import Limits
 
 PROMPT = "The capital of france is"
 SCHEDULING = SchedulerSettings(

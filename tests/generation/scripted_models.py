@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.types import Prompt, Sampling, Step
-from hf_transformer.scheduler import SchedulerSettings
 from hf_transformer.types import Context, ModelSpec, Tensor, TensorSpec
-from tests.predictors.scripted import Scripted
+from tests.predictor.scripted import Scripted
 
 Response = Mapping[str, Tensor]
 

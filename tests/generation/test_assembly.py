@@ -11,7 +11,7 @@ import pytest
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenScore
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.tokenizers import ALL, load
 from tests.tiny_tokenizers.folders import of_bytes
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.tokenizers import ALL, FALLBACK, load, without_unknown
 
 PROMPT = "The capital of france is"

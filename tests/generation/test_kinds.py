@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.generation.kinds import choose_kind, make_generator
-from hf_transformer.metrics import Metrics
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import ModelSpec
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.generation.cache import CacheTensor
 from hf_transformer.generation.logits_contract import LogitsBinding, bind_logits
 from hf_transformer.types import ModelSpec, TensorSpec

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
+from hf_transformer.core.places import Places
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, TooManyRequests
 from hf_transformer.generation import logits_model
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.sampling import Chooser
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling
-from hf_transformer.places import Places
 from hf_transformer.types import NUMPY_DTYPES, Tensor
 from tests.generation.logits_bench import FORMS, GREEDY, PROMPTS, SIXTEEN, generator, write
 from tests.generation.tiny_model import EOS, LONGEST, VOCABULARY, Form, TinyModel

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.generation.kinds import make_generator
 from hf_transformer.generation.types import Sampling
-from hf_transformer.metrics import Metrics
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import ModelSpec
 from tests.generation.logits_bench import FORMS, PROMPTS, SCHEDULING, generator, write
 from tests.generation.scripted_models import ScriptedModel, settings

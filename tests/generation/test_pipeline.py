@@ -11,7 +11,7 @@ import pytest
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest, Prompt, Sampling
-from hf_transformer.tokenizer import INLINE_CHARACTERS, Tokenizer
+from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import Query, TokenIds
 from tests.generation.scripted import (
     PROMPT,

@@ -12,15 +12,15 @@ import numpy as np
 import orjson
 import pytest
 
+from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.base import Generator
 from hf_transformer.generation.kinds import make_generator
 from hf_transformer.generation.types import Prompt, Sampling, Step
-from hf_transformer.local_triton import LocalTriton
-from hf_transformer.metrics import Metrics
-from hf_transformer.predictors import open_predictor
-from hf_transformer.predictors.base import Predictor, PredictorSettings
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor import open_predictor
+from hf_transformer.predictor.base import Predictor, PredictorSettings
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, Tensor
 from tests.generation.scripted_models import settings, steps
 from tests.streams.triton import stream_triton

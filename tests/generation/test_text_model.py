@@ -11,12 +11,12 @@ import numpy as np
 import orjson
 import pytest
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.text_ends import Leading, TokenCounter, leading_token
 from hf_transformer.generation.text_model import TextGenerator
 from hf_transformer.generation.types import Prompt, Sampling
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import ModelSpec, Tensor, Tokenization
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec, steps, text
 from tests.generation.tokenizers import ALL, load

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model_inputs import ModelInputs
 from hf_transformer.generation.per_sampling import KEPT

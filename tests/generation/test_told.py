@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.generation.writing import Generation
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context
 from tests.generation.pushed import PushedGenerator
 from tests.generation.scripted import ScriptedGenerator, asking, context, endless, pipeline_of, saying

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.contract import ContractError
+from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.base import Generator
 from hf_transformer.generation.text_model import TextGenerator
 from hf_transformer.generation.token_model import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import TensorSpec
 from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps, text
 from tests.generation.test_token_model import NEEDED, OUTPUTS

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.admission import Admission
+from hf_transformer.core.admission import Admission
 from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.generation.writing import QUEUED_PIECES
-from hf_transformer.metrics import Metrics
-from hf_transformer.tokenizer import Tokenizer
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.scripted import (
     PROMPT,
     ScriptedGenerator,

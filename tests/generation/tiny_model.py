@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from hf_transformer.predictors.base import Predictor
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
 
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64

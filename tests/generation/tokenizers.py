@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from hf_transformer import tokenizer
+from hf_transformer.tokenizer import tokenizer
 from tests.tiny_tokenizers.corpus import CORPUS
 from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS
 from tests.tiny_tokenizers.trained import byte_level, save

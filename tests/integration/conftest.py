@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.service import Service, flags_for
 from tests.triton_environment import triton_environment
 from tests.triton_repository import lay_out, model_names

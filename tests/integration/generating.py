@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import ROOT, Serve
 from tests.service import Service
 from tests.triton_repository import task_model_folder

@@ -11,11 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
+from hf_transformer.protocol.datatypes import encode_raw
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
+from hf_transformer.protocol.v2_grpc import decode_infer_response
 from hf_transformer.types import Array, Tensor
-from hf_transformer.wire.datatypes import encode_raw
-from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
-from hf_transformer.wire.v2_grpc import decode_infer_response
 from tests.service import Service
 
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]

@@ -17,10 +17,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from hf_transformer.local_triton import HOST, LocalTriton, free_ports
-from hf_transformer.local_triton.child_process import poll
-from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.v2_grpc import SERVICE
+from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports
+from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.v2_grpc import SERVICE
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
 from tests.integration.test_errors import IN_FLIGHT, LIMITS
@@ -29,7 +29,7 @@ from tests.triton_repository import task_model_folder
 
 ROOT = Path(__file__).parents[2]
 TRITON_CLIENT = ROOT / "tests" / "clients" / "programs" / "triton_grpc.py"
-TLS = ROOT / "tests" / "predictors" / "tls"
+TLS = ROOT / "tests" / "predictor" / "tls"
 FRANCE, ITALY = "The capital of france is [MASK].", "[MASK] is the capital of italy."
 TEXT = {"text": [FRANCE]}
 EXHAUSTED, INVALID = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT

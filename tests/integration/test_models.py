@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.local_triton.child_process import poll
+from hf_transformer.commands.local_triton.child_process import poll
 from tests.integration.conftest import MODEL_FOLDER, Serve
 
 TEXTS = ["The capital of france is [MASK].", "[MASK] is the capital of italy.", "The capital of japan is [MASK]."]
@@ -83,5 +83,5 @@ def test_a_misfit_is_reported_once_and_keeps_the_service_unready(
     refused = service.post({"instances": TEXTS})
     assert refused.status_code == 503
     assert says in refused.json()["error"]
-    assert service.log.count("WARNING hf_transformer.bound_model: not ready") == 1
+    assert service.log.count("WARNING hf_transformer.core.bound_model: not ready") == 1
     assert service.client.get("/").status_code == 200

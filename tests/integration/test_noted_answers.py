@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 
-from hf_transformer.local_triton import HOST, LocalTriton
+from hf_transformer.commands.local_triton import HOST, LocalTriton
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.service import Service, flags_for
 

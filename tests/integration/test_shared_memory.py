@@ -14,13 +14,13 @@ import httpx
 import numpy as np
 import pytest
 
+from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import PredictorError, PredictorUnavailable
-from hf_transformer.local_triton import LocalTriton
-from hf_transformer.predictors import PROTOCOLS
-from hf_transformer.predictors.base import PlacingPredictor, Predictor, PredictorSettings
-from hf_transformer.predictors.region_keeper import Pauses
-from hf_transformer.predictors.shared_memory import SharedMemoryPredictor
-from hf_transformer.predictors.shared_region import FOLDER, PREFIX
+from hf_transformer.predictor import PROTOCOLS
+from hf_transformer.predictor.base import PlacingPredictor, Predictor, PredictorSettings
+from hf_transformer.predictor.region_keeper import Pauses
+from hf_transformer.predictor.shared_memory import SharedMemoryPredictor
+from hf_transformer.predictor.shared_region import FOLDER, PREFIX
 from hf_transformer.types import Array, Tensor
 from tests.integration.conftest import OPTIONS
 from tests.triton_environment import triton_environment

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.protocol.v2_grpc import decode_infer_response
 from hf_transformer.types import Tensor
-from hf_transformer.wire.v2_grpc import decode_infer_response
 from tests.integration.conftest import ROOT, Serve
 from tests.integration.generating import start
 from tests.integration.grpc_client import request, stub

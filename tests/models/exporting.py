@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from hf_transformer.commands import export
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.export import command as export
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.service import Service
 
 ROOT = Path(__file__).parents[2]

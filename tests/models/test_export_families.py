@@ -18,10 +18,10 @@ import pytest
 import torch
 import transformers
 
+from hf_transformer.commands.export.heads import Head
+from hf_transformer.commands.export.reductions import TopTokens
+from hf_transformer.commands.export.writers import WEIGHTS, gather_weights
 from hf_transformer.errors import LoadError
-from hf_transformer.export.heads import Head
-from hf_transformer.export.reductions import TopTokens
-from hf_transformer.export.writers import WEIGHTS, gather_weights
 from tests.models.exporting import ROOT, printed_by
 
 TOKENIZER = ROOT / "tests" / "task_models" / "minibert_pooled"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.service import Service, flags_for
 from tests.triton_environment import triton_environment
 

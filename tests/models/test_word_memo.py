@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
-from hf_transformer.engines import RustEngine
+from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.types import PLAIN, Encoding
 from tests.tiny_tokenizers.any_texts import any_texts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from hf_transformer.local_triton import LocalTriton
+from hf_transformer.commands.local_triton import LocalTriton
 from tests.triton_environment import triton_environment
 
 FOLDER = Path(__file__).parent / "model_repository"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.config import all_options
+from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks import TASKS, find_task
 

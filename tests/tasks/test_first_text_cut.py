@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Encoding, Tokenization
 from tests.tiny_tokenizers.folders import byt5
 from tests.triton_repository import task_model_folder

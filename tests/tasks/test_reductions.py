@@ -8,9 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hf_transformer.contract import bind, told
+from hf_transformer.core.contract import bind, told
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.loading.model_files import find_model_files
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, Vocabulary
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.reduced_classification import ReducedClassification
@@ -20,7 +19,8 @@ from hf_transformer.tasks.reductions import reading
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
-from hf_transformer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.tokenizer.model_files import find_model_files
+from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Encoding, ModelSpec, TensorSpec
 from tests.tasks.task_settings import ENCODING, named, settings
 from tests.triton_repository import DEMO_MODEL

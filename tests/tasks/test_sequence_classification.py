@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.numerics import sigmoid
+from hf_transformer.tasks.numerics import sigmoid
 from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function, read_text_or_pair
 from tests.tasks.task_settings import ENCODING, logits, named, settings
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError, TooLarge
-from hf_transformer.loading.sentence_transformers import POOLING_FLAGS
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.pooling import POOLING, hidden_axis, pool, unit
 from hf_transformer.tasks.text_embedding import TextEmbedding
+from hf_transformer.tokenizer.sentence_transformers import POOLING_FLAGS
 from hf_transformer.types import Encoding, TextInput, TokenIds
 
 ROWS = np.array([[1, 8], [3, -2], [5, 0], [7, 2]], np.float32)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from hf_transformer.engines import RustEngine
 from hf_transformer.tasks.token_windows import WindowShape, pieces_of
+from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.types import Encoding, Tokenization, Words
 
 

@@ -7,8 +7,8 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from hf_transformer.engines import RustEngine
-from hf_transformer.loading.word_memo import WordMemo
+from hf_transformer.tokenizer.engine import RustEngine
+from hf_transformer.tokenizer.word_memo import WordMemo
 from hf_transformer.types import Encoding
 from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
 

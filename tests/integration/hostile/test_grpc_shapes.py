@@ -1,4 +1,4 @@
-"""gRPC calls that no client of good will makes. The codec's own limits are tried in tests/wire; here is the server."""
+"""gRPC calls that no client of good will makes. The codec's own limits are tried in tests/protocol, the server here."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from hf_transformer.local_triton import HOST
-from hf_transformer.local_triton.child_process import poll
-from hf_transformer.wire.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wire.v2_grpc import SERVICE
+from hf_transformer.commands.local_triton import HOST
+from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.v2_grpc import SERVICE
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
 from tests.integration.hostile.wire import TEXT, others_are_served

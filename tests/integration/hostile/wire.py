@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hf_transformer.local_triton import HOST
+from hf_transformer.commands.local_triton import HOST
 from tests.service import Service
 
 TEXT = "The capital of france is [MASK]."

@@ -1,0 +1,238 @@
+"""Request bodies: bounded, decompressed, and in UTF-8, whatever the headers call them."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Receive
+
+from hf_transformer.errors import InvalidInput, TooLarge, TooManyRequests, UnsupportedEncoding
+from hf_transformer.protocol import json_text
+from hf_transformer.protocol.datatypes import Malformed
+from hf_transformer.protocol.json_text import JsonLimits
+from hf_transformer.types import Json
+
+CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
+CHARSETS = frozenset(
+    ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
+)
+"""The charsets that JSON comes in. Not all that Python knows: some of its codecs take quadratic time."""
+USUAL_TYPES = frozenset((b"application/json", b""))
+MAX_MEMBERS = 16
+"""Members of one gzip body: the rest is copied after each, so their number has to be bounded."""
+MOST_HELD = 256 * 2**20
+"""Bytes of all bodies where nobody says how many."""
+GZIP_WINDOW = zlib.MAX_WBITS | 16
+"""zlib's way of asking for a gzip header (zlib manual, inflateInit2)."""
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: there is nobody to answer."""
+
+
+class Bodies:
+    """Counts the bytes of all requests' bodies that are there, whole or in part, in one process.
+
+    Without it as many clients as there may be connections could each have us hold a body of the largest size.
+
+    Args:
+        most: bytes that there may be (--max_bytes_in_flight); no fewer than one request may have, or it would never
+            come in.
+        refused: is told "bytes" of each request that found no room.
+    """
+
+    def __init__(self, most: int = MOST_HELD, refused: Callable[[str], None] | None = None) -> None:
+        self._most = most
+        self._refused = refused
+        self.held = 0
+
+    def portion(self, size: int = 0) -> Portion:
+        """What one request takes of it, until it is given back.
+
+        Raises:
+            TooManyRequests: there is no room for ``size`` bytes.
+        """
+        portion = Portion(self)
+        if size:
+            portion.add(size)
+        return portion
+
+    def take(self, size: int) -> None:
+        """Counts bytes; fewer than none gives some back. Raises TooManyRequests where there is no room."""
+        if size > 0 and self.held + size > self._most:
+            raise self._no_room()
+        self.held += size
+
+    def _no_room(self) -> TooManyRequests:
+        """Counts a request that is refused, and says why."""
+        if self._refused is not None:
+            self._refused("bytes")
+        return TooManyRequests(
+            f"the requests that are there or on their way have {self.held} bytes, --max_bytes_in_flight allows "
+            f"{self._most}; try again"
+        )
+
+    def take_whole(self, body: bytes, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+        """What ``read_body`` gives for one that is all there; it raises the same. The bytes that it gives are counted,
+        and the caller gives them back (``take``); none are where it raises."""
+        size = len(body)
+        if size > limit:
+            raise _too_large(limit)
+        if size and self.held + size > self._most:
+            raise self._no_room()
+        self.held += size
+        if b"content-encoding" not in headers:
+            return body
+        try:
+            return _plain(body, headers, limit, self.take)
+        except BaseException:
+            self.held -= size
+            raise
+
+
+class Portion:
+    """The bytes of one request; as a context manager it gives them back at the end."""
+
+    __slots__ = ("_bodies", "_size")
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Raises TooManyRequests where there is no room for so many bytes more."""
+        self._bodies.take(size)
+        self._size += size
+
+    def give_back(self) -> None:
+        """The body is no longer there."""
+        self._bodies.held -= self._size
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back()
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int, portion: Portion) -> bytes:
+    """Reads one request's body.
+
+    Args:
+        receive: the ASGI channel.
+        headers: names in lower case.
+        limit: bytes, before and after decompression.
+        portion: counts the bytes that are there; whoever made it gives them back.
+
+    Returns:
+        The body, decompressed if it was sent as gzip.
+
+    Raises:
+        ClientGone: the connection was closed before the body's end.
+        TooLarge: over the limit; nothing beyond it was kept.
+        TooManyRequests: all bodies together have no room for it.
+        InvalidInput: not the gzip that the header says.
+        UnsupportedEncoding: compressed in another way.
+    """
+    declared = headers.get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        portion.add(len(chunk))
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    return _plain(chunks[0] if len(chunks) == 1 else b"".join(chunks), headers, limit, portion.add)
+
+
+def _plain(body: bytes, headers: Mapping[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
+    """The body, decompressed; ``count`` is told of the bytes that it has more by that."""
+    encoding = headers.get(b"content-encoding")
+    if not encoding:
+        return body
+    plain = _decompress(body, encoding.strip().lower(), limit)
+    count(len(plain) - len(body))
+    return plain
+
+
+def _decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
+    if encoding in (b"", b"identity"):
+        return body
+    if encoding not in (b"gzip", b"x-gzip"):
+        shown = encoding[:40].decode("latin-1")
+        raise UnsupportedEncoding(f"Content-Encoding: {shown!r} is not understood; send gzip or no compression")
+    inflated = bytearray()
+    for _ in range(MAX_MEMBERS):  # a gzip file may have several members, one behind the other (RFC 1952, 2.2)
+        inflater = zlib.decompressobj(GZIP_WINDOW)
+        try:
+            inflated += inflater.decompress(body, limit + 1 - len(inflated))
+        except zlib.error:
+            raise InvalidInput("Content-Encoding: says gzip, but the body is not gzip") from None
+        if len(inflated) > limit:
+            raise _too_large(limit)
+        if not inflater.eof:
+            raise InvalidInput("Content-Encoding: says gzip, but the body ends before the gzip stream does")
+        body = inflater.unused_data
+        if not body:
+            return bytes(inflated)
+    raise InvalidInput(f"Content-Encoding: the gzip body has more than {MAX_MEMBERS} members")
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"body: larger than the {limit} bytes that are taken (--max_request_bytes)")
+
+
+def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
+    """JSON text in UTF-8, from whatever charset the content type names; the content type itself is not looked at.
+
+    Raises:
+        UnsupportedEncoding: the charset is not one of CHARSETS.
+        InvalidInput: the body is not in that charset.
+    """
+    content_type = headers.get(b"content-type", b"")
+    if content_type in USUAL_TYPES and body[:1] == b"{":
+        return body
+    found = CHARSET.search(content_type)
+    charset = found[1].decode("latin-1").lower()[:40] if found else "utf-8"
+    try:
+        codec = codecs.lookup(charset).name
+    except (LookupError, ValueError):
+        codec = ""
+    if codec not in CHARSETS:
+        raise UnsupportedEncoding(f"Content-Type: charset {charset!r} is not taken; send UTF-8")
+    if codec == "utf-8":
+        return body.removeprefix(codecs.BOM_UTF8)
+    try:
+        return body.decode(codec).encode()
+    except ValueError:
+        raise InvalidInput(f"body: not in the charset {charset!r} that Content-Type names") from None
+
+
+def parse_json(body: bytes, limits: JsonLimits) -> Json:
+    """The value in a JSON body in UTF-8.
+
+    Raises:
+        InvalidInput: it is not JSON.
+        TooLarge: it has more lists, objects, keys or values than are taken; that is found before it is parsed.
+    """
+    try:
+        return json_text.parse_json(body, limits)
+    except Malformed as error:
+        raise InvalidInput(str(error)) from None

@@ -1,0 +1,193 @@
+"""OpenAI's completions: prompts in, what continues them out, whole or as a stream.
+
+    {"model": "m", "prompt": string | [string] | [int] | [[int]], "max_tokens": 16, "n": 1, "stop": [...],
+     "echo": false, "logprobs": null | 0 to 20, "stream": false, ...}
+    -> {"id": "cmpl-...", "object": "text_completion", "created", "model", "system_fingerprint": null,
+        "choices": [{"index": 0, "text": " paris", "logprobs": null, "finish_reason": "stop" | "length"}],
+        "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
+
+Choice number i * n + k is the k-th of prompt i. See openai_generation.py for the other fields and the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from hf_transformer.api.base import Call, Model, Reply, Service
+from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields, require_few
+from hf_transformer.api.openai.generation import (
+    SHARED,
+    Choice,
+    Fields,
+    Generating,
+    generating_task,
+    logprob,
+    read_sampling,
+    read_stream,
+)
+from hf_transformer.api.openai.readings import Readings
+from hf_transformer.api.openai.unused import EVERYWHERE, check_unused
+from hf_transformer.api.streaming import Stream
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
+from hf_transformer.tasks.base import TaskSettings, describe
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.text_embedding import read_token_ids
+from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.types import Json, TextInput, TokenIds
+
+FIELDS = (*SHARED, "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
+USUAL_TOKENS = 16
+"""OpenAI's default of max_tokens."""
+PROMPT = "a string, a list of strings, a list of token ids or a list of such lists"
+
+
+class Reading(NamedTuple):
+    """What a request says beside its prompts."""
+
+    model: Model
+    settings: TaskSettings
+    sampling: Sampling
+    echo: bool
+    stream: bool
+    usage: bool
+
+
+def readings(service: Service) -> Readings[Reading]:
+    """What ``create`` takes."""
+    return Readings(partial(_read, service), ("prompt", *EVERYWHERE))
+
+
+async def create(service: Service, read: Readings[Reading], call: Call) -> Reply | Stream:
+    """Answers one request."""
+    with named_as_sent():
+        fields = read_fields(call, FIELDS)
+        check_unused(fields)
+        model, settings, sampling, echo, stream, usage = read(fields, len(call.body))
+        prompts, single = read_prompts(fields.get("prompt"), settings, service.max_texts)
+    request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
+    answer = Generating(model, request, call.context, CompletionForm(sampling.logprobs), usage, "cmpl")
+    return answer if stream else await answer.whole()
+
+
+def _read(service: Service, fields: Fields) -> Reading:
+    """Raises RequestError for a field that is missing, not of its type, out of range, or can't be honoured."""
+    model = find_model(service.models, fields, "completions")
+    task, given = generating_task(model), Parameters(fields, FIELDS)
+    sampling, echo = _read_sampling(given, task)
+    return Reading(model, task.settings, sampling, echo, *read_stream(given))
+
+
+def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:
+    """How texts are continued, and whether they begin with their prompts."""
+    if given.string("suffix"):
+        raise InvalidInput("parameters.suffix: text in front of something else can't be generated here; leave it out")
+    echo = given.flag("echo", False)
+    if echo and not task.knows_full_text:
+        raise InvalidInput(f"parameters.echo: {task.name} gives the new text alone, expected false")
+    logprobs = given.integer("logprobs", 0, 0) if "logprobs" in given else None
+    if echo and logprobs is not None:
+        raise InvalidInput("parameters.logprobs: those of the prompt are not known, so they can't go with echo")
+    sampling = read_sampling(
+        given,
+        task,
+        tokens=given.one_of("max_tokens"),
+        default_tokens=_usual_tokens(task),
+        logprobs=None if logprobs is None else (logprobs, "logprobs"),
+    )
+    if "best_of" in given and (best := given.integer("best_of", 1, 1)) != sampling.n:
+        raise InvalidInput(
+            f"parameters.best_of: {best}, expected as many as n, {sampling.n}: all that is generated is given, and "
+            "nothing is chosen"
+        )
+    return sampling, echo
+
+
+def _usual_tokens(task: TextGeneration) -> int:
+    limit = task.settings.generation.max_new_tokens
+    return USUAL_TOKENS if limit is None else min(USUAL_TOKENS, limit)
+
+
+def read_prompts(given: Json, settings: TaskSettings, max_texts: int) -> tuple[list[TextInput], bool]:
+    """The prompts, and whether ``prompt`` is one itself rather than a list of some.
+
+    Raises:
+        InvalidInput: it has none of its four forms.
+        TooLarge: more prompts than ``max_texts``, or more token ids in one than the model takes.
+    """
+    if isinstance(given, str):
+        return [given], True
+    if not isinstance(given, list):
+        raise InvalidInput(f"prompt: expected {PROMPT}, got {'nothing' if given is None else describe(given)}")
+    if not given:
+        raise InvalidInput(f"prompt: expected {PROMPT}, got an empty list")
+    if type(given[0]) is int:
+        return [_token_ids(given, "prompt", settings)], True
+    require_few("prompt", given, max_texts)
+    return [_prompt(one, f"prompt[{index}]", settings) for index, one in enumerate(given)], False
+
+
+def _token_ids(given: list[Json], where: str, settings: TaskSettings) -> TokenIds:
+    """A prompt in tokens; millions of them are refused before each is looked at."""
+    if len(given) > settings.max_length:
+        raise TooLarge(f"{where}: the prompt has {len(given)} tokens, and the model takes {settings.max_length}")
+    return read_token_ids(given, where, settings.vocabulary.vocab_size)
+
+
+def _prompt(one: Json, where: str, settings: TaskSettings) -> TextInput:
+    if isinstance(one, str):
+        return one
+    if isinstance(one, list):
+        return _token_ids(one, where, settings)
+    raise InvalidInput(f"{where}: expected a string or a list of token ids, got {describe(one)}")
+
+
+class CompletionForm:
+    """The choices of completions; ``top`` is how many tokens are told beside each, None for none and not it either."""
+
+    object = chunk_object = "text_completion"
+
+    def __init__(self, top: int | None) -> None:
+        self._top = top
+
+    def choice(self, index: int, whole: Choice) -> Json:
+        return self._choice(index, whole.text, whole.tokens, whole.finish)
+
+    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
+        if not piece.text and not piece.tokens and piece.finish is None:
+            return ()
+        return (self._choice(index, piece.text, piece.tokens, piece.finish),)
+
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> Json:
+        logprobs = None if self._top is None else self._logprobs(tokens)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, tokens: Sequence[TokenText]) -> Json:
+        """``text_offset`` counts characters from the beginning of the choice's text. A chosen token is told beside the
+        likeliest ones too where it is none of them, as with OpenAI."""
+        return {
+            "tokens": [_name(token) for token in tokens],
+            "token_logprobs": [logprob(token) for token in tokens],
+            "top_logprobs": [_beside(token) for token in tokens] if self._top else None,
+            "text_offset": [token.offset for token in tokens],
+        }
+
+
+def _beside(token: TokenText) -> dict[str, float]:
+    """The likeliest tokens and the chosen one; of several with the same text the likeliest."""
+    found: dict[str, float] = {}
+    for one in (*token.top, token):
+        found.setdefault(_name(one), logprob(one))
+    return found
+
+
+def _name(token: TokenText) -> str:
+    r"""Its text; one that is no text by itself is told in bytes, as with OpenAI (``bytes:\xe2\x80``), which keeps those
+    apart that would all read U+FFFD."""
+    try:
+        token.bytes.decode()
+    except UnicodeDecodeError:
+        return f"bytes:{repr(token.bytes)[2:-1]}"
+    return token.text

@@ -1,0 +1,99 @@
+"""The OpenAI API, under a prefix (--openai_route_prefix) that may be empty.
+
+    POST {prefix}/v1/completions    openai_completions.py
+    POST {prefix}/v1/chat/completions   openai_chat.py
+    POST {prefix}/v1/embeddings     openai_embeddings.py
+    POST {prefix}/v1/rerank         openai_rerank.py
+    GET  {prefix}/v1/models         {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
+    GET  {prefix}/v1/models/{m}     {"id", "object": "model", "created", "owned_by"}
+
+Without a prefix the last two are V1's routes too: V1 answers them, with the fields of both.
+
+Source: https://platform.openai.com/docs/api-reference
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from hf_transformer.api import v1
+from hf_transformer.api.base import JsonResponse, Models, RenderError, Service, error_json
+from hf_transformer.api.endpoint import Endpoint, Handle
+from hf_transformer.api.openai import chat as openai_chat
+from hf_transformer.api.openai import completions as openai_completions
+from hf_transformer.api.openai import embeddings as openai_embeddings
+from hf_transformer.api.openai import rerank as openai_rerank
+from hf_transformer.api.openai.bodies import known_model, render_error
+from hf_transformer.types import Json
+
+OWNER = "hf_transformer"
+SHARED = "/v1/models"
+"""What V1 has under /v1: it keeps its own errors there."""
+
+
+def routes(service: Service, prefix: str) -> list[BaseRoute]:
+    """The routes of this API, but for those that it shares with V1."""
+    root = root_of(prefix)
+    cards = model_cards(service.models)
+
+    async def list_models(request: Request) -> Response:
+        return JsonResponse(model_list(cards))
+
+    async def show_model(request: Request) -> Response:
+        return JsonResponse(cards[known_model(service.models, request.path_params["model"]).name])
+
+    def endpoint(path: str, handle: Handle) -> Route:
+        return Route(f"{root}/v1/{path}", Endpoint("openai", handle, render_error, service))
+
+    found: list[BaseRoute] = [
+        endpoint("completions", partial(openai_completions.create, service, openai_completions.readings(service))),
+        endpoint("chat/completions", partial(openai_chat.create, service, openai_chat.readings(service))),
+        endpoint("embeddings", partial(openai_embeddings.create, service)),
+        endpoint("rerank", partial(openai_rerank.create, service)),
+    ]
+    if root:
+        found += [Route(f"{root}/v1/models", list_models), Route(f"{root}/v1/models/{{model}}", show_model)]
+    return found
+
+
+def shared_fields(service: Service, prefix: str) -> v1.MoreFields:
+    """What V1's answers about models have beside its own fields: nothing, unless the prefix is empty."""
+    if root_of(prefix):
+        return v1.MoreFields()
+    cards = model_cards(service.models)
+    return v1.MoreFields(model_list(cards), cards)
+
+
+def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
+    """Which error body a path's answers have: OpenAI's under the prefix, V1's and V2's elsewhere."""
+    root = root_of(prefix)
+    mine = f"{root or '/v1'}/"
+
+    def renderer(path: str) -> RenderError:
+        shared = not root and f"{path}/".startswith(f"{SHARED}/")
+        return render_error if f"{path}/".startswith(mine) and not shared else error_json
+
+    return renderer
+
+
+def root_of(prefix: str) -> str:
+    """What comes before /v1: empty, or a path that begins with a slash and ends without."""
+    bare = prefix.strip("/")
+    return f"/{bare}" if bare else ""
+
+
+def model_cards(models: Models) -> dict[str, dict[str, Json]]:
+    """What is said of each model, by name; it was created when the service was."""
+    created = int(time.time())
+    return {name: {"id": name, "object": "model", "created": created, "owned_by": OWNER} for name in models.names}
+
+
+def model_list(cards: dict[str, dict[str, Json]]) -> dict[str, Json]:
+    """The list of all models."""
+    return {"object": "list", "data": list(cards.values())}

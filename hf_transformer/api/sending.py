@@ -1,0 +1,261 @@
+"""How a stream is sent as an HTTP response: as soon as its pieces come, and no faster than its client reads.
+
+What the first piece has to wait for counts most. So what is not needed to ask the model is done while it works. On the
+short way head and first piece are one write, and so are the last piece and the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import Send
+
+from hf_transformer.api.running import Running
+from hf_transformer.api.server_timing import NAME, server_timing
+from hf_transformer.api.streaming import OpenStreams, Stream, shutting_down
+from hf_transformer.errors import RequestError
+from hf_transformer.following import Source
+from hf_transformer.generation.types import Piece
+from hf_transformer.short_way import Response
+from hf_transformer.types import Context
+from hf_transformer.whole_response import SendPart
+
+logger = logging.getLogger(__name__)
+
+SERVER_TIMING = NAME.encode()
+UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Keeps proxies from collecting pieces (the second one is nginx's)."""
+UNBUFFERED_LINES = b"".join([b"%b: %b\r\n" % pair for pair in UNBUFFERED])
+
+
+class Pushing:
+    """Sends the pieces of a source as they come. (A closure in its place would refer to itself, and all that a stream
+    holds wait for the garbage collector.)
+
+    Attributes: ``over`` is done when the generator has to be asked; it gives what could not be sent, if anything.
+    """
+
+    __slots__ = ("_render", "_send_part", "_source", "over")
+
+    def __init__(
+        self,
+        source: Source[Piece],
+        render: Callable[[Piece], bytes],
+        send_part: SendPart,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._source = source
+        self._render = render
+        self._send_part = send_part
+        self.over: asyncio.Future[bytes] = loop.create_future()
+
+    def push(self) -> None:
+        """Sends what there is, and comes again when there is more."""
+        source, over = self._source, self.over
+        if over.done():
+            return
+        try:
+            while (piece := source.take()) is not None:
+                written = self._render(piece)
+                if written and not self._send_part(written):
+                    over.set_result(written)
+                    return
+            if not source.follow(self.push):
+                over.set_result(b"")
+        except Exception as error:
+            over.set_exception(error)
+
+
+class Sink(Protocol):
+    """Where the parts of a response go.
+
+    Attributes: ``send_part`` is a way past ``send``, where there is one; ``begun`` says whether the head was sent.
+    """
+
+    send_part: SendPart | None
+    begun: bool
+
+    def prepare(self, content_type: bytes, request_id: bytes) -> None:
+        """What the head has beside the timing; once, before ``begin``."""
+
+    async def begin(self, timing: bytes, piece: bytes) -> None:
+        """Sends the head, with status 200, and the first part, which may be empty, as soon as the client reads.
+        ``timing`` is how long the answer took; empty where that is not told."""
+
+    async def send(self, piece: bytes) -> None:
+        """Sends a part as soon as the client reads."""
+
+    async def end(self, *pieces: bytes) -> None:
+        """Sends the last parts, each of which may be empty, as soon as the client reads."""
+
+
+class AsgiSink(Sink):
+    """The messages of ASGI."""
+
+    def __init__(self, send: Send, send_part: SendPart | None) -> None:
+        self._send = send
+        self._headers: list[tuple[bytes, bytes]] = []
+        self.send_part = send_part
+        self.begun = False
+
+    def prepare(self, content_type: bytes, request_id: bytes) -> None:
+        self._headers = [(b"content-type", content_type), (b"x-request-id", request_id), *UNBUFFERED]
+
+    async def begin(self, timing: bytes, piece: bytes) -> None:
+        if timing:
+            self._headers.append((SERVER_TIMING, timing))
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        self.begun = True  # not before: it waits where the client has not read what came before
+        if piece:
+            await self.send(piece)
+
+    async def send(self, piece: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self, *pieces: bytes) -> None:
+        *before, last = [piece for piece in pieces if piece] or [b""]
+        for piece in before:
+            await self.send(piece)
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class ShortSink(Sink):
+    """A response that goes the short way."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._lines = b""
+        self.send_part = response.part
+        self.begun = False
+
+    def prepare(self, content_type: bytes, request_id: bytes) -> None:
+        self._lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (content_type, request_id, UNBUFFERED_LINES)
+
+    async def begin(self, timing: bytes, piece: bytes) -> None:
+        self.begun = True
+        lines = b"%bserver-timing: %b\r\n" % (self._lines, timing) if timing else self._lines
+        if not self._response.begin(200, lines, piece):
+            await self._response.send(piece)
+
+    async def send(self, piece: bytes) -> None:
+        await self._response.send(piece)
+
+    async def end(self, *pieces: bytes) -> None:
+        await self._response.send(b"")
+        self._response.end(*pieces)
+
+
+class Sender:
+    """Sends one stream as an HTTP response.
+
+    Args:
+        timing: whether the answer tells how long it took until the first piece.
+    """
+
+    __slots__ = ("_context", "_held", "_loop", "_prepared", "_sink", "_stream", "_timing")
+
+    def __init__(self, sink: Sink, stream: Stream, context: Context, *, timing: bool) -> None:
+        self._sink = sink
+        self._stream = stream
+        self._context = context
+        self._timing = timing
+        self._prepared = False
+        self._held = b""
+        """The last piece: what follows it goes with it."""
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, streams: OpenStreams) -> int:
+        """Sends it to its end; waits while the client does not read. Gives the status that the request counts under:
+        that of the error that ended it, else 200.
+
+        Raises:
+            RequestError: what went wrong before the first piece; nothing was sent.
+        """
+        stream, last = self._stream, b""
+        failure: tuple[str, int] | None = None
+        with streams.one() as end:
+            try:
+                async with await stream.start() as running:
+                    self._loop.call_soon(self._prepare)  # the model was asked by then, as a rule
+                    await self._pass_on(running)
+                    last = stream.end(running)
+            except asyncio.CancelledError:
+                if not end.has_cancelled():
+                    raise
+                failure = self._failure(shutting_down())
+            except RequestError as error:
+                failure = self._failure(stream.named(error))
+            except Exception:
+                if not self._sink.begun:
+                    raise
+                failure = self._our_fault()
+        if failure is not None:
+            last = stream.error(*failure)
+        if not self._sink.begun:
+            await self._begin(self._held)
+            self._held = b""
+        await self._sink.end(self._held, last)
+        return 200 if failure is None else failure[1]
+
+    async def _pass_on(self, running: Running) -> None:
+        """Sends pieces: in the moment in which they come, until one has to be asked for, or the client does not
+        read."""
+        stream, sink, left = self._stream, self._sink, self._stream.texts
+        source, send_part = running.source, sink.send_part
+        async for piece in running:
+            if not self._prepared:
+                self._prepare()
+            written = stream.piece(piece)
+            if piece.finish is not None:
+                left -= 1
+                if not left:
+                    self._held = written
+                    continue
+            if not written:
+                continue
+            if sink.begun:
+                await sink.send(written)
+            else:
+                await self._begin(written)
+            if source is None or send_part is None:
+                continue
+            pushing = Pushing(source, stream.piece, send_part, self._loop)
+            try:
+                pushing.push()
+                unsent = await pushing.over
+            finally:
+                source.unfollow()
+            if unsent:
+                await sink.send(unsent)
+
+    def _failure(self, error: RequestError) -> tuple[str, int]:
+        try:
+            if not self._sink.begun:
+                raise error
+            return str(error), error.status
+        finally:
+            del error  # it refers to this frame: only the collector would find what its callers hold
+
+    def _our_fault(self) -> tuple[str, int]:
+        """The last resort for a fault of our own, as in Endpoint."""
+        request_id = self._context.request_id
+        logger.exception("request %s failed by a fault of the service", request_id, extra={"request_id": request_id})
+        return f"internal error; the log has it under {request_id}", 500
+
+    def _prepare(self) -> None:
+        """What is not needed before the first piece."""
+        if self._prepared:
+            return
+        self._stream.prepare()
+        self._sink.prepare(self._stream.content_type, self._context.request_id.encode("latin-1"))
+        self._prepared = True
+
+    async def _begin(self, piece: bytes) -> None:
+        """Sends the head with the first piece, which may be empty."""
+        if not self._prepared:
+            self._prepare()
+        timings = self._context.timings
+        await self._sink.begin(server_timing(timings) if self._timing and timings.predict else b"", piece)

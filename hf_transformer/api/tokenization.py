@@ -1,0 +1,228 @@
+"""The served model's own tokenizer, for clients that count tokens or need ids.
+
+    POST /v1/models/{m}:tokenize    {"instances": [text | {"text", "text_pair"}]} -> {"predictions": [{"ids", ...}]}
+    POST /v1/models/{m}:detokenize  {"instances": [[id, ...]]}                    -> {"predictions": [text]}
+
+Texts are tokenized whole, and beside that stands what the predict route would cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import orjson
+from starlette.routing import BaseRoute, Route
+
+from hf_transformer.api.base import Call, Reply, Service, error_json
+from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.v1 import parse
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.tasks.base import Servable, Task, describe
+from hf_transformer.tasks.parameters import Parameters
+from hf_transformer.tasks.sequence_classification import read_text_or_pair
+from hf_transformer.tasks.text_embedding import read_token_ids
+from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types import Encoding, Json, Query, TextInput, TokenIds, Tokenization
+
+API = "tokenize"
+"""Both routes' name in the metrics."""
+TOKEN_VALUES = 7
+"""Values in an answer for each token: the id, the token, two offsets, the mask, the type and the text's number."""
+PROMPTS = ("prompt", "prompt_name")
+"""Parameters of the predict route that put something in front of the text, for models that have that."""
+INLINE_TOKENS = 2000
+"""More tokens than these are looked at in a thread; that takes up to 1 ms."""
+
+Result = TypeVar("Result")
+
+
+def routes(service: Service) -> list[BaseRoute]:
+    """The routes of this API. They have to stand before V1's, one of which matches their paths too."""
+    models, executor = service.models, service.executor
+
+    async def tokenize(call: Call) -> Reply:
+        model = models[call.path["model"]]
+        query = read_query(call, service.max_texts)
+        # Not ready comes first: the tokenizer may still have to learn from the predictor how long a text can be.
+        tokenizer = model.tokenizer
+        given = read_tokenize(query, model.task)
+        how = Tokenization(
+            detail=given.tokens,
+            whole=True,
+            special_tokens=given.special_tokens,
+            token_values=TOKEN_VALUES if given.tokens else 0,
+        )
+        encodings = [one for [one] in await model.encode([text.sent for text in given.texts], how)]
+        tokens = sum(map(len, encodings)) if given.tokens else 0
+        answer = await _off_loop(executor, tokens, lambda: render(given.texts, encodings, tokenizer.max_length))
+        return Reply(answer)
+
+    async def detokenize(call: Call) -> Reply:
+        model = models[call.path["model"]]
+        query = read_query(call, service.max_texts)
+        skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
+        tokenizer = model.tokenizer
+        texts = read_lists(query)
+        # Ids are not encoded, but counted: they are under the limits of texts.
+        await model.encode(texts, Tokenization(whole=True, token_values=1))
+        await _off_loop(executor, sum(len(one.ids) for one in texts), lambda: check_ids(texts, query.name, tokenizer))
+        predictions = await tokenizer.decode_off_loop([one.ids for one in texts], executor, skip)
+        return Reply(orjson.dumps({"predictions": predictions}))
+
+    return [
+        Route("/v1/models/{model}:tokenize", Endpoint(API, tokenize, error_json, service)),
+        Route("/v1/models/{model}:detokenize", Endpoint(API, detokenize, error_json, service)),
+    ]
+
+
+async def _off_loop(executor: Executor | None, tokens: int, function: Callable[[], Result]) -> Result:
+    """Calls a function, in a thread if it is about many tokens."""
+    if tokens <= INLINE_TOKENS:
+        return function()
+    return await asyncio.get_running_loop().run_in_executor(executor, function)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text or a pair, as the client gave it and as it is ``sent`` to the model, maybe with a prompt in front."""
+
+    given: TextInput
+    sent: TextInput
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """What a request asks for. ``special_tokens`` is None for what the service does; ``tokens`` is false where the
+    counts alone are wanted."""
+
+    texts: Sequence[Text]
+    special_tokens: bool | None
+    tokens: bool
+
+
+def read_query(call: Call, max_texts: int) -> Query:
+    """A request's instances and parameters.
+
+    Raises:
+        TooLarge: there are more instances than any flags allow; that is found before they are looked at one by one.
+        RequestError: the body can't be read or has another shape.
+    """
+    query = parse(call.json())
+    if len(query.instances) > max_texts:
+        raise TooLarge(
+            f"{query.name}: {len(query.instances)} in a request, at most {max_texts} are taken (--max_instances)"
+        )
+    return query
+
+
+def read_tokenize(query: Query, task: Servable) -> Tokenize:
+    """Checks a request.
+
+    Raises:
+        InvalidInput: an instance or a parameter is not what is expected.
+    """
+    # Only a task that reads sentence-transformers' files changes a text before it is tokenized.
+    prompts = PROMPTS if task.reads_sentence_transformers else ()
+    parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
+    special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
+    given = [read_text_or_pair(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
+    texts = [Text(text, text) for text in given]
+    if isinstance(task, Task) and prompts:
+        options = task.options({name: query.parameters[name] for name in prompts if name in query.parameters})
+        # Such a task takes no pairs: these stay as they are.
+        texts = [
+            Text(text, task.texts(text, options)[0], options.prompt) if isinstance(text, str) else Text(text, text)
+            for text in given
+        ]
+    return Tokenize(texts, special, parameters.flag("return_tokens", True))
+
+
+def read_lists(query: Query) -> list[TokenIds]:
+    """The instances of a request for texts; what is in the lists is not looked at.
+
+    Raises:
+        InvalidInput: an instance is not a list.
+    """
+    texts = []
+    for index, instance in enumerate(query.instances):
+        if isinstance(instance, dict) and instance.keys() == {"token_ids"}:
+            instance = instance["token_ids"]
+        if not isinstance(instance, list):
+            expected = 'expected a list of token ids or {"token_ids": list}'
+            raise InvalidInput(f"{query.name}[{index}]: {expected}, got {describe(instance)}")
+        texts.append(TokenIds(tuple(instance)))
+    return texts
+
+
+def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> None:
+    """Raises InvalidInput where something is not the id of one of the tokenizer's tokens."""
+    for index, text in enumerate(texts):
+        where = f"{name}[{index}]"
+        found = read_token_ids(list(text.ids), where, tokenizer.vocab_size) if text.ids else text
+        for number in set(found.ids):
+            if tokenizer.id_to_token(number) is None:
+                raise InvalidInput(f"{where}: token {found.ids.index(number)} is {number}, which is no token's id")
+
+
+def render(texts: Sequence[Text], encodings: Sequence[Encoding], max_length: int) -> bytes:
+    """The response to a tokenize request.
+
+    Args:
+        encodings: of the whole texts; with all details, or none.
+        max_length: tokens that the model takes, special ones included.
+    """
+    predictions = [prediction(text, one, max_length) for text, one in zip(texts, encodings, strict=True)]
+    return orjson.dumps({"predictions": predictions})
+
+
+def prediction(text: Text, encoding: Encoding, max_length: int) -> Mapping[str, Json]:
+    """What is told of one instance. Spans and offsets are null where the tokenizer has none."""
+    cut = encoding.cut
+    if cut is None:
+        raise AssertionError("a whole text is told what would be cut off of it")
+    place = _places(text)
+    found: dict[str, Json] = {}
+    if encoding.tokens is not None:
+        offsets = encoding.offsets
+        found = {
+            "ids": encoding.ids,
+            "tokens": encoding.tokens,
+            "offsets": offsets if place is None or offsets is None else list(map(place, offsets)),
+            "special_tokens_mask": encoding.special_mask,
+            "type_ids": encoding.type_ids,
+        }
+        if isinstance(text.given, tuple):
+            found["sequence_ids"] = encoding.sequence_ids
+    spans = cut.spans
+    if spans is not None and place is not None:
+        spans = tuple(span and place(span) for span in spans)
+    return found | {
+        "count": len(encoding),
+        "max_length": max_length,
+        "kept": len(encoding) - cut.count,
+        "truncated": cut.count,
+        "truncated_text": spans,
+    }
+
+
+def _places(text: Text) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
+    """From characters of what is sent to those of what was given; None if they are the same.
+
+    A prompt's tokens get (0, 0). Lower-casing makes one character (the dotted capital I) two.
+    """
+    given, sent = text.given, text.sent
+    if not isinstance(given, str) or not isinstance(sent, str) or given == sent:
+        return None
+    plain = text.prompt + given
+    shift = len(text.prompt)
+    if len(plain) == len(sent):
+        return lambda span: (max(0, span[0] - shift), max(0, span[1] - shift))
+    # Where each character sent comes from.
+    owners = [max(0, index - shift) for index, one in enumerate(plain) for _ in one.lower()]
+    after = [max(0, index + 1 - shift) for index, one in enumerate(plain) for _ in one.lower()]
+    return lambda span: (owners[span[0]], after[span[1] - 1]) if span[1] > span[0] else (0, 0)

@@ -1,0 +1,190 @@
+"""The open inference protocol (V2) over REST.
+
+    GET  /v2                                        {"name", "version", "extensions"}
+    GET  /v2/health/live                            {"live": true}
+    GET  /v2/health/ready                           {"ready": true}, 503 while a model is not
+    GET  /v2/models                                 {"models": ["bert"]}
+    GET  /v2/models/{m}[/versions/{v}]              {"name", "versions", "platform", "inputs", "outputs"}
+    GET  /v2/models/{m}[/versions/{v}]/config       the same as Triton's configuration has it, for its clients
+    GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 while it is not
+    POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or raw
+
+Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from hf_transformer import __version__
+from hf_transformer.api.base import Call, JsonResponse, Model, Models, Reply, Service, error_json
+from hf_transformer.api.body import to_utf8
+from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.tensors import check_version, clients_fault
+from hf_transformer.api.triton_tensors import infer
+from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.protocol.infer import InferRequest
+from hf_transformer.protocol.specs import data_type
+from hf_transformer.protocol.v2_rest import HEADER_LENGTH, parse_header_length
+from hf_transformer.protocol.v2_rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.types import Json, TensorSpec
+
+SERVER = "hf_transformer"
+EXTENSIONS = ("binary_tensor_data", "model_configuration")
+"""What of Triton's extensions to the protocol is understood."""
+PLATFORM = "hf_transformer"
+"""What the protocol calls the framework and format of a model."""
+BINARY = b"application/octet-stream"
+HEADER = HEADER_LENGTH.lower().encode()
+"""The length of the JSON in front of raw tensors, as ASGI spells headers."""
+
+
+def routes(service: Service) -> list[BaseRoute]:
+    """The routes of this API."""
+    return [*_server_routes(service.models), *_model_routes(service)]
+
+
+def _server_routes(models: Models) -> list[BaseRoute]:
+    async def server(request: Request) -> Response:
+        return JsonResponse({"name": SERVER, "version": __version__, "extensions": EXTENSIONS})
+
+    async def live(request: Request) -> Response:
+        return JsonResponse({"live": True})
+
+    async def ready(request: Request) -> Response:
+        try:
+            for name in models.names:
+                await models[name].require_ready()
+        except NotReady as error:
+            return _not_ready(error, {})
+        return JsonResponse({"ready": True})
+
+    async def list_models(request: Request) -> Response:
+        return JsonResponse({"models": models.names})
+
+    return [
+        Route("/v2", server),
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+        Route("/v2/models", list_models),
+    ]
+
+
+def _model_routes(service: Service) -> list[BaseRoute]:
+    models = service.models
+
+    async def metadata(request: Request) -> Response:
+        return JsonResponse(_metadata(_find(models, request.path_params)))
+
+    async def config(request: Request) -> Response:
+        return JsonResponse(_config(_find(models, request.path_params)))
+
+    async def ready(request: Request) -> Response:
+        try:
+            model = models[request.path_params["model"]]
+            await model.require_ready()
+            check_version(model, request.path_params.get("version", ""))
+        except NotReady as error:
+            return _not_ready(error, {"name": model.name})
+        return JsonResponse({"name": model.name, "ready": True})
+
+    async def answer(call: Call) -> Reply:
+        model = _find(models, call.path)
+        request = _parse(call, service.max_texts)
+        _check_named(model, request)
+        body, length = encode_infer_response(await infer(model, request, call.context), request)
+        return Reply(body) if length is None else Reply(body, BINARY, ((HEADER, str(length).encode()),))
+
+    endpoint = Endpoint("v2", answer, error_json, service)
+    return [
+        route
+        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        for route in (
+            Route(f"{path}/infer", endpoint),
+            Route(f"{path}/ready", ready),
+            Route(f"{path}/config", config),
+            Route(path, metadata),
+        )
+    ]
+
+
+def _find(models: Models, path: Mapping[str, str]) -> Model:
+    """The model that a path names.
+
+    Raises:
+        UnknownModel: another model, or another version of it.
+        NotReady: a version is named before the predictor has told its own.
+    """
+    model = models[path["model"]]
+    check_version(model, path.get("version", ""))
+    return model
+
+
+def _not_ready(error: NotReady, about: Mapping[str, Json]) -> Response:
+    body = {**about, "ready": False, "error": str(error)}
+    return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})
+
+
+def _metadata(model: Model) -> Json:
+    """A model's metadata. Raises NotReady before the predictor has been found."""
+    about = model.describe()
+    return {
+        "name": about.name,
+        **({"versions": [about.version]} if about.version else {}),
+        "platform": PLATFORM,
+        "inputs": _tensors(about.inputs),
+        "outputs": _tensors(about.outputs),
+    }
+
+
+def _config(model: Model) -> Json:
+    """What perf_analyzer and other clients of Triton ask for. There is no batch axis of Triton's own, so shapes are
+    whole. Raises NotReady before the predictor has been found."""
+    about = model.describe()
+
+    def tensor(one: TensorSpec) -> dict[str, Json]:
+        return {"name": one.name, "data_type": data_type(one.datatype), "dims": one.shape}
+
+    return {
+        "name": about.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": 0,
+        "input": [{**tensor(one), "optional": one.optional} for one in about.inputs],
+        "output": [tensor(one) for one in about.outputs],
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
+    return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in specs]
+
+
+def _check_named(model: Model, request: InferRequest) -> None:
+    """Raises InvalidInput for a body that names another model or version than its path, or than is served."""
+    if not (request.model_name or request.model_version):
+        return
+    served = model.describe().version
+    for field, named, expected in (
+        ("model_name", request.model_name, model.name),
+        ("model_version", request.model_version, served),
+    ):
+        if named and named != expected:
+            raise InvalidInput(f"{field}: {named[:100]!r} differs from what is asked here, {expected!r}")
+
+
+def _parse(call: Call, max_texts: int) -> InferRequest:
+    """A call's tensors; a charset means something only where the whole body is text.
+
+    Raises:
+        RequestError: the body is not a request, see decode_infer_request.
+    """
+    given = call.headers.get(HEADER)
+    with clients_fault():
+        length = parse_header_length(None if given is None else given.decode("latin-1"))
+        body = to_utf8(call.body, call.headers) if length is None else call.body
+        return decode_infer_request(body, length, max_texts)

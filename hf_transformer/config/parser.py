@@ -1,0 +1,161 @@
+"""Reads the command line and the environment into the texts given for each option.
+
+A flag may be spelled with underscores or hyphens, as ``--flag value`` or ``--flag=value``; the last one wins,
+and a flag wins over a variable. What is not known is left out and mentioned in a note, never an error: KServe
+and vLLM users bring flags of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from hf_transformer.config.option import PREFIX, Given, Option, by_flag
+from hf_transformer.errors import ConfigError
+
+LEFTOVERS_SHOWN = 3
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+"""How the values begin that Kubernetes gives <SERVICE>_PORT variables, for every service of the namespace."""
+SERVICE_LINK_NAME = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_.*)$")
+
+OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT"})
+"""Variables of the other commands, which are no mistake here."""
+
+
+def collect(
+    options: Sequence[Option], argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[dict[str, Given], list[str]]:
+    """What was given, by option name, and notes for the log.
+
+    Raises:
+        ConfigError: a flag stands without its value.
+    """
+    from_flags, flag_notes = read_flags(options, argv)
+    from_variables, variable_notes = read_variables(options, environ)
+    return from_variables | from_flags, flag_notes + variable_notes
+
+
+def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str, Given], list[str]]:
+    """The flags of a command line. Raises ConfigError for a flag without its value."""
+    known = by_flag(options)
+    words = deque(argv)
+    given: dict[str, Given] = {}
+    notes: list[str] = []
+    leftovers: list[str] = []
+    while words:
+        word = words.popleft()
+        if word == "--":
+            leftovers.extend(words)
+            break
+        if not is_flag(word):
+            leftovers.append(word)
+            continue
+        spelled, equals, text = word.partition("=")
+        name = spelled.removeprefix("--").replace("-", "_")
+        option = known.get(name) if spelled.startswith("--") else None
+        if option is None:
+            notes.append(unknown_flag_note(spelled, known))
+            if not equals:
+                following_values(words)
+            continue
+        if name != option.name:
+            notes.append(f"{spelled} is deprecated: use {option.flag}")
+        if not equals:
+            text = following_text(option, spelled, words)
+        given[option.name] = Given(option, text, spelled)
+    if leftovers:
+        notes.append(leftovers_note(leftovers))
+    return given, list(dict.fromkeys(notes))
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word of the command line is a flag; a negative number is not."""
+    return re.match(r"--?[A-Za-z]", word) is not None
+
+
+def following_values(words: deque[str]) -> list[str]:
+    """Takes the words up to the next flag."""
+    values = []
+    while words and words[0] != "--" and not is_flag(words[0]):
+        values.append(words.popleft())
+    return values
+
+
+def following_text(option: Option, spelled: str, words: deque[str]) -> str:
+    """Takes the value of a flag that was written without ``=``. Raises ConfigError where it is missing."""
+    if option.many:
+        text = ",".join(following_values(words))
+    elif option.boolean:
+        text = following_boolean(option, words)
+    elif words and words[0] != "--" and not is_flag(words[0]):
+        return words.popleft()
+    else:
+        text = ""
+    if not text:
+        raise ConfigError(f"{spelled}: the value is missing; expected {option.convert.expects}")
+    return text
+
+
+def following_boolean(option: Option, words: deque[str]) -> str:
+    """A bare boolean is true; a word that follows is its value."""
+    if not words or words[0] == "--" or is_flag(words[0]):
+        return "true"
+    return words.popleft()
+
+
+def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
+    """The environment variables that say something about an option; an empty one counts as unset."""
+    given: dict[str, Given] = {}
+    notes: list[str] = []
+    known: set[str] = set()
+    for option in options:
+        for variable in option.all_variables:
+            known.add(variable.name)
+            text = environ.get(variable.name)
+            if text is None or (not text.strip() and not option.may_be_empty):
+                continue
+            if variable.name.endswith("_PORT") and SERVICE_LINK.match(text):
+                notes.append(f"{variable.name} is ignored: it is a service link of Kubernetes, not a port")
+                continue
+            meant = variable.read(text)
+            if meant is not None and option.name not in given:
+                given[option.name] = Given(option, meant, variable.name)
+    return given, notes + unknown_variable_notes(known, environ)
+
+
+def unknown_variable_notes(known: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """A note for every variable with our prefix that is no option's, except Kubernetes's service links."""
+    names = list(known)
+    return [
+        f"unknown variable {name} is ignored{nearest(name, {other: other for other in names})}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX)
+        and name not in OTHER_VARIABLES
+        and name not in names
+        and not SERVICE_LINK_NAME.search(name.removeprefix(PREFIX))
+        and not SERVICE_LINK.match(environ[name])
+    ]
+
+
+def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
+    """A note that names the flag, never its value: that may be a secret."""
+    flag, space, _ = spelled.partition(" ")
+    name = flag.lstrip("-").replace("-", "_")
+    if space and name in known:
+        return f"{flag} is ignored: write the flag and its value as two arguments, or with = between them"
+    return f"unknown flag {flag} is ignored{nearest(name, {name: known[name].flag for name in known})}"
+
+
+def nearest(name: str, candidates: Mapping[str, str]) -> str:
+    """The end of a note: the candidate whose key is most like the name, if one is."""
+    from difflib import get_close_matches  # here, because most starts have nothing to compare
+
+    matches = get_close_matches(name, candidates, n=1, cutoff=0.5)
+    return f"; did you mean {candidates[matches[0]]}?" if matches else ""
+
+
+def leftovers_note(leftovers: Sequence[str]) -> str:
+    shown = ", ".join(repr(word[:40]) for word in leftovers[:LEFTOVERS_SHOWN])
+    more = f" and {len(leftovers) - LEFTOVERS_SHOWN} more" if len(leftovers) > LEFTOVERS_SHOWN else ""
+    return f"arguments that belong to no flag are ignored: {shown}{more}"

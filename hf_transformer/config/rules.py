@@ -1,0 +1,167 @@
+"""What holds between options: each rule checks or completes the values that were given.
+
+The rules run in order, over one draft. A rule that finds a contradiction raises ConfigError, with one line.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_transformer.config.option import Given
+from hf_transformer.errors import ConfigError
+
+ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)(:(?P<port>[0-9]{1,5}))?")
+
+
+@dataclass
+class Draft:
+    """Values on their way to a Config: what was given, its values by option name, and notes for the log."""
+
+    given: Mapping[str, Given]
+    values: dict[str, Any]
+    notes: list[str]
+
+    def source(self, name: str) -> str:
+        return self.given[name].source
+
+
+def mention_ignored(draft: Draft) -> None:
+    """Says of what was set that it changes nothing; switching off what is not there needs no mention."""
+    for name, entry in draft.given.items():
+        if entry.option.no_effect and draft.values[name] is not False:
+            draft.notes.append(f"{entry.source} {entry.option.no_effect}")
+
+
+def one_form_of_answer(draft: Draft) -> None:
+    if draft.values.get("return_probabilities") and draft.values.get("return_raw_logits"):
+        sources = f"{draft.source('return_probabilities')} and {draft.source('return_raw_logits')}"
+        raise ConfigError(f"{sources} exclude each other: give one of them")
+
+
+def one_model(draft: Draft) -> None:
+    """As in KServe the hub's model wins over the folder. The tokenizer's revision defaults to the model's."""
+    if "model_id" in draft.given and "model_dir" in draft.given:
+        draft.notes.append(f"{draft.source('model_dir')} is ignored: {draft.source('model_id')} is given")
+    if draft.values.get("tokenizer_revision") is None and "model_revision" in draft.values:
+        draft.values["tokenizer_revision"] = draft.values["model_revision"]
+
+
+def hidden_token(draft: Draft) -> None:
+    if "hf_token" in draft.given and draft.source("hf_token").startswith("-"):
+        draft.notes.append(f"{draft.source('hf_token')} shows in process lists: better set HF_TOKEN")
+
+
+def predictor_address(draft: Draft) -> None:
+    """Takes the scheme off the predictor's host and puts the port to it."""
+    if "predictor_host" not in draft.given:
+        raise ConfigError("--predictor_host is required: where Triton listens, such as --predictor_host=localhost:8000")
+    scheme, host, port = split_address(draft.given["predictor_host"])
+    if scheme is not None:
+        if draft.values.get("predictor_use_ssl", scheme == "https") != (scheme == "https"):
+            draft.notes.append(
+                f"{draft.source('predictor_use_ssl')} is ignored: "
+                f"{draft.source('predictor_host')} begins with {scheme}://"
+            )
+        draft.values["predictor_use_ssl"] = scheme == "https"
+    separate = draft.values.get("predictor_port")
+    if port is not None and separate not in (None, port):
+        host_source = draft.source("predictor_host")
+        draft.notes.append(f"{draft.source('predictor_port')} is ignored: {host_source} has the port {port}")
+    if port is None:
+        port = separate
+    draft.values["predictor_port"] = port
+    draft.values["predictor_host"] = host if port is None else f"{host}:{port}"
+
+
+def split_address(given: Given) -> tuple[str | None, str, int | None]:
+    """Scheme, host and port of an address; an IPv6 host stands in brackets. Raises ConfigError."""
+    scheme, separator, rest = given.text.strip().rpartition("://")
+    if separator and scheme.lower() not in ("http", "https"):
+        raise given.error("a scheme of http or https, or none")
+    rest = rest.removesuffix("/") if separator else rest
+    if is_ipv6(rest):
+        rest = f"[{rest}]"
+    match = ADDRESS.fullmatch(rest)
+    if match is None or (match["host"].startswith("[") and not is_ipv6(match["host"][1:-1])):
+        raise given.error("HOST or HOST:PORT without a path, such as localhost:8000")
+    port = None if match["port"] is None else int(match["port"])
+    if port is not None and not 1 <= port <= 65535:
+        raise given.error("a port from 1 to 65535")
+    return scheme.lower() if separator else None, match["host"], port
+
+
+def is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
+def predictor_certificates(draft: Draft) -> None:
+    """With TLS, what is to be trusted must be there; without it, REQUESTS_CA_BUNDLE may be for others."""
+    file = draft.values.get("predictor_ca_file")
+    if file is not None and Path(file).is_dir():  # REQUESTS_CA_BUNDLE may be a folder too
+        del draft.values["predictor_ca_file"]
+        draft.values.setdefault("predictor_ca_path", file)
+        file = None
+    if not draft.values.get("predictor_use_ssl"):
+        for name in ("predictor_cert_file", "predictor_key_file"):
+            if name in draft.given:
+                draft.notes.append(f"{draft.source(name)} is ignored: the predictor is not asked over TLS")
+        return
+    if file is not None and not Path(file).is_file():
+        raise draft.given["predictor_ca_file"].error("a file that exists")
+    both_files(draft, ("predictor_cert_file", "predictor_key_file"), "mutual TLS")
+    folders = draft.values.get("predictor_ca_path")
+    if folders is not None and not any(Path(folder).is_dir() for folder in folders.split(":") if folder):
+        raise draft.given["predictor_ca_path"].error("a folder that exists")
+
+
+def server_certificate(draft: Draft) -> None:
+    """Certificate and key come together, and exist."""
+    both_files(draft, ("ssl_certfile", "ssl_keyfile"), "HTTPS")
+
+
+def both_files(draft: Draft, pair: tuple[str, str], what: str) -> None:
+    """Two files come together, and exist."""
+    for name, other in (pair, pair[::-1]):
+        if name not in draft.given:
+            continue
+        if other not in draft.given:
+            raise ConfigError(f"{draft.source(name)} is given without --{other}: {what} needs both")
+        if not Path(draft.values[name]).is_file():
+            raise draft.given[name].error("a file that exists")
+
+
+def access_log(draft: Draft) -> None:
+    """An atom that is not known is found at the start, not by the first request."""
+    if "access_log_format" in draft.given:
+        from hf_transformer.observability.access_format import check_format  # only here: most services log no accesses
+
+        check_format(draft.values["access_log_format"], draft.source("access_log_format"))
+
+
+def quiet_requests(draft: Draft) -> None:
+    """Not to log texts is the safer wish, so it wins."""
+    if draft.values.get("disable_log_requests") and draft.values.get("enable_log_requests"):
+        sources = f"{draft.source('enable_log_requests')} is ignored: {draft.source('disable_log_requests')}"
+        draft.notes.append(f"{sources} is given")
+        draft.values["enable_log_requests"] = False
+
+
+RULES: tuple[Callable[[Draft], None], ...] = (
+    mention_ignored,
+    one_form_of_answer,
+    one_model,
+    hidden_token,
+    predictor_address,
+    predictor_certificates,
+    server_certificate,
+    access_log,
+    quiet_requests,
+)

@@ -1,1 +1,0 @@
-"""How options are declared, read from flags and variables, checked and explained; config.py has the options."""

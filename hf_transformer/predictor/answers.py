@@ -1,0 +1,82 @@
+"""What every transport does with an answer."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+
+from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.predictor import kinds
+from hf_transformer.types import Tensor
+
+TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
+"""What to change when a predictor needs longer, for messages."""
+
+TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
+
+_MESSAGE_LIMIT = 500
+"""Characters of the predictor's message that are quoted; a backend's traceback can be pages long."""
+
+
+def quoted(message: str) -> str:
+    """The predictor's message as it may stand in one of ours."""
+    text = message.strip() or "no message"
+    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+
+
+def reason(fault: Exception) -> str:
+    """What a connection or a call says of its failure."""
+    if _in_handshake(fault):
+        return "it closed the connection in the TLS handshake"
+    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+    return text or type(fault).__name__
+
+
+def tls_hint(fault: BaseException | None) -> str:
+    """The end of a message where a connection has failed in TLS: the flags that ask for that; else nothing."""
+    return f" ({TLS_FLAGS} ask for TLS)" if isinstance(fault, ssl.SSLError) or _in_handshake(fault) else ""
+
+
+def _in_handshake(fault: BaseException | None) -> bool:
+    """Whether the server has closed the connection there, as Triton does without TLS: the event loops say no more than
+    this, and say more of all other ends."""
+    return isinstance(fault, ConnectionResetError) and not fault.args
+
+
+def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The outputs, once it is sure that they are those asked for; Triton does not check what a model returns.
+
+    Raises:
+        PredictorError: one is missing, or one came that nobody asked for.
+    """
+    if len(asked) == len(outputs) == 1:
+        if asked[0] in outputs:
+            return outputs
+    elif len(asked) == len(outputs) and all([name in outputs for name in asked]):
+        return outputs
+    missing = [name for name in asked if name not in outputs]
+    unknown = [name for name in outputs if asked and name not in asked]
+    if missing or unknown:
+        parts = [f"without the output {', '.join(map(repr, missing))}"] if missing else []
+        parts += [f"with {', '.join(map(repr, unknown))}, which was not asked for"] if unknown else []
+        raise PredictorError(f"the predictor answered {' and '.join(parts)}")
+    return outputs
+
+
+_UNAVAILABLE_WORDS = (
+    "unknown model",
+    "is not ready",
+    "is unavailable",
+    "queue size",
+    "Request timeout expired",
+    "stopped accepting",
+)
+"""In Triton's messages of errors that have the status UNAVAILABLE or NOT_FOUND where they have one."""
+
+
+def said(error: str, where: str) -> RequestError:
+    """The error behind a message without a status, which is how one comes in the middle of a stream."""
+    message = f"the predictor at {where} answered: {quoted(error)}"
+    if any(words in error for words in _UNAVAILABLE_WORDS):
+        return PredictorUnavailable(message, kinds.refusal(error))
+    return PredictorError(message)

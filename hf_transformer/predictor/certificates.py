@@ -1,0 +1,78 @@
+"""The certificates that the predictor's own is checked against, and the one that is shown to it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_transformer.errors import ConfigError
+from hf_transformer.key_pair import KeyPair, read_key_pair
+from hf_transformer.predictor.base import PredictorSettings
+
+_BEGIN = "-----BEGIN CERTIFICATE-----"
+
+
+def root_certificates(settings: PredictorSettings) -> str | None:
+    """PEM text of ``ca_file`` and of the files in ``ca_path``; None where neither is set (the system's then).
+
+    A folder is read as it is, without the hashed names that OpenSSL wants, because a mounted ConfigMap has
+    none.
+
+    Raises:
+        ConfigError: a file can't be read, or the file or all of the folder have no certificate.
+    """
+    if settings.ca_file is None and settings.ca_path is None:
+        return None
+    pems = [] if settings.ca_file is None else [_certificates_in([Path(settings.ca_file)], settings.ca_file)]
+    if settings.ca_path is not None:
+        pems.append(_certificates_in(_files_in(settings.ca_path), settings.ca_path))
+    return "\n".join(pems)
+
+
+def _files_in(folders: str) -> list[Path]:
+    """The files of one folder, or of several with colons in between, as SSL_CERT_DIR may have them."""
+    try:
+        found = [Path(folder) for folder in folders.split(":") if folder]
+        found = [folder for folder in found if folder.is_dir()] or found
+        return sorted(path for folder in found for path in folder.iterdir() if path.is_file())
+    except OSError as exc:
+        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+
+
+def _certificates_in(paths: Sequence[Path], where: str) -> str:
+    try:
+        texts = [path.read_bytes().decode("ascii", "replace") for path in paths]
+    except OSError as exc:
+        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+    pem = "\n".join(text for text in texts if _BEGIN in text)
+    if not pem:
+        raise ConfigError(f"no certificate in {where}")
+    return pem
+
+
+def own_certificate(settings: PredictorSettings) -> KeyPair | None:
+    """The certificate for a predictor that asks for one, None where there is none.
+
+    Raises:
+        ConfigError: it can't be used.
+    """
+    if settings.cert_file is None or settings.key_file is None:
+        return None
+    return read_key_pair(settings.cert_file, settings.key_file, ("predictor_cert_file", "predictor_key_file"))
+
+
+def ssl_context(settings: PredictorSettings) -> ssl.SSLContext:
+    """A client's context: host names are checked, and versions older than TLS 1.2 refused.
+
+    Raises:
+        ConfigError: the certificates can't be used.
+    """
+    try:
+        context = ssl.create_default_context(cadata=root_certificates(settings))
+    except ssl.SSLError as exc:
+        raise ConfigError(f"the predictor's CA certificates can't be used: {exc}") from exc
+    own = own_certificate(settings)
+    if own is not None:
+        own.load_into(context)
+    return context

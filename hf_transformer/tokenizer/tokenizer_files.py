@@ -1,0 +1,264 @@
+"""tokenizer.json and the settings beside it, made into a tokenizer of the Rust library.
+
+It gives what transformers' AutoTokenizer gives, without importing transformers (two seconds). The steps are those of
+PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. Where a folder needs
+something that is not done here, NotMirrored is raised and transformers itself loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from tokenizers import AddedToken, Tokenizer, processors
+
+from hf_transformer.tokenizer.folder import read_json
+from hf_transformer.tokenizer.tokenizer_classes import tokenizer_class
+from hf_transformer.tokenizer.tokenizer_recipes import RECIPES, Recipe
+from hf_transformer.types import Json
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class NotMirrored(Exception):
+    """The folder needs transformers; the message says what for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A Rust tokenizer, without padding or truncation, and what the settings say beside it.
+
+    ``size`` is the highest id plus one, ``tokens`` are the named special tokens (``pad_token`` and so on).
+    ``model_max_length`` is None where none is set.
+    """
+
+    backend: Tokenizer
+    size: int
+    tokens: Mapping[str, str]
+    padding_side: str
+    truncation_side: str
+    model_max_length: int | None
+    clean_up: bool
+
+
+def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
+    """Load a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
+    settings = read_json(folder / "tokenizer_config.json", required=False)
+    name = tokenizer_class(config, settings)
+    if name is None:
+        raise NotMirrored(f"tokenizer class {settings.get('tokenizer_class')!r}, model {config.get('model_type')!r}")
+    if settings.keys() & {"fast_tokenizer_files", "init_inputs", "fix_mistral_regex"}:
+        raise NotMirrored("tokenizer_config.json has settings that are rare")
+    document = read_json(folder / "tokenizer.json", required=True)
+    if not lower_case:
+        settings["do_lower_case"] = False
+        document["normalizer"] = without_lower_case(document.get("normalizer"))
+    try:
+        return _build(name, settings, document, folder)
+    except (TypeError, ValueError, KeyError, AttributeError, OSError) as exc:
+        raise NotMirrored(f"{name}: {exc}") from exc
+    except Exception as exc:  # the Rust library raises bare Exception for a file that it can't read
+        if type(exc) is not Exception:
+            raise
+        raise NotMirrored(f"{name}: {exc}") from exc
+
+
+def without_lower_case(normalizer: Json) -> Json:
+    """A tokenizer.json's normaliser, lower-casing left out."""
+    if not isinstance(normalizer, dict) or normalizer.get("type") == "Lowercase":
+        return None
+    if normalizer.get("type") == "BertNormalizer":
+        return {**normalizer, "lowercase": False}
+    if "normalizers" in normalizer:
+        kept = (without_lower_case(step) for step in normalizer["normalizers"])
+        return {**normalizer, "normalizers": [step for step in kept if step is not None]}
+    return normalizer
+
+
+def _build(name: str, settings: dict[str, Json], document: dict[str, Json], folder: Path) -> LoadedTokenizer:
+    added = _merge_older_files(settings, document, folder)
+    recipe = RECIPES.get(name)
+    if recipe is not None:
+        _default_extra(settings, recipe, name)
+    named = _named_tokens(settings, recipe, {token.content: token for token in added.values()})
+    for cut, key in (("truncation", "truncation_side"), ("padding", "padding_side")):
+        if document.get(cut):
+            # Files from before 2021 have no direction for truncation.
+            settings.setdefault(key, document[cut].get("direction", "Right").lower())
+    if recipe is None and document.get("padding"):
+        named.setdefault("pad_token", document["padding"]["pad_token"])
+    vocab = document["model"]["vocab"]
+    highest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
+    # From here on only the Rust library needs the vocabulary: Python's copy of it is megabytes.
+    del vocab
+    backend = _backend(recipe, settings, document, named)
+    extra = settings.get("extra_special_tokens") or []
+    backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    _add_tokens(backend, added, named, extra)
+    if backend.post_processor is None:
+        backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    tokens = {key: str(token) for key, token in named.items()}
+    if recipe is not None and recipe.finish is not None:
+        recipe.finish(backend, settings, tokens)
+    if name == "Qwen2Tokenizer":
+        backend.add_tokens([AddedToken(text, special=True) for text in (*tokens.values(), *map(str, extra))])
+    sides = settings.get("padding_side", "right"), settings.get("truncation_side", "right")
+    if not {*sides} <= {"left", "right"}:
+        raise ValueError(f"padding_side and truncation_side must be left or right, not {sides}")
+    return LoadedTokenizer(
+        backend,
+        1 + max(highest, *backend.get_added_tokens_decoder(), -1),
+        {key: token for key, token in tokens.items() if key in NAMED},
+        sides[0],
+        sides[1],
+        settings.get("model_max_length", settings.get("max_len")),
+        _clean_up(settings, backend),
+    )
+
+
+def _clean_up(settings: Mapping[str, Json], backend: Tokenizer) -> bool:
+    """Whether decoding removes spaces before punctuation; for BPE that setting is ignored unless it is forced."""
+    if type(backend.model).__name__ == "BPE":
+        forced = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
+        return bool(forced and settings.get("clean_up_tokenization_spaces"))
+    return bool(settings.get("clean_up_tokenization_spaces", False))
+
+
+def _merge_older_files(settings: dict[str, Json], document: Mapping[str, Json], folder: Path) -> dict[int, AddedToken]:
+    """The added tokens by id; settings are completed in place from special_tokens_map.json where that still counts."""
+    if settings.get("additional_special_tokens") is not None and not settings.get("extra_special_tokens"):
+        settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
+    added: dict[int, AddedToken] = {}
+    if "added_tokens_decoder" in settings:
+        added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
+    else:
+        for key, value in read_json(folder / "special_tokens_map.json", required=False).items():
+            settings[key] = _from_map(key, value, settings)
+        special = {_text(settings[key]) for key in NAMED if settings.get(key)}
+        special |= {_text(token) for token in settings.get("extra_special_tokens") or []}
+        for text, number in read_json(folder / "added_tokens.json", required=False).items():
+            flag = text in special
+            added[number] = AddedToken(text, normalized=not flag, special=flag)
+        for entry in document.get("added_tokens") or []:
+            added[entry["id"]] = AddedToken(**{key: value for key, value in entry.items() if key != "id"})
+    if "extra_special_tokens" not in settings and settings.get("additional_special_tokens") is not None:
+        settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
+    return added
+
+
+def _from_map(key: str, value: Json, settings: Mapping[str, Json]) -> Json:
+    if key == "extra_special_tokens" and isinstance(value, list):
+        tokens = [AddedToken(**{**token, "special": True}) if isinstance(token, dict) else token for token in value]
+        before = settings.get("extra_special_tokens") or []
+        return [*before, *(token for token in tokens if _text(token) not in {_text(old) for old in before})]
+    if isinstance(value, dict) and key != "extra_special_tokens":
+        return AddedToken(**{**value, "special": True})
+    return value
+
+
+def _text(token: Json) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _default_extra(settings: dict[str, Json], recipe: Recipe, name: str) -> None:
+    """The extra tokens that T5 and CamemBERT have without being told."""
+    defaults = recipe.extra
+    if name == "T5Tokenizer":
+        count = settings.get("extra_ids", 100)
+        given = settings.get("extra_special_tokens")
+        if given is not None and sum("<extra_id_" in _text(token) for token in given) != count:
+            raise NotMirrored("another number of <extra_id_> tokens than extra_ids says")
+        defaults = tuple(f"<extra_id_{number}>" for number in range(count))
+    if defaults and settings.get("additional_special_tokens") is not None:
+        raise NotMirrored("both kinds of extra special tokens")
+    settings.setdefault("extra_special_tokens", list(defaults))
+
+
+def _named_tokens(
+    settings: dict[str, Json], recipe: Recipe | None, added: Mapping[str, AddedToken]
+) -> dict[str, str | AddedToken]:
+    """The special tokens by name, in the order in which ids are given to those that have none."""
+    extra = settings.get("extra_special_tokens") or []
+    own = {key: value for key, value in settings.items() if key.endswith("_token") and key not in NAMED}
+    plain = {key: value for key, value in own.items() if isinstance(value, str)}
+    if isinstance(extra, dict):
+        plain |= extra
+        settings["extra_special_tokens"] = []
+    else:
+        settings["extra_special_tokens"] = [_token(entry) for entry in extra]
+    named: dict[str, str | AddedToken] = {}
+    for key in NAMED:
+        default = recipe.tokens.get(key) if recipe else None
+        value = settings.get(key, default)
+        if value is None:
+            if default is not None:
+                raise NotMirrored(f"{key} is null")
+            continue
+        value = _token(value)
+        value = added.get(str(value), value) if key in settings else value
+        if isinstance(value, str) and recipe and key in recipe.flags:
+            value = AddedToken(value, **recipe.flags[key])
+        named[key] = value
+    marked = {key: value for key, value in own.items() if isinstance(value, dict | AddedToken)}
+    return named | {key: _token(value) for key, value in {**marked, **plain}.items()}
+
+
+def _token(value: Json) -> str | AddedToken:
+    if isinstance(value, dict) and value.get("__type") == "AddedToken":
+        return AddedToken(**{key: entry for key, entry in value.items() if key != "__type"})
+    if not isinstance(value, str | AddedToken):
+        raise TypeError(f"a special token must be text, not {value!r}")
+    return value
+
+
+def _backend(
+    recipe: Recipe | None,
+    settings: Mapping[str, Json],
+    document: dict[str, Json],
+    named: Mapping[str, str | AddedToken],
+) -> Tokenizer:
+    """The Rust tokenizer: the file as it is, or its vocabulary with the stages of the class."""
+    document |= {"truncation": None, "padding": None}
+    if recipe is None:
+        whole = orjson.dumps(document)
+        document.clear()
+        return Tokenizer.from_buffer(whole)
+    model = document.pop("model")
+    vocab = model["vocab"]
+    if model.get("type", recipe.model) != recipe.model or isinstance(vocab, list) != (recipe.model == "Unigram"):
+        raise NotMirrored(f"the vocabulary is not one of {recipe.model}")
+    tokens = {key: str(token) for key, token in named.items()}
+    built = {"type": recipe.model, "vocab": vocab, **recipe.options(settings, vocab, tokens)}
+    if recipe.model == "BPE":
+        built["merges"] = model.get("merges", [])
+    bare = {"version": document.get("version", "1.0"), "added_tokens": [], "model": built}
+    whole = orjson.dumps(bare | {"post_processor": document.get("post_processor")})
+    del model, vocab, built, bare
+    backend = Tokenizer.from_buffer(whole)
+    recipe.stages(backend, settings, document)
+    return backend
+
+
+def _add_tokens(
+    backend: Tokenizer,
+    added: Mapping[int, AddedToken],
+    named: Mapping[str, str | AddedToken],
+    extra: Iterable[str | AddedToken],
+) -> None:
+    """Add what the vocabulary lacks: first the listed tokens by id, then the named, then the extra ones."""
+    texts = {str(token) for token in named.values()}
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    queue: list[str | AddedToken] = [added[number] for number in sorted(added)]
+    known |= {str(token) for token in queue}
+    for token in (*named.values(), *extra):
+        if str(token) not in known:
+            known.add(str(token))
+            queue.append(token)
+    tokens = [AddedToken(token, special=True) if isinstance(token, str) else token for token in queue]
+    for token in tokens:
+        if not token.special and token.content in texts:
+            token.special = True
+    if tokens:
+        backend.add_tokens(tokens)

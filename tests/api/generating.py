@@ -1,0 +1,292 @@
+"""The HTTP APIs over a model that writes what a test has scripted: the real app, pipeline and tokenizer, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message
+
+from hf_transformer.api import v1, v2, v2_generate
+from hf_transformer.api.base import Models, Service
+from hf_transformer.api.direct import Direct
+from hf_transformer.api.elsewhere import hints
+from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.openai import routes as openai
+from hf_transformer.api.ops import error_handlers
+from hf_transformer.core.admission import Admission
+from hf_transformer.core.served_model import ServedModel
+from hf_transformer.errors import RequestError
+from hf_transformer.generation.base import Generator, GeneratorSettings
+from hf_transformer.generation.chat import ChatTemplate, load_chat_template
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor.base import Predictor
+from hf_transformer.tasks.base import TaskSettings
+from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import ModelSpec
+from tests.generation.scripted import LIMITS, SCHEDULING, ScriptedGenerator
+from tests.predictor.scripted import SPEC, Scripted
+from tests.triton_repository import TASK_MODELS
+
+FOLDER = TASK_MODELS / "gpt2"
+PROMPT = "The capital of france is"
+ALL = (
+    "greedy temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty logit_bias "
+    "min_tokens stop_token_ids ignore_eos logprobs"
+).split()
+"""Every field of Sampling that a model may honour or not."""
+
+
+class Ready(Scripted):
+    """A predictor that has the model; nothing is asked of it beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready = [True]
+        self.spec = SPEC
+
+    async def model_spec(self) -> ModelSpec:
+        return self.spec
+
+
+def tokenizer_of(folder: Path = FOLDER) -> Tokenizer:
+    return load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
+
+
+def template_of(tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate:
+    template = load_chat_template(FOLDER, override, tokenizer.special_tokens)
+    assert template is not None
+    return template
+
+
+@dataclass
+class Bench:
+    """A served model whose generator tells ``text``, token by token, before each of which ``gate`` is awaited."""
+
+    text: str = " paris."
+    finish: FinishReason = "stop"
+    fails: RequestError | None = None
+    after: int = 0
+    honours: Iterable[str] = field(default_factory=lambda: list(ALL))
+    gate: asyncio.Semaphore | None = None
+    settings: GenerationSettings = field(default_factory=GenerationSettings)
+    template: str | None = None
+    chats: bool = True
+    concurrent: int = 100
+    task: type[TextGeneration] = TextGeneration
+    timing: bool = True
+
+    def __post_init__(self) -> None:
+        self.tokenizer = tokenizer_of()
+        self.metrics = Metrics("gpt2")
+        self.generators: list[ScriptedGenerator] = []
+        self.predictor = Ready()
+        self.executor = ThreadPoolExecutor(1)
+        settings = TaskSettings(model_config={}, vocabulary=self.tokenizer, generation=self.settings, max_length=256)
+        self.made_task = self.task(settings)
+        self.model = ServedModel(
+            "gpt2",
+            self.made_task,
+            cast(Predictor, self.predictor),
+            self.build,
+            self.metrics,
+            chat_template=template_of(self.tokenizer, self.template) if self.chats else None,
+        )
+        self.service = Service(
+            Models([self.model]),
+            Admission(self.concurrent, 2**20, self.metrics),
+            self.metrics,
+            2**20,
+            100,
+            server_timing=self.timing,
+        )
+        prefix = "openai"
+        routes = [
+            *v1.routes(self.service),
+            *v2.routes(self.service),
+            *v2_generate.routes(self.service),
+            *openai.routes(self.service, prefix),
+        ]
+        app = Starlette(routes=routes, exception_handlers=error_handlers(openai.errors_by_path(prefix), hints(prefix)))
+        self.app = Direct(app, routes, self.service.models.names, tasks=True)
+
+    @property
+    def generator(self) -> ScriptedGenerator:
+        return self.generators[-1]
+
+    def build(self, spec: ModelSpec) -> GenerationPipeline:
+        wait = None if self.gate is None else self.gate.acquire
+        generator = ScriptedGenerator(self.script, honours=self.honours, wait=wait)
+        self.generators.append(generator)
+        settings = GeneratorSettings(
+            model_config={}, eos_ids=frozenset(), pad_id=0, max_length=256, scheduling=SCHEDULING
+        )
+        return GenerationPipeline(
+            self.made_task,
+            self.tokenizer,
+            cast(Generator, generator),
+            settings,
+            executor=self.executor,
+            limits=LIMITS,
+            metrics=self.metrics,
+            timeout=30.0,
+        )
+
+    def script(self, prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:
+        ids = self.tokenizer.encode([self.text])[0].ids
+        told = sampling.max_tokens or len(ids)
+        for number, one in enumerate(ids[:told]):
+            if self.fails is not None and number == self.after:
+                yield self.fails
+            scores = []
+            if sampling.logprobs is not None:
+                top = tuple((other, -0.5 - place) for place, other in enumerate((one, 5, 6)[: sampling.logprobs]))
+                scores = [TokenScore(one, -0.5, top)]
+            yield Step(ids=(one,), scores=scores)
+        yield Step(finish="length" if told < len(ids) else self.finish)
+
+    def requests(self, api: str, status: int) -> float:
+        """How many requests are counted so."""
+        return self.metric(f'hf_transformer_requests_total{{api="{api}",status="{status}"}}')
+
+    @property
+    def in_flight(self) -> float:
+        return self.metric("hf_transformer_requests_in_flight")
+
+    def metric(self, name: str) -> float:
+        for line in self.metrics.render().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[-1])
+        return 0.0
+
+
+@asynccontextmanager
+async def bench(**options: Any) -> AsyncIterator[Bench]:
+    made = Bench(**options)
+    assert await made.model.look() == ""
+    try:
+        yield made
+        assert made.in_flight == 0, "each request gives its place back"
+        assert all(one.running == 0 for one in made.generators), "nothing goes on for nobody"
+    finally:
+        made.executor.shutdown()
+
+
+class Exchange:
+    """One HTTP request, and what comes back, piece by piece. Leaving the context closes the connection."""
+
+    def __init__(self, app: ASGIApp | Endpoint, path: str, body: Any, *, reads: bool = True, **headers: str) -> None:
+        sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        self._scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "scheme": "http",
+            "headers": sent,
+        }
+        self._app = app
+        self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self._left = asyncio.Event()
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self.taken = asyncio.Event()
+        if reads:
+            self.taken.set()
+        self.offered = 0
+        self._over = False
+
+    async def __aenter__(self) -> Self:
+        self.task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        await self.task
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        finally:
+            self._messages.put_nowait({"type": "over"})
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, cast(Any, None)
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        self.offered += 1
+        await self.taken.wait()
+        self._messages.put_nowait(message)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        message = await self._next()
+        assert message["type"] == "http.response.start", message
+        self.status = message["status"]
+        self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        return self.status, self.headers
+
+    async def piece(self) -> bytes | None:
+        """The next piece of the body, None at its end."""
+        if self._over:
+            return None
+        message = await self._next()
+        if message["type"] == "over":
+            self._over = True
+            return None
+        self._over = not message.get("more_body", False)
+        return cast(bytes, message.get("body", b""))
+
+    async def rest(self) -> bytes:
+        found = b""
+        while (piece := await self.piece()) is not None:
+            found += piece
+        return found
+
+    async def _next(self) -> Message:
+        async with asyncio.timeout(20):
+            return await self._messages.get()
+
+    def leave(self) -> None:
+        """Closes the connection."""
+        self._left.set()
+
+
+async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    """Status and body of a request: JSON, or the JSON in each line or event."""
+    async with Exchange(made.app, path, body, reads=True, **headers) as exchange:
+        status, found = await exchange.head()
+        content, kind = await exchange.rest(), found["content-type"]
+    if kind == "text/event-stream":
+        return status, events(content)
+    if kind == "application/jsonl":
+        return status, [json.loads(line) for line in content.splitlines()]
+    return status, json.loads(content)
+
+
+def events(content: bytes) -> list[Any]:
+    """The data of server-sent events: JSON, but for [DONE]."""
+    assert content.endswith(b"\n\n")
+    found = []
+    for block in content.decode()[:-2].split("\n\n"):
+        assert block.startswith("data: ") and "\n" not in block
+        data = block.removeprefix("data: ")
+        found.append(data if data == "[DONE]" else json.loads(data))
+    return found

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+
+import pytest
+from starlette.types import Message
+
+from hf_transformer.api.body import Bodies, ClientGone, parse_json, read_body, to_utf8
+from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnsupportedEncoding
+from hf_transformer.protocol.json_text import JsonLimits
+
+BODY = b'{"instances": ["a"]}'
+
+
+class Channel:
+    """An ASGI receive channel that gives these messages."""
+
+    def __init__(self, *chunks: bytes, disconnect: bool = False) -> None:
+        self._messages: list[Message] = [
+            {"type": "http.request", "body": chunk, "more_body": disconnect or number < len(chunks)}
+            for number, chunk in enumerate(chunks, 1)
+        ]
+        if disconnect:
+            self._messages.append({"type": "http.disconnect"})
+
+    async def __call__(self) -> Message:
+        return self._messages.pop(0)
+
+
+async def read(*chunks: bytes, encoding: bytes = b"", limit: int = 1000, length: bytes = b"") -> bytes:
+    headers = {name: value for name, value in ((b"content-encoding", encoding), (b"content-length", length)) if value}
+    return await read_body(Channel(*chunks), headers, limit, Bodies().portion())
+
+
+async def test_chunks_are_joined() -> None:
+    assert await read(BODY[:3], BODY[3:]) == BODY
+
+
+async def test_a_client_that_left_is_noticed() -> None:
+    with pytest.raises(ClientGone):
+        await read_body(Channel(b"abc", disconnect=True), {}, 1000, Bodies().portion())
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"x-gzip"])
+async def test_gzip_is_honoured(encoding: bytes) -> None:
+    assert await read(gzip.compress(BODY), encoding=encoding) == BODY
+
+
+async def test_gzip_members_are_joined() -> None:
+    assert await read(gzip.compress(BODY[:7]) + gzip.compress(BODY[7:]), encoding=b"gzip") == BODY
+
+
+async def test_identity_is_no_compression() -> None:
+    assert await read(BODY, encoding=b"identity") == BODY
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(BODY, id="plain"),
+        pytest.param(gzip.compress(BODY)[:-9], id="cut off"),
+        pytest.param(b"", id="empty"),
+        pytest.param(gzip.compress(BODY) + b"rest", id="followed by rubbish"),
+        pytest.param(zlib.compress(BODY), id="deflate"),
+    ],
+)
+async def test_what_is_not_gzip_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="gzip"):
+        await read(body, encoding=b"gzip")
+
+
+async def test_other_compressions_are_refused() -> None:
+    with pytest.raises(UnsupportedEncoding, match="'br'"):
+        await read(BODY, encoding=b"br")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "encoding", "length"),
+    [
+        pytest.param((b"x" * 1001,), b"", b"", id="body"),
+        pytest.param((b"x" * 600, b"x" * 600), b"", b"", id="chunks"),
+        pytest.param((b"x",), b"", b"1001", id="content-length"),
+        pytest.param((gzip.compress(b"x" * 1001),), b"gzip", b"", id="decompressed"),
+        pytest.param((gzip.compress(b"x" * 600) * 2,), b"gzip", b"", id="members"),
+        pytest.param((gzip.compress(b"x" * 10_000_000)[:900],), b"gzip", b"", id="bomb"),
+    ],
+)
+async def test_the_limit_holds(chunks: tuple[bytes, ...], encoding: bytes, length: bytes) -> None:
+    with pytest.raises(TooLarge, match="1000 bytes"):
+        await read(*chunks, encoding=encoding, length=length)
+
+
+async def test_a_body_of_the_limit_is_taken() -> None:
+    assert len(await read(b"x" * 1000)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("content_type", "charset"),
+    [
+        (b"", "utf-8"),
+        (b"application/json", "utf-8"),
+        (b"application/json; charset=UTF-8", "utf-8"),
+        (b"application/json", "utf-8-sig"),
+        (b"text/plain; charset=latin-1", "latin-1"),
+        (b'application/json; charset="utf-16"; x=y', "utf-16"),
+    ],
+)
+def test_charsets(content_type: bytes, charset: str) -> None:
+    assert to_utf8('"é"'.encode(charset), {b"content-type": content_type}) == '"é"'.encode()
+
+
+@pytest.mark.parametrize("charset", ["klingon", "punycode", "base64", "utf-7", "x" * 9000, "\0"])
+def test_other_charsets_are_refused(charset: str) -> None:
+    with pytest.raises(UnsupportedEncoding, match="is not taken"):
+        to_utf8(b"{}", {b"content-type": b"text/plain; charset=" + charset.encode()})
+
+
+async def test_many_gzip_members_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="members"):
+        await read(gzip.compress(b"") * 17, encoding=b"gzip")
+
+
+@pytest.mark.parametrize("charset", [b"ascii", b"utf-16"])
+def test_a_body_in_another_charset_is_refused(charset: bytes) -> None:
+    with pytest.raises(InvalidInput, match="charset"):
+        to_utf8(b"\xff\xfe\xff", {b"content-type": b"text/plain; charset=" + charset})
+
+
+def test_json() -> None:
+    limits = JsonLimits(parts=9, values=9)
+    assert parse_json(BODY, limits) == {"instances": ["a"]}
+    with pytest.raises(InvalidInput, match=r"^body: not JSON: "):
+        parse_json(BODY[:-1], limits)
+    with pytest.raises(TooLarge, match=r"^body: 40000 lists, objects and keys, at most 9"):
+        parse_json(b"[]" * 40_000, limits)
+
+
+async def test_bodies_have_a_limit_together() -> None:
+    refused: list[str] = []
+    bodies = Bodies(most=100, refused=refused.append)
+    first, second = bodies.portion(), bodies.portion()
+    await read_body(Channel(b"x" * 40, b"x" * 20), {}, 100, first)
+    with pytest.raises(TooManyRequests, match=r"have 90 bytes, --max_bytes_in_flight allows 100") as caught:
+        await read_body(Channel(b"x" * 30, b"x" * 11), {}, 100, second)
+    assert (caught.value.status, caught.value.retry_after, refused) == (429, 1, ["bytes"])
+    assert bodies.held == 90  # what came of it is there until it is given back
+    second.give_back()
+    assert await read_body(Channel(b"x" * 40), {}, 100, second) == b"x" * 40
+    for portion in (first, second, second):
+        portion.give_back()
+    assert bodies.held == 0
+
+
+async def test_a_compressed_body_counts_as_what_it_becomes() -> None:
+    bodies = Bodies(most=1000)
+    sent, headers = gzip.compress(b"x" * 900), {b"content-encoding": b"gzip"}
+    with bodies.portion() as portion:
+        await read_body(Channel(sent), headers, 1000, portion)
+        assert bodies.held == 900
+        with bodies.portion() as other, pytest.raises(TooManyRequests):
+            await read_body(Channel(sent), headers, 1000, other)
+    assert bodies.held == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "encoding"),
+    [
+        pytest.param(BODY, b"", id="plain"),
+        pytest.param(BODY, b"identity", id="identity"),
+        pytest.param(gzip.compress(BODY), b"gzip", id="gzip"),
+        pytest.param(gzip.compress(b"x" * 900), b"gzip", id="becomes larger"),
+        pytest.param(BODY, b"gzip", id="not gzip"),
+        pytest.param(BODY, b"br", id="another compression"),
+        pytest.param(b"x" * 1001, b"", id="too large"),
+        pytest.param(gzip.compress(b"x" * 1001), b"gzip", id="too large once decompressed"),
+    ],
+)
+async def test_a_body_that_is_all_there_is_read_as_one_that_comes(sent: bytes, encoding: bytes) -> None:
+    headers = {b"content-encoding": encoding} if encoding else {}
+    bodies = Bodies()
+    try:
+        expected = await read_body(Channel(sent), headers, 1000, Bodies().portion())
+    except RequestError as error:
+        with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
+            bodies.take_whole(sent, headers, 1000)
+        assert bodies.held == 0
+    else:
+        assert bodies.take_whole(sent, headers, 1000) == expected
+        assert bodies.held == len(expected)
+        bodies.take(-len(expected))
+        assert bodies.held == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "headers"),
+    [(b"x" * 60, {}), (gzip.compress(b"x" * 60), {b"content-encoding": b"gzip"})],
+    ids=["plain", "gzip"],
+)
+def test_one_that_finds_no_room_is_not_counted(sent: bytes, headers: dict[bytes, bytes]) -> None:
+    bodies = Bodies(most=100)
+    bodies.take_whole(b"x" * 50, {}, 100)
+    with pytest.raises(TooManyRequests, match="--max_bytes_in_flight allows 100"):
+        bodies.take_whole(sent, headers, 100)
+    assert bodies.held == 50

@@ -1,0 +1,260 @@
+"""Triton's generate and generate_stream, over a scripted model; and what a model says that generates nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from hf_transformer.api.base import Model
+from hf_transformer.api.generate_request import FURTHER
+from hf_transformer.api.generation import generating
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.tasks.generation_settings import GenerationSettings
+from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
+from tests.api.grpc_model import ScriptedModel
+
+pytestmark = pytest.mark.asyncio
+
+SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER, True)
+ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
+HEAD = {"model_name": "gpt2", "model_version": "1"}
+
+
+async def generate(made: Bench, route: str = ROUTES[0], status: int = 200, **body: Any) -> Any:
+    found_status, found = await post(made, f"{route}/generate", {"text_input": PROMPT, **body})
+    assert found_status == status, found
+    return found["error"] if status != 200 else found
+
+
+async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
+    async with Exchange(made.app, f"{route}/generate_stream", {"text_input": PROMPT, **body}) as exchange:
+        status, headers = await exchange.head()
+        content = await exchange.rest()
+        assert (status, headers["content-type"]) == (200, "text/event-stream"), content
+        return events(content)
+
+
+def versioned(route: str) -> str:
+    return f"/v2/models/gpt2{'/versions/1' if 'versions' in route else ''}"
+
+
+async def test_a_prompt_and_its_text() -> None:
+    async with bench() as made:
+        assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
+        assert made.requests("generate", 200) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"parameters": {"max_tokens": 3, "temperature": 0.5}},
+        {"max_tokens": 3, "temperature": 0.5},
+        {"max_tokens": 3, "parameters": {"temperature": 0.5}},
+    ],
+    ids=["inside", "beside", "both"],
+)
+async def test_parameters_wherever_they_stand(body: dict[str, Any]) -> None:
+    async with bench() as made:
+        await generate(made, **body)
+        [(_, sampling)] = made.generator.asked
+        assert (sampling.max_tokens, sampling.temperature, sampling.greedy) == (3, 0.5, False)
+
+
+async def test_what_triton_s_own_clients_send() -> None:
+    async with bench() as made:
+        # vLLM's and TensorRT-LLM's documents.
+        await generate(made, parameters={"stream": False, "temperature": 0})
+        found = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
+        assert found["text_output"] == " paris."
+        assert made.generator.asked[0][1].greedy and made.generator.asked[1][1].stop == ()
+        found = await generate(made, id="17", stop_words=["ar"], return_full_text=False)
+        assert found == {"id": "17", **HEAD, "text_output": " p"}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["beside", "inside"])
+async def test_the_names_of_tensorrt_llm(inside: bool) -> None:
+    async with bench() as made:
+
+        async def sampling(**given: Any) -> Any:
+            await generate(made, **({"parameters": given} if inside else given))
+            return made.generator.asked[-1][1]
+
+        # The request in the documents of its backend.
+        asked = await sampling(max_tokens=20, bad_words="", stop_words="", pad_id=2, end_id=2)
+        assert asked.stop_token_ids == (2,) and not asked.ignore_eos
+        asked = await sampling(random_seed=7, temperature=0.5, end_id=4, stop_token_ids=[3])
+        assert (asked.seed, asked.stop_token_ids) == (7, (3, 4))
+        asked = await sampling(end_id=-1, pad_id=None, random_seed=None)
+        assert asked.ignore_eos and asked.stop_token_ids == () and asked.seed is None
+        assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
+
+
+async def test_wrong_values_are_named_as_they_were_sent() -> None:
+    async with bench() as made:
+        for given, says in (
+            ({"end_id": "</s>"}, "end_id: expected a token id, or -1 for none, got a string"),
+            ({"end_id": -2}, "end_id: expected a token id, or -1 for none, got -2"),
+            ({"end_id": True}, "end_id: expected a token id, or -1 for none, got a boolean"),
+            ({"pad_id": 1.5}, "pad_id: expected a token id, or -1 for none, got a number"),
+            ({"end_id": 10**6}, "end_id: token 0 is 1000000, expected 0 to"),
+            ({"parameters": {"end_id": 10**6}}, "parameters.end_id: token 0 is 1000000, expected 0 to"),
+            ({"sampling_parameters": json.dumps({"random_seed": "x"})}, "sampling_parameters.random_seed: expected a"),
+            ({"random_seed": -1.5}, "random_seed: expected a whole number, got"),
+            ({"random_seed": 1, "seed": 2}, "random_seed: given twice, with another value as seed"),
+            ({"end_id": 3, "stop_token_ids": 4}, "stop_token_ids: expected a list of token ids"),
+            ({"end_id": -1, "ignore_eos": False}, "end_id: given twice, with another value as ignore_eos"),
+        ):
+            assert (await generate(made, status=400, **given)).startswith(says)
+        assert not made.generator.asked
+
+
+async def test_sampling_parameters_as_the_vllm_backend_has_them() -> None:
+    async with bench() as made:
+        fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
+        await generate(made, sampling_parameters=json.dumps(fields), parameters={"temperature": 0.5})
+        [(_, sampling)] = made.generator.asked
+        assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 0)
+        await generate(made, parameters={"sampling_parameters": json.dumps({**fields, "top_k": "7"})}, best_of=1, n="1")
+        assert made.generator.asked[1][1].top_k == 7
+        wrong = json.dumps({"max_tokens": "many"})
+        message = await generate(made, status=400, sampling_parameters=wrong)
+        assert message == "sampling_parameters.max_tokens: expected a whole number, got a string"
+
+
+async def test_what_is_told_beside_the_text() -> None:
+    async with bench() as made:
+        found = await generate(made, **SWITCHES, max_tokens=2, exclude_input_in_output=True)
+        assert found == {
+            **HEAD,
+            "text_output": " paris",
+            "finish_reason": "length",
+            "num_input_tokens": len(made.tokenizer.encode([PROMPT])[0].ids),
+            "num_output_tokens": 2,
+        }
+        found = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
+        assert found["finish_reason"] == ["stop", "stop"]
+        assert "finish_reason" not in await generate(made, return_finish_reason=False)
+
+
+async def test_what_is_told_beside_a_stream() -> None:
+    async with bench() as made:
+        [whole] = await stream(made, **SWITCHES, stream=False)
+        *before, last = found = await stream(made, **SWITCHES)
+        assert last["finish_reason"] == "stop" and {one["finish_reason"] for one in before} == {"None"}
+        assert {one["num_input_tokens"] for one in found} == {whole["num_input_tokens"]}
+        assert sum(one["num_output_tokens"] for one in found) == whole["num_output_tokens"] > 0
+        found = await stream(made, **SWITCHES, n=2, temperature=0.5)
+        for choice in (0, 1):
+            own = [one for one in found if one["choice"] == choice]
+            assert "".join(one["text_output"] for one in own) == " paris."
+            assert sum(one["num_output_tokens"] for one in own) == whole["num_output_tokens"]
+            assert own[-1]["finish_reason"] == "stop"
+
+
+async def test_several_texts_are_a_list() -> None:
+    async with bench() as made:
+        assert (await generate(made, n=2, temperature=0.5))["text_output"] == [f"{PROMPT} paris."] * 2
+
+
+@pytest.mark.parametrize("extra", [{}, {"stream": True}, {"parameters": {"stream": True}}], ids=str)
+async def test_a_stream_gives_the_new_text_in_pieces(extra: dict[str, Any]) -> None:
+    async with bench() as made:
+        found = await stream(made, **extra)
+        assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
+        assert "".join(one["text_output"] for one in found) == " paris."
+
+
+async def test_a_stream_may_have_the_prompt_or_be_one_event() -> None:
+    async with bench() as made:
+        found = await stream(made, exclude_input_in_output=False)
+        assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
+        assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
+        found = await stream(made, n=2, temperature=0.5)
+        assert {one["choice"] for one in found} == {0, 1}
+
+
+async def test_a_stream_without_any_text_is_one_event() -> None:
+    async with bench() as made:
+        empty = {**HEAD, "text_output": ""}
+        assert await stream(made, stop=" par") == [empty]
+        assert await stream(made, stop=" par", stream=False) == [empty]
+        found = await stream(made, stop=" par", n=2, temperature=0.5)
+        assert sorted(found, key=lambda one: one["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
+
+
+@pytest.mark.parametrize("extra", [{}, {"stop": "ris"}, {"exclude_input_in_output": False, "stop": " par"}], ids=str)
+async def test_no_event_of_a_text_is_empty_beside_others(extra: dict[str, Any]) -> None:
+    async with bench() as made:
+        found = await stream(made, **extra)
+        assert found and all(one["text_output"] for one in found)
+
+
+async def test_an_error_in_the_middle() -> None:
+    async with bench(fails=PredictorError("it broke"), after=1) as made:
+        *_, last = await stream(made)
+        assert last == {"error": "it broke"}
+        assert await generate(made, status=502) == "it broke"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"text_input": None}, "text_input: expected a string, got nothing"),
+        ({"text_input": ["a"]}, "text_input: expected a string, got a list"),
+        ({"parameters": 3}, "parameters: expected an object, got a number"),
+        ({"stream": True}, "stream: one answer is given here, expected false"),
+        ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
+        ({"parameters": {"top_q": 1}}, "parameters.top_q: unknown"),
+        ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: given twice, with another value beside it"),
+        ({"bad_words": ["x"]}, "bad_words: they can't be kept out of a text here"),
+        ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
+        ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
+        ({"text_input": ""}, "text_input: the prompt has no tokens"),
+        ({"return_finish_reason": 1}, "return_finish_reason: expected true or false"),
+        ({"sampling_parameters": {"top_k": 1}}, "sampling_parameters: expected JSON text, got an object"),
+        ({"sampling_parameters": "{"}, "sampling_parameters: not JSON"),
+        ({"sampling_parameters": "[]"}, "sampling_parameters: expected a JSON object, got a list"),
+        (
+            {"sampling_parameters": '{"best_of": 2}'},
+            "sampling_parameters.best_of: it can't be asked for here, expected 1",
+        ),
+        (
+            {"parameters": {"sampling_parameters": '{"skip_special_tokens": false}'}},
+            "parameters.sampling_parameters.skip_special_tokens: it can't be asked for here, expected true",
+        ),
+        ({"sampling_parameters": "{}", "parameters": {"sampling_parameters": ""}}, "sampling_parameters: given twice"),
+        ({"parameters": {"best_of": 2}}, "parameters.best_of: it can't be asked for here, expected 1"),
+        ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
+        ({"id": 7}, "id: expected a string, got a number"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+async def test_what_is_wrong_is_named(body: dict[str, Any], says: str) -> None:
+    async with bench() as made:
+        assert (await generate(made, status=400, **body)).startswith(says)
+
+
+async def test_models_and_versions() -> None:
+    async with bench() as made:
+        assert (await generate(made, ROUTES[1]))["model_version"] == "1"
+        assert "version '2' of model 'gpt2' is not served" in await generate(made, f"{ROUTES[0]}/versions/2", 404)
+        assert "model 'bert' is not served here" in await generate(made, "/v2/models/bert", 404)
+
+
+async def test_the_limit_of_new_tokens() -> None:
+    async with bench(settings=GenerationSettings(max_length=20, max_new_tokens=8)) as made:
+        await generate(made)
+        assert made.generator.asked[0][1].max_tokens == 8
+        message = await generate(made, status=413, max_tokens=9)
+        assert message == "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"
+        message = await generate(made, status=413, parameters={"max_length": 10})
+        assert message == "parameters.max_length: 10, at most 8 new tokens are given (--max_new_tokens)"
+
+
+async def test_a_model_that_predicts_says_what_it_does() -> None:
+    with pytest.raises(InvalidInput) as raised:
+        generating(cast(Model, ScriptedModel()), "generate")
+    expected = "model 'bert' does fill_mask, but generate needs text_generation or text2text_generation"
+    assert str(raised.value) == expected

@@ -1,0 +1,253 @@
+"""OpenAI's completions, whole and as a stream, over a scripted model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.generation.types import Sampling
+from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.text2text_generation import Text2TextGeneration
+from tests.api.generating import PROMPT, Bench, bench, post
+
+pytestmark = pytest.mark.asyncio
+
+PATH = "/openai/v1/completions"
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "gpt2", "prompt": PROMPT, **fields}
+
+
+async def complete(made: Bench, **fields: Any) -> Any:
+    status, found = await post(made, PATH, body(**fields), x_request_id="7")
+    assert status == 200, found
+    return found
+
+
+async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, str | None]:
+    found_status, found = await post(made, PATH, body(**fields))
+    assert found_status == status, found
+    assert found["error"].keys() == {"message", "type", "param", "code"}
+    return found["error"]["message"], found["error"]["param"]
+
+
+async def test_the_shape_is_that_of_kserve_s_example() -> None:
+    async with bench() as made:
+        found = await complete(made, stream=False, max_tokens=30)
+        created = found.pop("created")
+        tokens = len(made.tokenizer.encode([PROMPT])[0].ids)
+        new = len(made.tokenizer.encode([" paris."])[0].ids)
+        assert isinstance(created, int) and created > 1_700_000_000
+        assert found == {
+            "id": "cmpl-7",
+            "object": "text_completion",
+            "model": "gpt2",
+            "system_fingerprint": None,
+            "choices": [{"index": 0, "text": " paris.", "logprobs": None, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": tokens, "completion_tokens": new, "total_tokens": tokens + new},
+        }
+        assert made.requests("openai", 200) == 1
+
+
+async def test_a_stream_is_the_same_in_pieces() -> None:
+    async with bench() as made:
+        whole = await complete(made)
+        *chunks, done = await complete(made, stream=True)
+        assert done == "[DONE]" and len(chunks) > 1
+        assert {chunk["id"] for chunk in chunks} == {"cmpl-7"}
+        assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+        assert all("usage" not in chunk for chunk in chunks)
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+        assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+
+
+async def test_the_usage_is_the_last_chunk_where_it_is_asked_for() -> None:
+    async with bench() as made:
+        whole = await complete(made)
+        *chunks, last, _ = await complete(made, stream=True, stream_options={"include_usage": True})
+        assert last["choices"] == [] and last["usage"] == whole["usage"]
+        assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_all_choices_of_all_prompts_are_numbered(stream: bool) -> None:
+    async with bench() as made:
+        found = await complete(made, prompt=["A", [40, 41]], n=2, stream=stream)
+        texts = ["", "", "", ""]
+        for one in found[:-1] if stream else [found]:
+            for choice in one["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == [" paris."] * 4
+        prompts = [prompt.ids for prompt, _ in made.generator.asked]
+        ids = tuple(made.tokenizer.encode(["A"])[0].ids)
+        assert prompts == [ids, ids, (40, 41), (40, 41)]
+
+
+async def test_the_fields_reach_the_model() -> None:
+    async with bench() as made:
+        await complete(
+            made,
+            **{"max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 9},
+            **{"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "ignore_eos": True},
+            **{"logit_bias": {"5": -100, "6": 1.5}, "stop": ["a", "b"], "user": "me", "best_of": 1},
+            stop_token_ids=[7, 0],
+        )
+        [(_, sampling)] = made.generator.asked
+        assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (3, 2, 9)
+        assert (sampling.greedy, sampling.temperature, sampling.top_p) == (False, 0.5, 0.9)
+        assert (sampling.top_k, sampling.min_p, sampling.ignore_eos) == (7, 0.1, True)
+        penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
+        assert penalties == (0.5, -0.5, 1.1)
+        assert sampling.logit_bias == {5: -100.0, 6: 1.5}
+        assert sampling.stop == ("a", "b") and sampling.stop_token_ids == (7, 0)
+
+
+async def test_the_defaults_are_openai_s_and_not_the_service_s() -> None:
+    async with bench(settings=GenerationSettings(max_length=5, temperature=0.2, top_k=3, do_sample=False)) as made:
+        await complete(made)
+        [(_, sampling)] = made.generator.asked
+        neutral = Sampling()
+        for name in ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs"):
+            assert getattr(sampling, name) == getattr(neutral, name), name
+        assert sampling.max_tokens == 16
+
+
+async def test_temperature_zero_is_greedy() -> None:
+    async with bench(honours=["greedy"]) as made:
+        await complete(made, temperature=0, top_p=0.5, seed=3)
+        [(_, sampling)] = made.generator.asked
+        assert sampling.greedy and (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, None)
+
+
+async def test_stop_strings_end_a_text() -> None:
+    async with bench(text=" paris. It is large.") as made:
+        found = await complete(made, stop="It", max_tokens=50)
+        assert found["choices"][0]["text"] == " paris. " and found["choices"][0]["finish_reason"] == "stop"
+        *chunks, _ = await complete(made, stop=["zz", "It"], max_tokens=50, stream=True)
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " paris. "
+
+
+async def test_max_tokens_end_it_for_their_length() -> None:
+    async with bench() as made:
+        found = await complete(made, max_tokens=1)
+        assert found["choices"][0]["finish_reason"] == "length"
+        assert found["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_echo_puts_the_prompt_in_front(stream: bool) -> None:
+    async with bench() as made:
+        found = await complete(made, echo=True, stream=stream)
+        chunks = found[:-1] if stream else [found]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == f"{PROMPT} paris."
+
+
+@pytest.mark.parametrize(
+    ("fields", "says", "param"),
+    [
+        ({"best_of": 3}, "best_of: 3, expected as many as n, 1", "best_of"),
+        ({"temperature": -1}, "temperature: -1 is out of range, expected 0 to 100", "temperature"),
+        ({"temperature": 5e-324}, "temperature: 4.94066e-324 is out of range, expected 0, or 1e-06", "temperature"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty: 4.94066e-324 is out of", "repetition_penalty"),
+        ({"temperature": "hot"}, "temperature: expected a number, got a string", "temperature"),
+        ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1", "top_p"),
+        ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more", "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3", "min_tokens"),
+        ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many", "min_tokens"),
+        ({"stop": [""]}, "stop: string 0 is empty", "stop"),
+        ({"stop": 3}, "stop: expected a string or a list of strings, got a number", "stop"),
+        ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number", "stop_token_ids"),
+        ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767", "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: token 0 is -1, expected 0 to 767", "stop_token_ids"),
+        ({"suffix": "x"}, "suffix: text in front of something else can't be generated", "suffix"),
+        ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known", "logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767", "logit_bias"),
+        ({"logit_bias": {"5": 200}}, "logit_bias: token 5 has 200, expected -100 to 100", "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias: expected an object, got a list", "logit_bias"),
+        ({"stream_options": {}}, "stream_options: only a stream has them", "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: unknown", "stream_options.x"),
+        ({"prompt": []}, "prompt: expected a string, a list of strings", "prompt"),
+        ({"prompt": None}, "prompt: expected a string, a list of strings", "prompt"),
+        ({"prompt": ["a", 1]}, "prompt[1]: expected a string or a list of token ids", "prompt[1]"),
+        ({"prompt": [1, 4000]}, "prompt: token 1 is 4000, expected 0 to 767", "prompt"),
+        ({"prompt": ""}, "prompt: the prompt has no tokens", "prompt"),
+        ({"num_beams": 4}, "num_beams: unknown, expected some of", "num_beams"),
+        ({"model": "bert"}, "model: 'bert' is not served here", "model"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_what_is_wrong_is_named(fields: dict[str, Any], says: str, param: str, stream: bool) -> None:
+    async with bench() as made:
+        if "stream_options" not in fields:
+            fields = {**fields, "stream": stream}
+        message, found = await refused(made, 404 if fields.get("model") else 400, **fields)
+        assert message.startswith(says) and found == param
+        assert made.generator.asked == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"n": 200}, "n: 200, at most 128"),
+        ({"n": 13}, "prompt: 1 with 13 texts each (n) are 13, at most 12"),
+        ({"logprobs": 21}, "logprobs: 21, at most 20"),
+        ({"stop": ["a"] * 17}, "stop: 17 strings, at most 16"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids: 129 tokens, at most 128"),
+        ({"stop": "a" * 1001}, "stop: string 0 has 1001 characters, at most 1000"),
+        ({"prompt": "word " * 300}, "prompt: the prompt has "),
+        ({"max_tokens": 9}, "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+async def test_what_is_too_much_is_named(fields: dict[str, Any], says: str) -> None:
+    async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
+        message, _ = await refused(made, 413, **fields)
+        assert message.startswith(says)
+
+
+async def test_the_limit_of_new_tokens_is_the_default_too() -> None:
+    async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
+        await complete(made)
+        [(_, sampling)] = made.generator.asked
+        assert sampling.max_tokens == 8
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool) -> None:
+    async with bench(honours=["temperature"]) as made:
+        await complete(made, temperature=0.5, n=2, stop="x")
+        _, param = await refused(made, stop_token_ids=[5], stream=stream)
+        assert param == "stop_token_ids"
+        message, param = await refused(made, top_k=5, stream=stream)
+        assert message == "top_k: this model is a tokens model, which can't honour it; leave it out"
+        assert param == "top_k"
+
+
+async def test_errors_of_the_predictor_are_real_statuses_until_there_is_text() -> None:
+    async with bench(fails=PredictorUnavailable("it is down")) as made:
+        for stream in (False, True):
+            message, param = await refused(made, 503, stream=stream)
+            assert (message, param) == ("it is down", None)
+        assert made.requests("openai", 503) == 2
+
+
+async def test_an_error_in_the_middle_stands_in_the_stream() -> None:
+    async with bench(fails=PredictorError("it broke"), after=1) as made:
+        *chunks, last = await complete(made, stream=True)
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) != ""
+        assert last == {"error": {"message": "it broke", "type": "server_error", "param": None, "code": None}}
+        assert made.requests("openai", 502) == 1
+        message, _ = await refused(made, 502)
+        assert message == "it broke"
+
+
+async def test_an_encoder_decoder_has_no_prompt_in_front() -> None:
+    async with bench(task=Text2TextGeneration) as made:
+        assert (await complete(made))["choices"][0]["text"] == " paris."
+        message, param = await refused(made, echo=True)
+        assert message.startswith("echo: text2text_generation gives the new text alone") and param == "echo"

@@ -1,0 +1,245 @@
+"""The OpenAPI document matches the routes and the tasks; /docs needs nothing from anywhere else."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from hf_transformer.api import docs_page
+from hf_transformer.api.direct import Direct
+from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.generate_request import FURTHER
+from hf_transformer.api.openai import chat as openai_chat
+from hf_transformer.api.openai import completions as openai_completions
+from hf_transformer.api.openai import embeddings as openai_embeddings
+from hf_transformer.api.openai import messages as openai_messages
+from hf_transformer.api.openai import rerank as openai_rerank
+from hf_transformer.app import build_app
+from hf_transformer.errors import RequestError
+from hf_transformer.tasks import TASKS, text_generation
+from hf_transformer.tasks.schemas import SCHEMAS
+from tests.configuring import config
+from tests.triton_repository import task_model_folder
+
+MODELS = {
+    "fill_mask": "bert",
+    "question_answering": "squad",
+    "token_classification": "ner",
+    "sequence_classification": "sentiment",
+    "zero_shot_classification": "nli",
+    "rerank": "cross",
+    "feature_extraction": "minibert_mean",
+    "text_embedding": "minibert_mean",
+    "text_generation": "gpt2_logits",
+    "text2text_generation": "t5_logits",
+}
+PREDICTOR_S = {"502", "504"}
+"""Statuses that only a request has that asks the predictor."""
+ON_THE_PAGE = re.compile(r'(?:src|href)="([^"]*)"')
+
+
+def build(task: str, *flags: str) -> Starlette:
+    folder = task_model_folder(MODELS[task])
+    app = build_app(config(f"--model_dir={folder}", f"--task={task}", "--model_name=m", *flags))
+    assert isinstance(app, Direct) and isinstance(app.app, Starlette)
+    return app.app
+
+
+async def get(app: Starlette, path: str, **headers: str) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        return await client.get(path, headers=headers)
+
+
+async def document_of(app: Starlette) -> dict[str, Any]:
+    response = await get(app, "/openapi.json")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    found: dict[str, Any] = response.json()
+    return found
+
+
+@pytest.fixture(params=MODELS)
+async def document(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return await document_of(build(request.param))
+
+
+def every(value: Any, key: str) -> Iterator[Any]:
+    """What stands under a key, wherever in a document."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name == key:
+                yield inner
+            yield from every(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from every(inner, key)
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield path, method, operation
+
+
+def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
+    return Draft202012Validator({**schema, "components": document["components"]})
+
+
+def methods(route: Route) -> set[str]:
+    if isinstance(route.endpoint, Endpoint):
+        return {"post"}  # takes every method, to answer the others itself
+    return {method.lower() for method in route.methods or ()} - {"head"}
+
+
+@pytest.mark.parametrize("prefix", ["openai", "", "a/b"], ids=["usual", "none", "long"])
+@pytest.mark.parametrize("task", ["fill_mask", "text_embedding", "text_generation"])
+async def test_every_route_is_described_and_nothing_else(task: str, prefix: str) -> None:
+    app = build(task, f"--openai_route_prefix={prefix}")
+    routes = {(route.path, method) for route in app.routes if isinstance(route, Route) for method in methods(route)}
+    assert len(app.routes) == len(routes)
+    assert {(path, method) for path, method, _ in operations(await document_of(app))} == routes
+
+
+def test_every_reference_leads_somewhere_and_every_component_is_used(document: dict[str, Any]) -> None:
+    found = set(every(document, "$ref"))
+    for reference in found:
+        place = document
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+    known = {f"#/components/{kind}/{name}" for kind, named in document["components"].items() for name in named}
+    assert found == known
+
+
+def test_the_document_keeps_the_rules_of_openapi(document: dict[str, Any]) -> None:
+    assert document["openapi"] == "3.1.0"
+    assert document["info"].keys() >= {"title", "version"}
+    tags = {tag["name"] for tag in document["tags"]}
+    names = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(names) == len(set(names))
+    parameters = document["components"]["parameters"]
+    for path, method, operation in operations(document):
+        used = [parameters[one["$ref"].rpartition("/")[2]] for one in operation["parameters"]]
+        assert {one["name"] for one in used if one["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+        assert all(one["required"] for one in used if one["in"] == "path")
+        assert set(operation["tags"]) <= tags
+        assert ("requestBody" in operation) == (method == "post")
+        for status, response in operation["responses"].items():
+            assert re.fullmatch(r"[1-5]\d\d", status)
+            assert response["description"]
+    for schema in [*every(document, "schema"), *document["components"]["schemas"].values()]:
+        Draft202012Validator.check_schema(schema)
+
+
+def test_every_status_that_a_request_can_fail_with_is_described(document: dict[str, Any]) -> None:
+    statuses = {str(kind.status) for kind in all_errors(RequestError)} - {str(RequestError.status)}
+    for path, method, operation in operations(document):
+        if method == "post":
+            asks = "tokenize" not in path
+            assert operation["responses"].keys() == {"200", *statuses} - (set() if asks else PREDICTOR_S)
+
+
+def all_errors(kind: type[RequestError]) -> Iterator[type[RequestError]]:
+    yield kind
+    for inner in kind.__subclasses__():
+        yield from all_errors(inner)
+
+
+def test_examples_fit_their_schemas(document: dict[str, Any]) -> None:
+    bodies = [operation["requestBody"]["content"] for _, method, operation in operations(document) if method == "post"]
+    examples = [body["application/json"] for body in bodies]
+    assert len(examples) > 4
+    for one in examples:
+        validator(document, one["schema"]).validate(one["example"])
+
+
+def test_there_are_schemas_of_every_task() -> None:
+    assert {task.name for task, _ in TASKS} == SCHEMAS.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("task", MODELS)
+async def test_parameters_are_those_that_the_task_takes(task: str) -> None:
+    known = importlib.import_module(f"hf_transformer.tasks.{task}").PARAMETERS
+    schemas = (await document_of(build(task)))["components"]["schemas"]
+    assert set(schemas["Parameters"]["properties"]) == set(known)
+
+
+async def test_fields_of_the_openai_api_are_those_that_it_takes() -> None:
+    schemas = (await document_of(build("text_embedding")))["components"]["schemas"]
+    assert set(schemas["EmbeddingsRequest"]["properties"]) == set(openai_embeddings.FIELDS)
+    assert set(schemas["RerankRequest"]["properties"]) == set(openai_rerank.FIELDS)
+
+
+@pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
+async def test_fields_of_generation_are_those_that_it_takes(task: str) -> None:
+    schemas = (await document_of(build(task)))["components"]["schemas"]
+    assert set(schemas["CompletionRequest"]["properties"]) == set(openai_completions.FIELDS)
+    assert set(schemas["ChatRequest"]["properties"]) == set(openai_chat.FIELDS)
+    assert set(schemas["ChatMessage"]["properties"]) == set(openai_messages.KNOWN)
+    of_generate = {"text_input", "parameters", "id", "model_name", "model_version"}
+    more = {"exclude_input_in_output", "bad_words", "sampling_parameters", "end_id", "pad_id", "random_seed", *FURTHER}
+    assert set(schemas["GenerateRequest"]["properties"]) == {*of_generate, *more, *text_generation.PARAMETERS}
+
+
+async def test_the_service_s_own_defaults_are_told() -> None:
+    schemas = (await document_of(build("fill_mask", "--output_format=pipeline")))["components"]["schemas"]
+    assert schemas["Parameters"]["properties"]["output_format"]["default"] == "pipeline"
+    assert re.search(schemas["Instance"]["anyOf"][0]["pattern"], "The capital of france is [MASK].")
+    assert not re.search(schemas["Instance"]["anyOf"][0]["pattern"], "The capital of france is M.")
+
+
+async def test_values_of_parameters_are_described_too() -> None:
+    document = await document_of(build("sequence_classification"))
+    parameters = validator(document, {"$ref": "#/components/schemas/Parameters"})
+    assert parameters.is_valid({"top_k": None, "output_format": "pipeline", "function_to_apply": "none"})
+    for wrong in ({"top_k": 0}, {"function_to_apply": "relu"}, {"top_n": 1}, {"truncation": "yes"}):
+        assert not parameters.is_valid(wrong)
+
+
+async def test_the_page_is_served_only_if_it_is_wanted() -> None:
+    app = build("fill_mask")
+    for path in ("/docs", "/docs/swagger-ui.css"):
+        assert (await get(app, path)).status_code == 404
+
+
+async def test_the_page_loads_nothing_from_elsewhere() -> None:
+    app = build("fill_mask", "--enable_docs_url=true")
+    page = await get(app, "/docs")
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+    addresses = [address for address in ON_THE_PAGE.findall(page.text) if address != "data:,"]
+    assert len(addresses) == len(docs_page.FILES)
+    for address in addresses:
+        response = await get(app, f"/{address}")
+        assert response.status_code == 200, address
+        assert response.headers["content-type"].startswith(docs_page.FILES[Path(address).name])
+        assert response.headers["content-security-policy"] == docs_page.POLICY
+    own = page.text + (await get(app, "/docs/start.js")).text
+    assert "//" not in own.replace("// ", "")
+    assert "SwaggerUIBundle" in (await get(app, "/docs/swagger-ui-bundle.js")).text
+
+
+async def test_the_page_is_not_part_of_what_it_describes() -> None:
+    document = await document_of(build("fill_mask", "--enable_docs_url=true"))
+    assert not [path for path in document["paths"] if path.startswith("/docs")]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [("gzip", True), ("br, gzip;q=0.5", True), ("*", True), ("identity", False), ("gzip;q=0, *", False), ("", False)],
+)
+async def test_files_are_compressed_for_whom_takes_it(accepted: str, compressed: bool) -> None:
+    app = build("fill_mask", "--enable_docs_url=true")
+    response = await get(app, "/docs/swagger-ui.css", **{"accept-encoding": accepted})
+    assert response.headers.get("content-encoding") == ("gzip" if compressed else None)
+    assert response.headers["vary"] == "Accept-Encoding"
+    assert ".swagger-ui" in response.text

@@ -1,0 +1,299 @@
+"""Answers that are sent as they come: their place, status, clients that leave or do not read, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hf_transformer.api.access_log import AccessLog
+from hf_transformer.api.streaming import OpenStreams, StreamEnd
+from hf_transformer.errors import PredictorTimeout, Unavailable
+from hf_transformer.generation.writing import QUEUED_PIECES
+from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
+from tests.api.short_exchange import ShortExchange
+
+pytestmark = pytest.mark.asyncio
+
+Ways = type[Exchange] | type[ShortExchange]
+both_ways = pytest.mark.parametrize("way", [Exchange, ShortExchange], ids=["ASGI", "the short way"])
+PATH = "/openai/v1/completions"
+LONG = " paris is the capital of france." * 20
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "gpt2", "prompt": PROMPT, "stream": True, "max_tokens": 200, **fields}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - there is nothing that tells of a change
+            await asyncio.sleep(0.001)
+
+
+@both_ways
+async def test_the_place_is_held_until_the_end(way: Ways) -> None:
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate, concurrent=1) as made:
+        async with way(made.app, PATH, body()) as exchange:
+            gate.release()
+            assert (await exchange.head())[0] == 200
+            assert made.in_flight == 1
+            assert (await post(made, PATH, body()))[0] == 429
+            assert made.requests("openai", 200) == 0
+            for _ in range(20):
+                gate.release()
+            await exchange.rest()
+        assert made.in_flight == 0 and made.requests("openai", 200) == 1
+
+
+@both_ways
+async def test_a_piece_is_sent_before_the_next_one_is_made(way: Ways) -> None:
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate) as made, way(made.app, PATH, body()) as exchange:
+        gate.release()
+        await exchange.head()
+        first = await exchange.piece()
+        assert first is not None and events(first)[0]["choices"][0]["text"]
+        assert made.generator.given == 1
+        for _ in range(20):
+            gate.release()
+        assert events(await exchange.rest())[-1] == "[DONE]"
+
+
+@both_ways
+async def test_the_status_waits_for_the_first_piece(way: Ways) -> None:
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate, fails=PredictorTimeout("it took too long")) as made:
+        async with way(made.app, PATH, body()) as exchange:
+            await until(lambda: made.generator.running == 1)
+            assert exchange.offered == 0
+            gate.release()
+            status, headers = await exchange.head()
+            assert status == 504 and headers["content-type"] == "application/json"
+        assert made.requests("openai", 504) == 1
+
+
+@both_ways
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "after it"])
+async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool, way: Ways) -> None:
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate) as made:
+        async with way(made.app, PATH, body()) as exchange:
+            if begun:
+                gate.release()
+                await exchange.head()
+                await exchange.piece()
+            await until(lambda: made.generator.running == 1)
+            # No token comes any more, and nothing is being sent: the connection alone tells.
+            exchange.leave()
+            await exchange.task
+            assert made.generator.running == 0
+        assert made.requests("openai", 499) == 1 and made.in_flight == 0
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("texts", "ahead"),
+    [
+        (1, 1),  # the one that is being sent
+        (2, QUEUED_PIECES + 3),  # what waits in the queue, one that is being sent, one of each text that waits for room
+    ],
+)
+async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int, way: Ways) -> None:
+    async with bench(text=LONG) as made:
+        async with way(made.app, PATH, body(n=texts), reads=False) as exchange:
+            await until(lambda: exchange.offered == 1)
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert made.generator.given == ahead
+            exchange.taken.set()
+            assert events((await exchange.head(), await exchange.rest())[1])[-1] == "[DONE]"
+        assert made.generator.given > QUEUED_PIECES + 3
+
+
+@both_ways
+async def test_a_client_that_does_not_read_may_leave(way: Ways) -> None:
+    async with bench(text=LONG) as made:
+        async with way(made.app, PATH, body(), reads=False) as exchange:
+            await until(lambda: exchange.offered == 1)
+            exchange.leave()
+            await exchange.task
+        assert made.requests("openai", 499) == 1
+
+
+@both_ways
+async def test_the_end_of_the_service_ends_a_stream_with_an_error(way: Ways) -> None:
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate) as made:
+        async with way(made.app, PATH, body()) as exchange:
+            gate.release()
+            await exchange.head()
+            made.service.streams.end_within(0.05)
+            *_, last = events(await exchange.rest())
+            assert last["error"]["message"] == "the service is shutting down"
+        assert made.requests("openai", 503) == 1
+        # One that would begin now is told at once, and nothing is begun for it.
+        assert (await post(made, PATH, body()))[0] == 503
+        assert len(made.generator.asked) == 1
+
+
+@both_ways
+async def test_the_end_of_the_service_while_the_client_does_not_read_the_head(way: Ways) -> None:
+    async with bench() as made:
+        async with way(made.app, PATH, body(), reads=False) as exchange:
+            await until(lambda: exchange.offered == 1)
+            made.service.streams.end_within(0.0)
+            await asyncio.sleep(0.01)
+            exchange.taken.set()
+            await exchange.head()
+            assert b"the service is shutting down" in await exchange.rest()
+        assert made.requests("openai", 503) == 1
+
+
+@both_ways
+async def test_a_stream_without_a_piece_ends_with_a_real_status(way: Ways) -> None:
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate) as made, way(made.app, PATH, body()) as exchange:
+        await until(lambda: made.generator.running == 1)
+        made.service.streams.end_within(0.05)
+        status, headers = await exchange.head()
+        assert status == 503 and headers["retry-after"] == "1"
+
+
+async def test_streams_that_are_over_in_time_are_left_alone() -> None:
+    async with bench() as made:
+        made.service.streams.end_within(60)
+        status, found = await post(made, PATH, body())
+        assert status == 200 and found[-1] == "[DONE]"
+        made.service.streams.close()
+
+
+@both_ways
+async def test_the_headers_of_a_stream(way: Ways) -> None:
+    async with bench() as made, way(made.app, PATH, body(), x_request_id="17") as exchange:
+        _, headers = await exchange.head()
+        await exchange.rest()
+        assert headers["content-type"] == "text/event-stream"
+        assert headers["x-request-id"] == "17"
+        assert headers["cache-control"] == "no-cache" and "content-length" not in headers
+        stages = dict(one.split(";dur=") for one in headers["server-timing"].split(", "))
+        assert stages.keys() == {"parse", "tokenize", "queue", "predict", "decode"}
+        assert float(stages["predict"]) > 0
+
+
+@both_ways
+async def test_times_may_be_left_out(way: Ways) -> None:
+    async with bench(timing=False) as made, way(made.app, PATH, body()) as exchange:
+        assert "server-timing" not in (await exchange.head())[1]
+        await exchange.rest()
+
+
+@both_ways
+async def test_a_stream_is_observed_once_it_is_over(way: Ways) -> None:
+    gate = asyncio.Semaphore(0)
+    count = 'request_predict_seconds_count{model_name="gpt2"}'
+    async with bench(gate=gate) as made:
+        async with way(made.app, PATH, body()) as exchange:
+            gate.release()
+            await exchange.head()
+            assert made.metric(count) == 0
+            for _ in range(20):
+                gate.release()
+            await exchange.rest()
+        assert made.metric(count) == 1
+
+
+async def test_the_access_log_has_all_bytes_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("tests.access")
+    caplog.set_level(logging.INFO, logger.name)
+    async with bench() as made:
+        app = AccessLog(made.app, "%(s)s %(B)s", logger)
+        async with Exchange(app, PATH, body()) as exchange:
+            await exchange.head()
+            content = await exchange.rest()
+    assert [record.getMessage() for record in caplog.records] == [f"200 {len(content)}"]
+
+
+async def test_a_fault_of_the_service_is_logged_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench() as made:
+        seen = 0
+
+        def broken(*args: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            if seen > 1:
+                raise ZeroDivisionError("a prompt")
+            return [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
+
+        monkeypatch.setattr("hf_transformer.api.openai.completions.CompletionForm.chunks", broken)
+        status, found = await post(made, PATH, body(), x_request_id="17")
+        assert status == 200
+        assert found[-1]["error"]["message"] == "internal error; the log has it under 17"
+        assert made.requests("openai", 500) == 1
+        assert "request 17 failed by a fault of the service" in caplog.text
+
+
+async def test_a_cancellation_from_elsewhere_is_none_of_its_own() -> None:
+    end = StreamEnd(set())
+    assert not end.has_cancelled()
+    end.break_off()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(1)
+    assert end.has_cancelled()
+
+
+async def test_a_stream_that_is_over_is_not_broken_off() -> None:
+    streams = OpenStreams()
+    with streams.one() as end:
+        streams.end_within(0)
+    await asyncio.sleep(0.01)
+    assert not end.has_cancelled()
+
+
+async def test_no_stream_begins_after_the_end() -> None:
+    streams = OpenStreams()
+    streams.end_within(0)
+    await asyncio.sleep(0.01)
+    with pytest.raises(Unavailable), streams.one():
+        raise AssertionError("it began")
+
+
+async def test_another_model_closes_the_old_generator_once_nobody_uses_it() -> None:
+    gate = asyncio.Semaphore(0)
+    async with bench(gate=gate) as made:
+        async with Exchange(made.app, PATH, body()) as exchange:
+            gate.release()
+            await exchange.head()
+            await rebind(made)
+            old, new = made.generators
+            assert not old.closed
+            for _ in range(20):
+                gate.release()
+            assert events(await exchange.rest())[-1] == "[DONE]"
+        await until(lambda: old.closed)
+        assert not new.closed
+
+
+async def test_another_model_closes_an_idle_generator_at_once() -> None:
+    async with bench() as made:
+        await rebind(made)
+        await until(lambda: made.generators[0].closed)
+
+
+async def rebind(made: Bench) -> None:
+    """The predictor has another model from now on, and the service sees it."""
+    from dataclasses import replace
+
+    from hf_transformer.types import TensorSpec
+
+    made.predictor.spec = replace(made.predictor.spec, outputs=(TensorSpec("other", "INT32", (1,)),))
+    async with asyncio.timeout(20):
+        while len(made.generators) < 2:
+            assert await made.model.look() == ""
+            await asyncio.sleep(0.001)

@@ -1,0 +1,168 @@
+"""V1's predict for text generation: the runtime guide's form, its defaults, and the stream in JSON lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.text2text_generation import Text2TextGeneration
+from tests.api.generating import PROMPT, Bench, bench, post
+
+pytestmark = pytest.mark.asyncio
+
+PATH = "/v1/models/gpt2:predict"
+
+
+async def predict(made: Bench, *instances: Any, status: int = 200, **parameters: Any) -> Any:
+    found_status, found = await post(made, PATH, {"instances": instances or [PROMPT], "parameters": parameters})
+    assert found_status == status, found
+    return found["error"] if status != 200 else found
+
+
+async def test_the_form_of_the_runtime_guide() -> None:
+    async with bench() as made:
+        found = await predict(made, max_length=50, temperature=0.7, do_sample=True)
+        assert found == {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
+        [(prompt, sampling)] = made.generator.asked
+        assert (sampling.greedy, sampling.temperature, sampling.top_k) == (False, 0.7, 50)
+        assert sampling.max_tokens == 50 - len(prompt.ids)
+
+
+async def test_several_texts_of_each_instance() -> None:
+    async with bench() as made:
+        found = await predict(made, "A", {"text": "B"}, num_return_sequences=2, do_sample=True)
+        one = [{"generated_text": "A paris."}] * 2, [{"generated_text": "B paris."}] * 2
+        assert found["predictions"] == list(one)
+
+
+async def test_the_service_s_defaults() -> None:
+    settings = GenerationSettings(max_length=30, do_sample=True, temperature=0.5, top_k=3, top_p=0.9)
+    async with bench(settings=settings) as made:
+        await predict(made)
+        await predict(made, do_sample=False)
+        (prompt, first), (_, second) = made.generator.asked
+        assert (first.greedy, first.temperature, first.top_k, first.top_p) == (False, 0.5, 3, 0.9)
+        assert first.max_tokens == 30 - len(prompt.ids)
+        assert second.greedy and (second.temperature, second.top_k, second.top_p) == (1.0, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "greedy"),
+    [
+        ({}, True),
+        ({"temperature": 0.7}, False),
+        ({"top_p": 0.9}, False),
+        ({"seed": 3}, True),
+        ({"temperature": 0}, True),
+        ({"temperature": 0, "do_sample": True}, True),
+        ({"temperature": 0.7, "do_sample": False}, True),
+    ],
+    ids=str,
+)
+async def test_who_says_how_to_draw_wants_it_drawn(parameters: dict[str, Any], greedy: bool) -> None:
+    async with bench() as made:
+        await predict(made, **parameters)
+        assert made.generator.asked[0][1].greedy is greedy
+
+
+async def test_the_prompt_may_be_left_out() -> None:
+    async with bench() as made:
+        assert (await predict(made, return_full_text=False))["predictions"] == [[{"generated_text": " paris."}]]
+    async with bench(settings=GenerationSettings(return_full_text=False)) as made:
+        assert (await predict(made))["predictions"] == [[{"generated_text": " paris."}]]
+    async with bench(task=Text2TextGeneration) as made:
+        assert (await predict(made))["predictions"] == [[{"generated_text": " paris."}]]
+        assert "return_full_text: text2text_generation gives" in await predict(made, status=400, return_full_text=True)
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "max_tokens"])
+async def test_new_tokens_alone_may_be_limited(name: str) -> None:
+    async with bench() as made:
+        await predict(made, **{name: 2})
+        assert made.generator.asked[0][1].max_tokens == 2
+        message = await predict(made, status=400, **{name: 2, "max_length": 30})
+        assert message == f"parameters.max_length: can't be combined with {name}, which says what is new"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"num_beams": 4}, "parameters.num_beams: unknown, expected one of output_format, max_length"),
+        ({"max_length": 2}, "parameters.max_length: 2 tokens are to be enough"),
+        ({"max_new_tokens": 2, "max_tokens": 2}, "parameters.max_tokens: means the same as max_new_tokens"),
+        ({"stream": 1}, "parameters.stream: expected true or false, got a number"),
+        ({"n": 2, "num_return_sequences": 2}, "parameters.n: means the same as num_return_sequences"),
+        ({"temperature": True}, "parameters.temperature: expected a number, got a boolean"),
+        ({"top_k": -2}, "parameters.top_k: -2 is too small, expected -1 or more"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_is_named(parameters: dict[str, Any], says: str) -> None:
+    async with bench() as made:
+        assert (await predict(made, status=400, **parameters)).startswith(says)
+
+
+async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:
+    async with bench(honours=["greedy", "temperature", "top_k"]) as made:
+        message = await predict(made, status=400, min_new_tokens=3)
+        assert message.startswith("parameters.min_new_tokens: this model is a tokens model, which can't honour it")
+    async with bench(honours=["greedy", "temperature"]) as made:
+        message = await predict(made, status=400, do_sample=True)
+        assert message.startswith("parameters.top_k (the service's --top_k): this model is")
+        await predict(made, do_sample=True, top_k=0)
+
+
+async def lines(made: Bench, *instances: Any, **parameters: Any) -> list[Any]:
+    body = {"instances": instances or [PROMPT], "parameters": {"stream": True, **parameters}}
+    status, found = await post(made, PATH, body)
+    assert status == 200, found
+    return list(found)
+
+
+async def test_a_stream_is_a_line_per_piece() -> None:
+    async with bench() as made:
+        *pieces, last = await lines(made)
+        assert len(pieces) > 1 and all(piece.keys() == {"instance", "text"} for piece in pieces)
+        assert "".join(piece["text"] for piece in [*pieces, last]) == f"{PROMPT} paris."
+        assert (last["instance"], last["finish_reason"], last["generated_text"]) == (0, "stop", f"{PROMPT} paris.")
+        assert made.requests("v1", 200) == 1
+
+
+async def test_lines_say_which_text_they_belong_to() -> None:
+    async with bench() as made:
+        found = await lines(made, "A", "B", num_return_sequences=2, do_sample=True)
+        texts: dict[tuple[int, int], str] = {}
+        for line in found:
+            place = line["instance"], line["choice"]
+            texts[place] = texts.get(place, "") + line["text"]
+            if "finish_reason" in line:
+                assert line["generated_text"] == texts[place]
+        assert texts == {(0, 0): "A paris.", (0, 1): "A paris.", (1, 0): "B paris.", (1, 1): "B paris."}
+
+
+async def test_errors_of_a_stream() -> None:
+    async with bench(fails=PredictorUnavailable("it is down")) as made:
+        assert await predict(made, status=503, stream=True) == "it is down"
+        assert (await predict(made, status=400, stream=True, top_k="x")).startswith("parameters.top_k: expected")
+    async with bench(fails=PredictorError("it broke"), after=1) as made:
+        *_, last = await lines(made)
+        assert last == {"error": "it broke"}
+        assert made.requests("v1", 502) == 1
+
+
+async def test_v2_gives_the_texts_as_a_tensor_and_no_stream() -> None:
+    async with bench() as made:
+        inputs = [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["A", "B"]}]
+        status, found = await post(made, "/v2/models/gpt2/infer", {"inputs": inputs})
+        [output] = found["outputs"]
+        assert (output["shape"], output["data"]) == ([2], ["A paris.", "B paris."])
+        body = {"inputs": inputs, "parameters": {"num_return_sequences": 2, "do_sample": True}}
+        status, found = await post(made, "/v2/models/gpt2/infer", body)
+        [output] = found["outputs"]
+        assert (status, output["shape"]) == (200, [2, 2])
+        assert output["data"] == ["A paris.", "A paris.", "B paris.", "B paris."]
+        status, found = await post(made, "/v2/models/gpt2/infer", {"inputs": inputs, "parameters": {"stream": True}})
+        assert status == 400 and found["error"].startswith("parameters.stream: one answer is given here")

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hf_transformer import __version__, cli
+from hf_transformer.config.manual import help_text, option_help, reference_page
+from hf_transformer.config.options import all_options
+from hf_transformer.errors import ConfigError, LoadError
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"numpy", "tokenizers", "transformers", "aiohttp", "grpc", "starlette", "uvicorn", "asyncio", "yaml"}
+COMMANDS = {name: command.does for name, command in cli.COMMANDS.items()}
+
+
+class Recorder(ModuleType):
+    """A command's module that keeps what it was called with and ends as it is told."""
+
+    def __init__(self, outcome: int | BaseException) -> None:
+        super().__init__("recorder")
+        self.outcome = outcome
+        self.calls: list[tuple[Sequence[str], Mapping[str, str]]] = []
+
+    def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+        self.calls.append((list(argv), environ))
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Those of the tests' own process stay as they are."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    former = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, former, strict=True):
+        signal.signal(number, handler)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException, name: str = "serve") -> Recorder:
+    recorder = Recorder(outcome)
+    monkeypatch.setitem(sys.modules, cli.COMMANDS[name].module, recorder)
+    return recorder
+
+
+def python(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "command", "rest"),
+    [
+        ([], "serve", []),
+        (["--http_port", "1"], "serve", ["--http_port", "1"]),
+        (["serve", "--http_port=1"], "serve", ["--http_port=1"]),
+        (["demo"], "demo", []),
+        (["demo", "--http_port", "0"], "demo", ["--http_port", "0"]),
+    ],
+)
+def test_subcommands(monkeypatch: pytest.MonkeyPatch, argv: list[str], command: str, rest: list[str]) -> None:
+    recorder = install(monkeypatch, 7, command)
+    assert cli.main(argv) == 7
+    assert recorder.calls == [(rest, os.environ)]
+
+
+def test_signals_are_handled_before_the_service_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As process 1 of a container it would not notice them."""
+
+    def importing(name: str) -> ModuleType:
+        signal.raise_signal(signal.SIGTERM)
+        return Recorder(1)
+
+    monkeypatch.setattr(cli, "import_module", importing)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 0
+
+
+def test_the_command_line_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = install(monkeypatch, 0)
+    monkeypatch.setattr(sys, "argv", ["hf-transformer", "--workers=2"])
+    assert cli.main() == 0
+    assert recorder.calls[0][0] == ["--workers=2"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "stderr"),
+    [
+        (ConfigError("--a: expected\n b"), 2, "hf-transformer: error: --a: expected b\n"),
+        (LoadError("no tokenizer"), 1, "hf-transformer: error: no tokenizer\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+    ids=["config", "load", "interrupt"],
+)
+def test_known_errors_are_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: BaseException,
+    code: int,
+    stderr: str,
+) -> None:
+    install(monkeypatch, raised)
+    assert cli.main([]) == code
+    assert capsys.readouterr() == ("", stderr)
+
+
+def test_unknown_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        cli.main([])
+
+
+def test_an_unknown_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sreve"]) == 2
+    expected = "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, doctor, export, demo\n"
+    assert capsys.readouterr() == ("", expected)
+
+
+def test_every_subcommand_is_there_and_can_be_run() -> None:
+    for command in cli.COMMANDS.values():
+        assert (ROOT / f"{command.module.replace('.', '/')}.py").is_file()
+        check = f"import inspect, {command.module} as m; assert list(inspect.signature(m.run).parameters)"
+        assert python("-c", check).returncode == 0
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"]])
+def test_version(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out == f"hf-transformer {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["serve", "--http_port=abc", "--help"]])
+def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out == help_text(all_options(), COMMANDS, 100)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_fits_the_terminal_and_names_everything(width: int) -> None:
+    text = help_text(all_options(), COMMANDS, width)
+    assert text.startswith("Usage: hf-transformer [serve] --predictor_host=")
+    assert max(len(line) for line in text.splitlines()) <= max(width, 84)
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", text, re.MULTILINE)
+    for option in all_options():
+        entry = option_help(option, width)
+        assert entry in text and entry.startswith(f"  {option.flag}")
+        words = " ".join(entry.split())
+        assert option.help in words
+        assert f"default: {option.shown_default}" in words or not option.shown_default
+        assert all(variable.name in words for variable in option.all_variables)
+        assert all(f"--{alias}" in words for alias in option.aliases)
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    for argv in (["--help"], ["--version"]):
+        code = f"import sys; from hf_transformer.cli import main; main({argv}); print(*sys.modules, sep='\\n')"
+        answer = python("-c", code)
+        assert answer.returncode == 0, answer.stderr
+        modules = set(answer.stdout.split())
+        assert "hf_transformer.cli" in modules
+        assert modules & HEAVY == set()
+
+
+def test_a_bad_value_ends_the_process_with_one_line() -> None:
+    answer = python("-m", "hf_transformer", "--http_port=abc")
+    expected = "hf-transformer: error: --http_port: expected an integer from 0 to 65535, got 'abc'\n"
+    assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
+
+
+def test_a_bad_variable_ends_the_process_with_one_line() -> None:
+    answer = python("-m", "hf_transformer", "--predictor_host=triton", HF_TRANSFORMER_WORKERS="0")
+    expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0'\n"
+    assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
+
+
+def test_the_reference_page_is_current() -> None:
+    answer = python("scripts/config_docs", "--check")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == reference_page(all_options())
+    for option in all_options():
+        assert page.count(f"\n| `{option.flag}`") == 1

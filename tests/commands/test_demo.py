@@ -1,0 +1,194 @@
+"""The demo as a user runs it: a subprocess that starts a real Triton and the service, answers, and clears away."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE, default_model_repository, free_port, parse
+from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY
+from hf_transformer.commands.local_triton.child_process import poll, session_members
+from hf_transformer.errors import LoadError
+from tests.triton_environment import ROOT, triton_environment
+
+ANSWER = '{"predictions":["paris"]}'
+
+
+class Demo:
+    """A running demo; its temporary files are kept to one folder, so that what it leaves can be seen."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        environment = triton_environment()
+        variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder)}
+        if environment is not None:
+            variables[ENVIRONMENT_VARIABLE] = str(environment)
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "hf_transformer", "demo", *flags],
+            env=variables,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+
+    def read_until(self, text: str) -> None:
+        """Read its output up to a line that holds ``text``."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return
+        raise AssertionError(f"no {text!r} in:\n{self.output}")
+
+    def end(self) -> int:
+        """Read the rest of its output; its exit code."""
+        self.output += self.process.communicate(timeout=60)[0]
+        return self.process.returncode
+
+    @property
+    def children(self) -> list[int]:
+        """Triton and the service, each the leader of a session."""
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+
+    @property
+    def port(self) -> int:
+        match = re.search(r"The service is ready: http://127\.0\.0\.1:(\d+)", self.output)
+        assert match, self.output
+        return int(match[1])
+
+    def left_behind(self) -> list[Path]:
+        """Files in its temporary folder and in /dev/shm."""
+        return [*self.folder.iterdir(), *SHARED_MEMORY.glob(f"hf_transformer_{self.process.pid}_*")]
+
+
+@contextmanager
+def demo(folder: Path, *flags: str) -> Iterator[Demo]:
+    running = Demo(folder, "--http_port=0", *flags)
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("protocol", ["v2", "grpc-v2"])
+def test_once_prints_the_answer_and_leaves_nothing(tmp_path: Path, protocol: str) -> None:
+    with demo(tmp_path, "--once", f"--predictor-protocol={protocol}") as running:
+        running.read_until("The service is ready")
+        sessions = running.children
+        assert len(sessions) == 2
+        assert running.end() == 0, running.output
+        lines = running.output.splitlines()
+        assert lines[lines.index("Answer:") + 1] == ANSWER
+        assert [member for session in sessions for member in session_members(session)] == []
+        assert running.left_behind() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+    with demo(tmp_path) as running:
+        running.read_until("Serving until Ctrl-C")
+        # The curl line works as printed.
+        url, body = re.findall(r"^curl (\S+) -d '(.+)'$", running.output, re.MULTILINE)[0]
+        with urllib.request.urlopen(url, body.encode(), timeout=30) as answer:
+            assert answer.read().decode() == ANSWER
+        sessions = running.children
+        running.process.send_signal(number)
+        running.read_until("Stopping")
+        running.process.send_signal(number)  # an impatient second one
+        assert running.end() == 0, running.output
+        assert [member for session in sessions for member in session_members(session)] == []
+        assert running.left_behind() == []
+
+
+def test_ended_before_the_answer_is_no_success(tmp_path: Path) -> None:
+    with demo(tmp_path, "--once") as running:
+        running.read_until("Starting Triton")
+        running.process.send_signal(signal.SIGINT)
+        assert running.end() == 130, running.output
+        assert "Stopped before there was an answer" in running.output
+        assert running.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("--model-repository=", "Triton"), ("--model_name=", "the service")],
+    ids=["triton", "service"],
+)
+def test_says_which_process_died(tmp_path: Path, program: str, name: str) -> None:
+    with demo(tmp_path) as running:
+        running.read_until("Serving until Ctrl-C")
+        sessions = running.children
+        (victim,) = (pid for pid in sessions if program in Path(f"/proc/{pid}/cmdline").read_text())
+        os.kill(victim, signal.SIGKILL)
+        assert running.end() == 1, running.output
+        assert f"The demo failed: {name} ended with exit code -9. The end of its log:" in running.output
+        assert poll(lambda: not any(session_members(session) for session in sessions), seconds=30)
+        assert running.left_behind() == []
+
+
+def test_a_model_that_does_not_load_is_explained(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "bert"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "python"\noutput [{ name: "y" data_type: TYPE_FP32 dims: [1] }]')
+    (model / "1" / "model.py").write_text("raise RuntimeError('no weights here')")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with demo(temporary, f"--model_repository={model.parent}") as running:
+        assert running.end() == 1
+        assert "The demo failed: Triton ended with exit code 1" in running.output
+        assert "no weights here" in running.output
+        assert running.left_behind() == []
+
+
+def test_the_next_port_where_one_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert port < free_port(port) < port + 100
+    assert free_port(port) == port
+
+
+def test_no_port_is_left() -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 65535))
+        taken.listen()
+        with pytest.raises(LoadError, match="the ports from 65535 on are all taken"):
+            free_port(65535)
+
+
+def test_flags() -> None:
+    settings = parse(["--http-port", "0", "--predictor_protocol=grpc-v2", "--once"], {ENVIRONMENT_VARIABLE: "/triton"})
+    assert (settings.http_port, settings.predictor_protocol, settings.once) == (0, "grpc-v2", True)
+    assert settings.triton_environment == Path("/triton")
+    assert parse(["--triton_environment=/other"], {ENVIRONMENT_VARIABLE: "/triton"}).triton_environment == Path(
+        "/other"
+    )
+    assert parse([], {}).http_port == 8080
+    assert (default_model_repository() / "bert" / "config.pbtxt").is_file()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--http_port=x"], ["--http_port=65536"], ["--predictor_protocol=v1"], ["--other"]], ids=str
+)
+def test_bad_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(flags, {})
+    assert ended.value.code == 2
+    assert "hf-transformer demo: error: " in capsys.readouterr().err

@@ -1,0 +1,193 @@
+"""What is given but not known, has no effect, or contradicts something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hf_transformer.config.ignored import IGNORED
+from hf_transformer.config.option import Option
+from tests.configuring import HOST, config, error, example, notes, parse
+
+EFFECTLESS = [option for option in IGNORED if not option.boolean]
+CHECKED = {"aggregation_strategy": "most", "temperature": "-1", "top_p": "1.5", "top_k": "x"}
+
+
+def test_the_arguments_that_kserve_appends() -> None:
+    parsed, said = parse(
+        *("--model_name", "bert", "--predictor_host", "bert-predictor.default", "--http_port", "8080"),
+        *("--workers", "3"),
+    )
+    assert said == []
+    assert (parsed.model_name, parsed.predictor_host) == ("bert", "bert-predictor.default")
+    assert (parsed.http_port, parsed.workers, parsed.predictor_port) == (8080, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "note"),
+    [
+        (["--htp_port=1"], "unknown flag --htp_port is ignored; did you mean --http_port?"),
+        (["--predictor-hots", "x"], "unknown flag --predictor-hots is ignored; did you mean --predictor_host?"),
+        (["-http_port", "1"], "unknown flag -http_port is ignored; did you mean --http_port?"),
+        (["--http_p", "1"], "unknown flag --http_p is ignored; did you mean --http_port?"),
+        (["--qqq", "1", "2", "-3"], "unknown flag --qqq is ignored"),
+        (["--qqq={'a': 1}"], "unknown flag --qqq is ignored"),
+        (
+            ["--workers 3"],
+            "--workers is ignored: write the flag and its value as two arguments, or with = between them",
+        ),
+        (["a", "b"], "arguments that belong to no flag are ignored: 'a', 'b'"),
+        (["--", "--http_port=1"], "arguments that belong to no flag are ignored: '--http_port=1'"),
+        (list("abcde"), "arguments that belong to no flag are ignored: 'a', 'b', 'c' and 2 more"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_what_is_not_known_is_ignored_with_a_note(argv: list[str], note: str) -> None:
+    parsed, said = parse("--workers=2", *argv)
+    assert said == [note]
+    assert parsed == config("--workers=2")
+
+
+def test_flags_after_an_unknown_one_count() -> None:
+    assert config("--gpu_memory_utilization", "0.9", "--workers", "2").workers == 2
+
+
+def test_the_same_unknown_flag_is_mentioned_once_and_never_its_value() -> None:
+    assert notes("--api-token", "hunter2", "--api-token=hunter2") == [notes("--api-token", "hunter2")[0]]
+    assert "hunter2" not in notes("--api-token", "hunter2")[0]
+
+
+def test_unknown_variables_with_our_prefix() -> None:
+    assert notes(HF_TRANSFORMER_HTP_PORT="1", HTP_PORT="1") == [
+        "unknown variable HF_TRANSFORMER_HTP_PORT is ignored; did you mean HF_TRANSFORMER_HTTP_PORT?"
+    ]
+
+
+def test_service_links_of_kubernetes_do_no_harm() -> None:
+    links = {
+        "HF_TRANSFORMER_SERVICE_HOST": "10.0.0.1",
+        "HF_TRANSFORMER_SERVICE_PORT": "80",
+        "HF_TRANSFORMER_PORT": "tcp://10.0.0.1:80",
+        "HF_TRANSFORMER_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    assert parse(HTTP_PORT="tcp://10.0.0.1:80", **links) == parse()
+    for name in ("PREDICTOR_PORT", "HF_TRANSFORMER_HTTP_PORT"):
+        parsed, said = parse(**{name: "tcp://10.0.0.1:80"})
+        assert parsed == config()
+        assert said == [f"{name} is ignored: it is a service link of Kubernetes, not a port"]
+
+
+@pytest.mark.parametrize("option", EFFECTLESS, ids=lambda option: option.name)
+def test_flags_without_effect_are_accepted_and_mentioned_once(option: Option) -> None:
+    text = example(option)[0]
+    expected = f"{option.flag} has no effect "
+    parsed, said = parse(option.flag, text, f"{option.flag}={text}")
+    assert parsed == config()
+    assert len(said) == 1 and said[0].startswith(expected)
+    name = option.all_variables[-1].name
+    assert [note.split(" has")[0] for note in notes(**{name: text})] == [name]
+
+
+@pytest.mark.parametrize(("name", "bad"), CHECKED.items())
+def test_flags_about_answers_are_checked(name: str, bad: str) -> None:
+    assert error(f"--{name}={bad}").startswith(f"--{name}: expected ")
+
+
+def test_generation_is_set_by_the_names_of_the_runtime_guide() -> None:
+    parsed, said = parse(
+        MAX_LENGTH="100", DO_SAMPLE="true", TEMPERATURE="0.7", TOP_K="5", TOP_P="0.9", RETURN_FULL_TEXT="false"
+    )
+    assert said == []
+    assert (parsed.generation_max_length, parsed.do_sample, parsed.temperature) == (100, True, 0.7)
+    assert (parsed.top_k, parsed.top_p, parsed.return_full_text) == (5, 0.9, False)
+
+
+def test_only_the_openai_prefix_may_be_empty() -> None:
+    assert parse(KSERVE_OPENAI_ROUTE_PREFIX="")[0].openai_route_prefix == ""
+    assert parse("--openai_route_prefix=", KSERVE_OPENAI_ROUTE_PREFIX="x")[0].openai_route_prefix == ""
+    assert error("--model_id=") == "--model_id: expected a text, got ''"
+
+
+def test_old_names() -> None:
+    parsed, said = parse("--max_length", "128", "--protocol=grpc-v2")
+    assert (parsed.max_model_len, parsed.predictor_protocol) == (128, "grpc-v2")
+    assert said == [
+        "--max_length is deprecated: use --max_model_len",
+        "--protocol is deprecated: use --predictor_protocol",
+    ]
+
+
+def test_the_variable_max_length_is_about_generation() -> None:
+    parsed = config(MAX_LENGTH="100")
+    assert (parsed.max_model_len, parsed.generation_max_length) == (None, 100)
+
+
+@pytest.mark.parametrize("flag", ["--predictor_protocol", "--protocol"])
+def test_v1_is_refused(flag: str) -> None:
+    assert error(f"{flag}=v1") == f"{flag}: expected v2 or grpc-v2 (Triton has no v1), got 'v1'"
+    assert error(PREDICTOR_PROTOCOL="v1").startswith("PREDICTOR_PROTOCOL: expected v2 or grpc-v2")
+
+
+@pytest.mark.parametrize(
+    ("text", "protocol", "tls"),
+    [("https", "v2", True), ("HTTP", "v2", False), ("grpc-v2", "grpc-v2", False), ("v2", "v2", False)],
+)
+def test_predictor_protocol_as_a_variable(text: str, protocol: str, tls: bool) -> None:
+    parsed = config(PREDICTOR_PROTOCOL=text)
+    assert (parsed.predictor_protocol, parsed.predictor_use_ssl) == (protocol, tls)
+
+
+def test_a_scheme_is_no_protocol_for_the_flag() -> None:
+    assert error("--predictor_protocol=https").startswith("--predictor_protocol: expected v2")
+
+
+def test_probabilities_and_logits_exclude_each_other() -> None:
+    message = error("--return_probabilities", HF_TRANSFORMER_RETURN_RAW_LOGITS="1")
+    assert message.startswith("--return_probabilities and HF_TRANSFORMER_RETURN_RAW_LOGITS exclude each other")
+    assert config("--return_probabilities", "--return_raw_logits=false").return_probabilities
+
+
+def test_the_hub_wins_over_the_folder() -> None:
+    parsed, said = parse("--model_dir=/models", "--model_id=bert-base-uncased")
+    assert parsed.model_id == "bert-base-uncased"
+    assert said == ["--model_dir is ignored: --model_id is given"]
+
+
+def test_the_revision_of_the_tokenizer() -> None:
+    assert config("--model_revision=a").tokenizer_revision == "a"
+    assert config("--model_revision=a", "--tokenizer_revision=b").tokenizer_revision == "b"
+    assert config("--tokenizer_revision=b").model_revision is None
+
+
+def test_not_logging_requests_wins() -> None:
+    assert config("--enable_log_requests").enable_log_requests
+    parsed, said = parse("--enable_log_requests", "--disable_log_requests")
+    assert not parsed.enable_log_requests
+    assert said == ["--enable_log_requests is ignored: --disable_log_requests is given"]
+
+
+def test_certificate_and_key_come_together(tmp_path: Path) -> None:
+    key = tmp_path / "tls.key"
+    key.touch()
+    assert error(f"--ssl_keyfile={key}") == "--ssl_keyfile is given without --ssl_certfile: HTTPS needs both"
+    message = error(f"--ssl_keyfile={key}", "--ssl_certfile=/no/file")
+    assert message == "--ssl_certfile: expected a file that exists, got '/no/file'"
+    assert config(f"--ssl_keyfile={key}", f"--ssl_certfile={key}").ssl_certfile == str(key)
+
+
+def test_certificates_of_the_predictor(tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.crt"
+    bundle.touch()
+    tls = "--predictor_use_ssl"
+    assert config(tls, REQUESTS_CA_BUNDLE=str(bundle)).predictor_ca_file == str(bundle)
+    assert config(tls, SSL_CERT_DIR=f"/no/folder:{tmp_path}").predictor_ca_path == f"/no/folder:{tmp_path}"
+    folder = config(tls, REQUESTS_CA_BUNDLE=str(tmp_path))
+    assert (folder.predictor_ca_file, folder.predictor_ca_path) == (None, str(tmp_path))
+    assert config(REQUESTS_CA_BUNDLE="/no/file").predictor_ca_file == "/no/file"
+    assert error(tls, REQUESTS_CA_BUNDLE="/no/file").startswith("REQUESTS_CA_BUNDLE: expected a file that exists")
+    assert error(tls, SSL_CERT_DIR="/no/folder").startswith("SSL_CERT_DIR: expected a folder that exists")
+
+
+def test_the_fixture_names_a_predictor() -> None:
+    assert config().predictor_host == HOST.partition("=")[2]

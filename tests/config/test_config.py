@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from hf_transformer.config.ignored import IGNORED
+from hf_transformer.config.option import PREFIX, Option, options_of
+from hf_transformer.config.options import Config, all_options, default_threads
+from hf_transformer.config.values import Boolean, Choice, Integer, Level, Number, SecretText
+from tests.configuring import PATHS, config, error, example, notes, parse
+
+SIMPLE = [option for option in options_of(Config) if option.name not in ("predictor_host", "predictor_port")]
+PARTNER = {"ssl_certfile": "--ssl_keyfile", "ssl_keyfile": "--ssl_certfile"}
+
+
+def bad_text(option: Option) -> str:
+    match option.convert:
+        case Integer() as integer:
+            return str(integer.least - 1)
+        case Number():
+            return "nan"
+    return {
+        "model_name": "a/b",
+        "model_dir": "s3://bucket/model",
+        "host": "http://localhost",
+        "access_log_format": "%(nonsense)s",
+        **dict.fromkeys(PATHS, "/no/such/file"),
+    }.get(option.name, "maybe" if isinstance(option.convert, Boolean | Choice | Level) else " ")
+
+
+def partner(option: Option) -> list[str]:
+    return [f"{PARTNER[option.name]}={__file__}"] if option.name in PARTNER else []
+
+
+def ids(option: Option) -> str:
+    return option.name
+
+
+def test_the_default_of_every_option() -> None:
+    parsed, said = parse()
+    assert said == []
+    assert parsed == Config(predictor_host="triton:8000", predictor_port=8000)
+    expected = {option.name: option.default for option in SIMPLE} | {"max_asyncio_workers": default_threads()}
+    assert {name: getattr(parsed, name) for name in expected} == expected
+
+
+def test_the_defaults_that_kserve_has_too() -> None:
+    parsed = config()
+    assert (parsed.http_port, parsed.workers, parsed.timeout_keep_alive) == (8080, 1, 65)
+    assert (parsed.model_name, parsed.model_dir, parsed.model_id) == ("model", "/mnt/models", None)
+    assert (parsed.predictor_protocol, parsed.predictor_use_ssl) == ("v2", False)
+    assert (parsed.predictor_request_timeout_seconds, parsed.predictor_request_retries) == (600.0, 0)
+    assert parsed.enable_latency_logging and not parsed.enable_log_requests
+
+
+@pytest.mark.parametrize("option", SIMPLE, ids=ids)
+@pytest.mark.parametrize("form", ["--{}={}", "--{} {}", "hyphens"])
+def test_the_flag_of_every_option(option: Option, form: str) -> None:
+    text, value = example(option)
+    name = option.name.replace("_", "-") if form == "hyphens" else option.name
+    argv = ("--{} {}" if form == "hyphens" else form).format(name, text).split(" ")
+    assert value != option.default
+    assert getattr(config(*argv, *partner(option)), option.name) == value
+
+
+@pytest.mark.parametrize("option", SIMPLE, ids=ids)
+def test_every_variable_of_every_option(option: Option) -> None:
+    text, value = example(option)
+    for variable in option.all_variables:
+        given = "https" if (variable.name, option.name) == ("PREDICTOR_PROTOCOL", "predictor_use_ssl") else text
+        assert getattr(config(*partner(option), **{variable.name: given}), option.name) == value
+
+
+@pytest.mark.parametrize("option", [option for option in SIMPLE if not option.switch], ids=ids)
+def test_a_flag_wins_over_a_variable(option: Option) -> None:
+    text, value = example(option)
+    environ = {option.all_variables[0].name: bad_text(option)}
+    assert getattr(config(option.flag, text, *partner(option), **environ), option.name) == value
+
+
+@pytest.mark.parametrize("option", [one for one in SIMPLE if not one.may_be_empty], ids=ids)
+def test_an_empty_variable_counts_as_unset(option: Option) -> None:
+    environ = {variable.name: " " for variable in option.all_variables}
+    assert config(**environ) == config()
+
+
+@pytest.mark.parametrize("option", SIMPLE, ids=ids)
+def test_a_bad_value_names_its_source_and_what_was_expected(option: Option) -> None:
+    bad = bad_text(option)
+    for source in (option.flag, option.all_variables[0].name):
+        if not bad.strip() and not source.startswith("-"):
+            continue  # an empty variable counts as unset
+        argv, environ = ((f"{source}={bad}",), {}) if source.startswith("-") else ((), {source: bad})
+        message = error(*argv, *partner(option), **environ)
+        assert message.startswith(f"{source}: ")
+        if not isinstance(option.convert, SecretText):
+            assert "expected " in message and bad in message
+
+
+@pytest.mark.parametrize("option", [option for option in all_options() if not option.boolean], ids=ids)
+def test_a_flag_without_its_value(option: Option) -> None:
+    assert error(option.flag).startswith(f"{option.flag}: the value is missing; expected ")
+    assert error(option.flag, "--workers=1").startswith(f"{option.flag}: the value is missing")
+
+
+@pytest.mark.parametrize("option", [option for option in all_options() if option.boolean], ids=ids)
+def test_booleans_are_bare_or_take_a_value(option: Option) -> None:
+    def value(*argv: str) -> object:
+        if option in IGNORED:
+            return notes(*argv) != []
+        return getattr(config(*argv), option.name)
+
+    assert value(option.flag) is True
+    assert value(option.flag, "--workers=1") is True
+    for word in ("true", "1", "YES", "on"):
+        assert value(option.flag, word) is value(f"{option.flag}={word}") is True
+    for word in ("false", "0", "No", "off"):
+        assert value(option.flag, word) is value(f"{option.flag}={word}") is False
+
+
+def test_a_word_after_a_boolean_is_its_value() -> None:
+    assert error("--return_probabilities", "maybe").startswith("--return_probabilities: expected true or false")
+    assert error("--predictor_use_ssl", "maybe").startswith("--predictor_use_ssl: expected true or false")
+
+
+def test_the_last_of_repeated_flags_wins() -> None:
+    assert config("--http_port=abc", "--http-port", "81", "--http_port=82").http_port == 82
+
+
+def test_the_own_variable_wins_over_kserves() -> None:
+    assert config(HF_TRANSFORMER_MODEL_NAME="a", INFERENCE_SERVICE_NAME="b").model_name == "a"
+    assert config(LOG_LEVEL="error", KSERVE_LOGLEVEL="debug").log_level == 40
+
+
+def test_an_integer_may_be_negative_where_it_has_a_meaning() -> None:
+    assert config("--grpc_max_send_message_length", "-1").grpc_max_send_message_length == -1
+
+
+@pytest.mark.parametrize("text", ["a,b", "a b", "a, b", '["a", "b"]', "['a','b']", "[a,b]"])
+def test_names_in_every_form(text: str) -> None:
+    assert config(f"--tensor_input_names={text}").tensor_input_names == ("a", "b")
+    assert config("--tensor_output_names", text).tensor_output_names == ("a", "b")
+    assert config("--tensor_output_names", "a", "b", "--workers=2").tensor_output_names == ("a", "b")
+    assert "expected different names" in error("--tensor_input_names=a,a")
+
+
+def test_the_task_is_left_to_the_tasks() -> None:
+    assert config(TASK="fill-mask").task == "fill-mask"
+    assert config("--task=ner", TASK="fill-mask").task == "ner"
+
+
+@pytest.mark.parametrize(("text", "level"), [("INFO", 20), ("warn", 30), ("15", 15), ("trace", 5)])
+def test_log_levels(text: str, level: int) -> None:
+    assert config(LOG_LEVEL=text).log_level == level
+
+
+def test_the_secret_is_never_shown() -> None:
+    parsed, said = parse("--hf_token=hf_secret")
+    assert parsed.hf_token == "hf_secret"
+    assert "hf_secret" not in repr(parsed) and "'***'" in repr(parsed)
+    assert said == ["--hf_token shows in process lists: better set HF_TOKEN"]
+    assert notes(HF_TOKEN="hf_secret") == []
+
+
+def test_a_config_is_frozen_and_travels_to_workers() -> None:
+    parsed = config("--hf_token=hf_secret", "--tensor_input_names=a,b")
+    again = pickle.loads(pickle.dumps(parsed))
+    assert again == parsed and "hf_secret" not in repr(again)
+    with pytest.raises(FrozenInstanceError):
+        parsed.workers = 2  # type: ignore[misc]
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    assert len(error("--http_port=" + "1" * 100_000)) < 300
+
+
+def test_every_flag_and_variable_is_declared_once() -> None:
+    names = [name for option in all_options() for name in (option.name, *option.aliases)]
+    assert len(set(names)) == len(names)
+    claimed: Mapping[str, Sequence[str]] = {
+        variable.name: [
+            other.name for other in all_options() if variable.name in [its.name for its in other.all_variables]
+        ]
+        for option in all_options()
+        for variable in option.all_variables
+    }
+    assert {name: users for name, users in claimed.items() if len(users) > 1} == {
+        "PREDICTOR_PROTOCOL": ["predictor_protocol", "predictor_use_ssl"]
+    }
+    assert len(fields(Config)) + len(IGNORED) == len(all_options())
+
+
+@pytest.mark.parametrize("option", all_options(), ids=ids)
+def test_bare_names_that_kubernetes_may_set_are_not_read(option: Option) -> None:
+    allowed = {"PREDICTOR_HOST", "PREDICTOR_PORT", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR"}
+    for variable in option.variables:
+        assert variable.name in allowed or not variable.name.endswith(("_PORT", "_HOST"))
+    assert option.all_variables[0].name == PREFIX + option.name.upper()

@@ -1,0 +1,94 @@
+"""The doctor in front of the real Triton, with mismatches that a test plants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hf_transformer.commands.doctor.findings import Result
+from hf_transformer.commands.doctor.subject import Subject
+from hf_transformer.commands.doctor.table import CHECKS, examine
+from hf_transformer.commands.local_triton import LocalTriton
+from hf_transformer.config.options import parse_config
+from tests.service import flags_for
+from tests.triton_repository import task_model_folder
+
+
+async def results_of(flags: Sequence[str]) -> list[Result]:
+    """What the doctor finds with these flags."""
+    config, notes = parse_config(flags, {})
+    return [one async for one in examine(Subject(config, notes))]
+
+
+def troubles(results: Sequence[Result]) -> dict[str, Result]:
+    """What is not well, the first finding of each check."""
+    bad = [one for one in results if one.status in ("warning", "failed")]
+    assert all(one.found and one.change for one in bad)
+    first: dict[str, Result] = {}
+    for one in bad:
+        first.setdefault(one.name, one)
+    return first
+
+
+Diagnose = Callable[..., dict[str, Result]]
+
+
+@pytest.fixture
+def diagnose(triton: LocalTriton, load: Callable[[str], None]) -> Diagnose:
+    """What is not well with a model, with its own folder or another, and more flags."""
+
+    def run(model: str, *flags: str, folder: Path | None = None, protocol: str = "v2") -> dict[str, Result]:
+        load(model)
+        address = triton.http_address if protocol == "v2" else triton.grpc_address
+        if folder is None:
+            folder = task_model_folder(model)
+        results = asyncio.run(results_of(flags_for(model, folder, address, protocol, flags)))
+        assert list(dict.fromkeys(one.name for one in results)) == [check.name for check in CHECKS]
+        return troubles(results)
+
+    return run
+
+
+@pytest.fixture
+def folder_with(tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a model's folder with other values in config.json, and perhaps another model's tokenizer."""
+
+    def copied(model: str, changes: Mapping[str, Any], tokenizer_of: str | None = None) -> Path:
+        source = task_model_folder(model)
+        settings = json.loads((source / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**settings, **changes}))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(task_model_folder(tokenizer_of or model) / name, tmp_path / name)
+        return tmp_path
+
+    return copied
+
+
+@pytest.fixture(scope="session")
+def plant(triton: LocalTriton, repository: Path) -> Callable[..., None]:
+    """Puts a copy of a model into Triton's repository, with other words in its config.pbtxt, and loads it."""
+    planted: set[str] = set()
+
+    def make(name: str, changes: Mapping[str, str], *, of: str = "bert_masked", load: bool = True) -> None:
+        if name in planted:
+            return
+        shutil.copytree(repository / of, repository / name, symlinks=True)
+        config = repository / name / "config.pbtxt"
+        text = config.read_text()
+        for old, new in {f'name: "{of}"': f'name: "{name}"', **changes}.items():
+            assert old in text
+            text = text.replace(old, new)
+        config.write_text(text)
+        if load:
+            url = f"http://{triton.http_address}/v2/repository/models/{name}/load"
+            httpx.post(url, timeout=60.0, trust_env=False).raise_for_status()
+        planted.add(name)
+
+    return make

@@ -1,0 +1,290 @@
+"""Streams of the gRPC transport, against a real gRPC server that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.following import source_of
+from hf_transformer.predictor.base import PredictorSettings
+from hf_transformer.predictor.grpc import GrpcPredictor
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.types import Tensor
+from tests.predictor.fault_server import HOST, nobody
+from tests.predictor.following import Responses, following
+
+pytestmark = pytest.mark.asyncio
+
+IDS = Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))
+Handler = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """A server whose ModelStreamInfer is ``handler``, bytes in and out; gives host:port."""
+    handlers = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(handler)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
+    port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    try:
+        yield f"{HOST}:{port}"
+    finally:
+        await server.stop(None)
+
+
+def predictor(host: str, seconds: float = 30.0) -> GrpcPredictor:
+    return GrpcPredictor(PredictorSettings("gpt2", host, timeout=seconds))
+
+
+def answer(*ids: int, name: str = "output_ids", final: bool = False, error: str = "") -> bytes:
+    message = pb.ModelStreamInferResponse(error_message=error)
+    if ids:
+        message.infer_response.outputs.add(name=name, datatype="INT32", shape=[len(ids)])
+        message.infer_response.raw_output_contents.append(np.array(ids, "<i4").tobytes())
+    if not error:
+        message.infer_response.parameters["triton_final_response"].bool_param = final
+    return message.SerializeToString()
+
+
+@pytest.fixture(autouse=True, params=["asked", "followed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds for both ways of reading a stream."""
+    if request.param == "followed":
+        asked = stream
+        monkeypatch.setattr(f"{__name__}.stream", lambda *args, **options: following(asked(*args, **options)))
+
+
+def stream(
+    client: GrpcPredictor, headers: Mapping[str, str] | None = None, outputs: Sequence[str] = ("output_ids",)
+) -> Responses:
+    return client.stream([IDS], outputs, headers or {})
+
+
+async def read(client: GrpcPredictor, outputs: Sequence[str] = ("output_ids",)) -> list[list[int]]:
+    return [one["output_ids"].data.tolist() async for one in stream(client, outputs=outputs)]
+
+
+async def test_a_request_and_its_responses() -> None:
+    seen: list[Any] = []
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        seen.append([pb.ModelInferRequest.FromString(request) async for request in requests])
+        seen.append(dict(context.invocation_metadata()))
+        for response in (answer(5), answer(), answer(6, 7), answer(final=True)):
+            await context.write(response)
+
+    async with serving(handler) as host, predictor(host) as client:
+        responses = stream(client, {"X-Request-Id": "7"})
+        assert seen == []
+        found = [one["output_ids"].data.tolist() async for one in responses]
+    assert found == [[5], [6, 7]]
+    [request], metadata = seen
+    assert (request.model_name, request.parameters["triton_enable_empty_final_response"].bool_param) == ("gpt2", True)
+    assert (metadata["x-request-id"], metadata["triton_grpc_error"]) == ("7", "true")
+
+
+@pytest.mark.parametrize("responses", [[answer(5, final=True)], [answer(5)]], ids=["said to be final", "never said"])
+async def test_ends(responses: list[bytes]) -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        context.add_done_callback(lambda done: cancelled.set() if done.cancelled() else None)
+        for response in responses:
+            await context.write(response)
+        await asyncio.sleep(0.05)
+
+    async with serving(handler) as host, predictor(host) as client:
+        assert await read(client) == [[5]]
+    assert not cancelled.is_set()
+
+
+async def test_all_outputs_where_none_are_named() -> None:
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        assert not pb.ModelInferRequest.FromString(await anext(requests)).outputs
+        await context.write(answer(5, final=True))
+
+    async with serving(handler) as host, predictor(host) as client:
+        assert await read(client, ()) == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "expected"),
+    [
+        ("the model has failed", "", PredictorError),
+        ("Request for unknown model: 'gpt2' is not found", "unavailable", PredictorUnavailable),
+        ("Exceeds maximum queue size", "busy", PredictorUnavailable),
+    ],
+)
+async def test_errors_without_a_status(said: str, kind: str, expected: type[Exception]) -> None:
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(answer(5))
+        await context.write(answer(error=said))
+
+    async with serving(handler) as host, predictor(host) as client:
+        responses = stream(client)
+        assert (await anext(responses))["output_ids"].data.tolist() == [5]
+        with pytest.raises(expected, match=said) as caught:
+            await anext(responses)
+    assert type(caught.value) is expected
+    assert getattr(caught.value, "kind", "") == kind
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, PredictorUnavailable),
+        (grpc.StatusCode.INTERNAL, PredictorError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, PredictorTimeout),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+@pytest.mark.parametrize("first", [0, 1], ids=["at once", "midway"])
+async def test_errors_with_a_status(code: grpc.StatusCode, expected: type[Exception], first: int) -> None:
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        for _ in range(first):
+            await context.write(answer(5))
+        await context.abort(code, "the model's own words")
+
+    async with serving(handler) as host, predictor(host) as client:
+        with pytest.raises(expected, match="the model's own words") as caught:
+            await read(client)
+    assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [(b"\xff\xff", "response is malformed"), (answer(5, name="more"), "with 'more', which was not asked for")],
+    ids=["garbage", "other output"],
+)
+async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(response)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with serving(handler) as host, predictor(host) as client:
+        with pytest.raises(PredictorError, match=message):
+            await read(client)
+        await cancelled.wait()
+
+
+@pytest.mark.parametrize("by", ["closing", "cancelling"])
+async def test_leaving_early_cancels_the_call(by: str) -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(answer(5))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with serving(handler) as host, predictor(host) as client:
+        if by == "closing":
+            async with aclosing(stream(client)) as responses:
+                await anext(responses)
+        else:
+            task = asyncio.create_task(read(client))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await cancelled.wait()
+
+
+async def test_no_end_in_time() -> None:
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(answer(5))
+        await asyncio.Event().wait()
+
+    async with serving(handler) as host, predictor(host, seconds=0.1) as client:
+        with pytest.raises(PredictorTimeout, match="--predictor_request_timeout_seconds"):
+            await read(client)
+
+
+async def test_refused() -> None:
+    async with predictor(nobody()) as client:
+        with pytest.raises(PredictorUnavailable, match="failed to connect") as caught:
+            await read(client)
+    assert caught.value.kind == "connection"
+
+
+async def test_a_server_that_stops_midway() -> None:
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(answer(5))
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as stack:
+        host = await stack.enter_async_context(serving(handler))
+        async with predictor(host) as client:
+            responses = stream(client)
+            await anext(responses)
+            await stack.aclose()
+            with pytest.raises(PredictorUnavailable):
+                await anext(responses)
+
+
+async def test_many_at_a_time_do_not_mix() -> None:
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        request = pb.ModelInferRequest.FromString(await anext(requests))
+        first = int(np.frombuffer(request.raw_input_contents[0], "<i4")[0])
+        for step in range(20):
+            await context.write(answer(first, step))
+        await context.write(answer(final=True))
+
+    async def one(number: int) -> list[list[int]]:
+        ids = Tensor("input_ids", "INT32", np.array([number], "<i4"))
+        return [one["output_ids"].data.tolist() async for one in client.stream([ids], ["output_ids"], {})]
+
+    async with serving(handler) as host, predictor(host) as client:
+        found = await asyncio.gather(*[one(number) for number in range(1, 33)])
+    assert found == [[[number, step] for step in range(20)] for number in range(1, 33)]
+
+
+async def test_a_response_is_there_in_the_moment_in_which_it_comes() -> None:
+    more = asyncio.Event()
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(answer(5))
+        for response in (answer(6), answer(7), answer(1, name="logits"), answer(8, final=True)):
+            await more.wait()
+            more.clear()
+            await context.write(response)
+
+    async with serving(handler) as host, predictor(host) as client:
+        responses = client.stream([IDS], ["output_ids"], {})
+        source = source_of(responses)
+        assert source is not None and source.take() is None and not source.follow(more.set)
+        await anext(responses)
+        taken: list[Any] = []
+        moment = asyncio.Event()
+
+        def wake() -> None:
+            taken.append(source.take())
+            moment.set()
+
+        for _ in range(3):
+            assert source.follow(wake)
+            more.set()
+            async with asyncio.timeout(20):
+                await moment.wait()
+            moment.clear()
+        six, seven, unknown = taken
+        assert (six["output_ids"].data.tolist(), seven["output_ids"].data.tolist()) == ([6], [7])
+        assert unknown is None and not source.follow(wake)
+        source.unfollow()
+        with pytest.raises(PredictorError, match="'logits', which was not asked for"):
+            await anext(responses)

@@ -1,0 +1,225 @@
+"""Choosing a transport, and what all of them share."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_transformer.errors import ConfigError, PredictorError
+from hf_transformer.predictor import PROTOCOLS, open_predictor
+from hf_transformer.predictor.address import Address, parse_address
+from hf_transformer.predictor.answers import quoted, verified
+from hf_transformer.predictor.base import PredictorSettings
+from hf_transformer.predictor.certificates import root_certificates, ssl_context
+from hf_transformer.predictor.circuit import CircuitPredictor
+from hf_transformer.predictor.headers import forwarded, header_lines
+from hf_transformer.predictor.retrying import RetryingPredictor
+from hf_transformer.types import Tensor
+
+CERTIFICATE = Path(__file__).with_name("tls") / "localhost.pem"
+
+
+def settings(
+    host: str = "triton", use_ssl: bool = False, ca_file: Path | None = None, ca_path: Path | None = None
+) -> PredictorSettings:
+    file, path = (None if value is None else str(value) for value in (ca_file, ca_path))
+    return PredictorSettings("m", host, use_ssl, ca_file=file, ca_path=path)
+
+
+@pytest.mark.parametrize(("protocol", "name"), [("v2", "RestPredictor"), ("grpc-v2", "GrpcPredictor")])
+def test_the_table(protocol: str, name: str) -> None:
+    assert type(open_predictor(protocol, settings(), 0)).__name__ == name
+    assert isinstance(open_predictor(protocol, settings(), 1), RetryingPredictor)
+    guarded = open_predictor(protocol, settings(), 1, circuit_failures=5)
+    assert isinstance(guarded, CircuitPredictor) and isinstance(guarded._inner, RetryingPredictor)
+
+
+def test_an_unknown_protocol() -> None:
+    with pytest.raises(ConfigError, match="predictor_protocol is 'v1', expected one of v2, grpc-v2"):
+        open_predictor("v1", settings(), 0)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "library", "others"),
+    [
+        ("v2", "hf_transformer.predictor.http1", {"hf_transformer.predictor.grpc_client", "google.protobuf", "grpc"}),
+        ("grpc-v2", "hf_transformer.predictor.grpc_client", {"hf_transformer.predictor.http1", "grpc"}),
+    ],
+    ids=list(PROTOCOLS),
+)
+def test_only_what_is_needed_is_imported(protocol: str, library: str, others: set[str]) -> None:
+    program = (
+        "import sys; from hf_transformer.predictor import open_predictor as f;"
+        "from hf_transformer.predictor.base import PredictorSettings as S;"
+        f"others = {others!r}; assert not {{{library!r}, *others}} & set(sys.modules); f({protocol!r}, S('m', 'h'), 0);"
+        f"assert {library!r} in sys.modules and not others & set(sys.modules), others & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(
+    ("host", "use_ssl", "expected", "text"),
+    [
+        ("triton", False, Address("triton", 80, False), "triton:80"),
+        ("triton", True, Address("triton", 443, True), "triton:443"),
+        ("triton:8000", True, Address("triton", 8000, True), "triton:8000"),
+        ("10.0.0.1:8001", False, Address("10.0.0.1", 8001, False), "10.0.0.1:8001"),
+        ("http://triton", False, Address("triton", 80, False), "triton:80"),
+        ("http://triton:8000/", True, Address("triton", 8000, False), "triton:8000"),
+        ("HTTPS://triton", False, Address("triton", 443, True), "triton:443"),
+        ("[::1]:8000", False, Address("::1", 8000, False), "[::1]:8000"),
+        ("https://[fe80::1]", False, Address("fe80::1", 443, True), "[fe80::1]:443"),
+        ("::1", False, Address("::1", 80, False), "[::1]:80"),
+        (" triton:1 ", False, Address("triton", 1, False), "triton:1"),
+    ],
+)
+def test_addresses(host: str, use_ssl: bool, expected: Address, text: str) -> None:
+    address = parse_address(settings(host, use_ssl))
+    assert (address, str(address)) == (expected, text)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        ":80",
+        "http://",
+        "grpc://triton",
+        "triton:0",
+        "triton:65536",
+        "triton:http",
+        "triton:\u0661",
+        "triton/v2",
+        "triton?x",
+        "a b",
+        "u@h",
+        "[::1",
+        "[h]:80",
+        "[::1]80",
+    ],
+    ids=repr,
+)
+def test_bad_addresses(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"^predictor_host is "):
+        parse_address(settings(host))
+    for protocol in PROTOCOLS:
+        with pytest.raises(ConfigError):
+            open_predictor(protocol, settings(host), 0)
+
+
+def test_certificates_of_the_system() -> None:
+    assert root_certificates(settings()) is None
+    assert ssl_context(settings()).verify_mode is ssl.CERT_REQUIRED
+
+
+def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
+    pem = CERTIFICATE.read_text()
+    (tmp_path / "unhashed name").write_text(pem)
+    (tmp_path / "README").write_text("no certificate")
+    (tmp_path / "folder").mkdir()
+    for chosen in (settings(ca_file=CERTIFICATE), settings(ca_path=tmp_path)):
+        assert root_certificates(chosen) == pem
+        (trusted,) = ssl_context(chosen).get_ca_certs()
+        assert trusted["subject"] == ((("commonName", "hf-transformer tests"),),)
+    both = root_certificates(settings(ca_file=CERTIFICATE, ca_path=tmp_path))
+    assert both is not None and both.count("BEGIN CERTIFICATE") == 2
+
+
+def test_certificates_that_are_not_there(tmp_path: Path) -> None:
+    missing, file, folder = tmp_path / "missing", tmp_path / "empty file", tmp_path / "empty folder"
+    file.touch()
+    folder.mkdir()
+    for chosen in (settings(ca_file=missing), settings(ca_path=missing)):
+        with pytest.raises(ConfigError, match="can't be read"):
+            root_certificates(chosen)
+    for chosen, name in ((settings(ca_file=file), file), (settings(ca_path=folder), folder)):
+        with pytest.raises(ConfigError, match=f"no certificate in {name}"):
+            root_certificates(chosen)
+
+
+def test_certificates_that_are_broken(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    with pytest.raises(ConfigError, match="can't be used"):
+        ssl_context(settings(ca_file=broken))
+
+
+def test_headers() -> None:
+    headers = {
+        "X-Request-Id": "7",
+        "traceparent": "00-ab-cd-01",
+        "Authorization": "Bearer x",
+        "Host": "a",
+        "Content-Length": "1",
+        "TE": "x",
+        "a b": "x",
+        "": "x",
+        "newline": "a\r\nb: c",
+        "null": "\0",
+        "x-user": "Ren\xc3\x89e",
+        "x-snow": "\u2603",
+        "Proxy-Connection": "keep-alive",
+        "HTTP2-Settings": "AAMAAABk",
+    }
+    assert dict(forwarded(headers)) == {
+        "x-request-id": "7",
+        "traceparent": "00-ab-cd-01",
+        "authorization": "Bearer x",
+        "x-user": "Ren\xc3\x89e",
+    }
+
+
+@given(st.dictionaries(st.sampled_from(["x-request-id", "X-User", "traceparent", "host", "a b"]), st.text()))
+def test_headers_as_lines(headers: dict[str, str]) -> None:
+    """What leaves is what a parser that knows nothing of headers would call one."""
+    lines = header_lines(headers).decode("latin-1").split("\r\n")
+    assert lines.pop() == ""
+    usual = re.compile(r"[ -~\x80-\xff]*")
+    assert lines == [
+        f"{name.lower()}: {value}"
+        for name, value in headers.items()
+        if name not in ("host", "a b") and usual.fullmatch(value)
+    ]
+
+
+def test_quotes() -> None:
+    assert quoted("  out of memory\n") == "out of memory"
+    assert quoted(" ") == "no message"
+    assert quoted("x" * 501) == "x" * 500 + "..."
+
+
+def tensors(*names: str) -> dict[str, Tensor]:
+    return {name: Tensor(name, "FP32", np.zeros(1, np.float32)) for name in names}
+
+
+def test_outputs_are_those_asked_for() -> None:
+    outputs = tensors("a", "b")
+    assert verified(["b", "a"], outputs) is outputs
+    assert verified([], outputs) is outputs
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "message"),
+    [
+        ("ab", "a", "answered without the output 'b'$"),
+        ("abc", "a", "answered without the output 'b', 'c'$"),
+        ("a", "ab", "answered with 'b', which was not asked for$"),
+        ("a", "b", "without the output 'a' and with 'b', which was not asked for$"),
+    ],
+)
+def test_outputs_that_are_not(asked: str, answered: str, message: str) -> None:
+    with pytest.raises(PredictorError, match=message):
+        verified(list(asked), tensors(*answered))
+
+
+def test_headers_that_no_call_could_carry_are_left_out() -> None:
+    headers = {"authorization": "a" * 5000, "x-request-id": "b" * 20_000, "traceparent": "c"}
+    assert set(dict(forwarded(headers))) == {"authorization", "traceparent"}

@@ -1,0 +1,111 @@
+"""What is counted in JSON before it is parsed, and that it is."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_transformer.errors import TooLarge
+from hf_transformer.protocol import json_text
+from hf_transformer.protocol.datatypes import Malformed
+from hf_transformer.protocol.json_text import (
+    JsonLimits,
+    check_size,
+    collector_paused,
+    count_outside_strings,
+    parse_json,
+)
+
+LIMITS = JsonLimits(parts=1000, values=100_000)
+ODD = st.text(st.sampled_from('[]{}:,"\\aé\n'), max_size=20)
+VALUES = st.recursive(
+    st.one_of(ODD, st.none(), st.integers(-9, 9)),
+    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(ODD, inner, max_size=5)),
+)
+
+
+def parts_and_commas(value: Any) -> tuple[int, int]:
+    """Lists, objects and keys, and the commas between what is in them."""
+    if not isinstance(value, list | dict):
+        return 0, 0
+    inner = [parts_and_commas(one) for one in (value.values() if isinstance(value, dict) else value)]
+    keys = len(value) if isinstance(value, dict) else 0
+    return 1 + keys + sum(one for one, _ in inner), max(0, len(value) - 1) + sum(one for _, one in inner)
+
+
+@given(VALUES, st.booleans())
+def test_what_stands_in_strings_is_not_counted(value: Any, ascii: bool) -> None:
+    assert count_outside_strings(json.dumps(value, ensure_ascii=ascii).encode()) == parts_and_commas(value)
+
+
+@given(VALUES, st.integers(1, 7))
+def test_strings_may_reach_over_several_chunks(value: Any, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "CHUNK", size)
+        assert count_outside_strings(orjson.dumps(value)) == parts_and_commas(value)
+
+
+def test_code_in_a_prompt_is_taken() -> None:
+    prompt = 'a["b"]={x:[1,2,3]}\\' * 50_000
+    value = {"instances": [prompt, "[", "\\"]}
+    assert parse_json(orjson.dumps(value), LIMITS) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param(b"[" + b"[]," * 50_000 + b"[]]", "50002 lists, objects and keys, at most 1000", id="lists"),
+        pytest.param(b"[" + b"{}," * 50_000 + b"{}]", "50002 lists, objects and keys, at most 1000", id="objects"),
+        pytest.param(b'{"a":0' + b',"a":0' * 50_000 + b"}", "50002 lists, objects and keys", id="keys"),
+        pytest.param(b"[" * 100_000, "100000 lists", id="deep"),
+        pytest.param(
+            b"[0" + b",0" * 100_001 + b"]", "100001 values, at most 100000 .*--max_request_bytes", id="values"
+        ),
+    ],
+)
+def test_too_much_is_refused_before_it_is_parsed(body: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "orjson", None)
+    with pytest.raises(TooLarge, match=f"^body: {says}"):
+        parse_json(body, LIMITS)
+
+
+def test_limits_themselves_are_taken() -> None:
+    check_size(b"[" + b"[]," * 998 + b"[]]", LIMITS)
+    check_size(b"[0" + b",0" * 100_000 + b"]", LIMITS)
+    with pytest.raises(TooLarge):
+        check_size(b"[" + b"[]," * 999 + b"[]]", LIMITS)
+    assert JsonLimits.of(2048, 16 * 2**20) == JsonLimits(42_768, 2_097_152)
+
+
+@pytest.mark.parametrize("start", [0, json_text.SMALL])
+def test_what_is_no_json(start: int) -> None:
+    with pytest.raises(Malformed, match=r"^body: not JSON: "):
+        parse_json(b" " * start + b'{"a":', LIMITS)
+
+
+@pytest.mark.parametrize("body", [b"[[1]]", b"[[1]]" + b" " * json_text.SMALL], ids=["small", "large"])
+def test_the_collector_pauses_while_a_large_body_is_parsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def loads(text: bytes) -> Any:
+        seen.append(gc.isenabled())
+        return orjson.loads(text)
+
+    monkeypatch.setattr(json_text, "_parse", loads)
+    assert parse_json(body, LIMITS) == [[1]]
+    assert (seen, gc.isenabled()) == ([len(body) < json_text.SMALL], True)
+
+
+def test_the_collector_goes_on_after_the_outermost_pause() -> None:
+    with pytest.raises(ZeroDivisionError), collector_paused():
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()

@@ -1,0 +1,160 @@
+"""Outputs in shared memory, as requests ask for them and responses tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.protocol import v2_grpc, v2_rest, v2_rest_regions
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.v2_rest_calls import InferCalls
+from hf_transformer.types import Tensor
+from tests.protocol.requests import encoded
+
+IDS = Tensor("input_ids", "INT64", np.array([[1, 2]]))
+VALUES = np.arange(6, dtype="<f4")
+PLACES = {
+    "logits": Placement("region", 128, memoryview(VALUES.tobytes())),
+    "half": Placement("region", 192, memoryview(np.array([1.5, -2], "<f4").tobytes())),
+}
+
+
+def rest(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+    header = orjson.dumps({"outputs": entries})
+    return v2_rest.decode_infer_response(header + raw, len(header), places)
+
+
+def rest_again(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+    """The second response of the same form."""
+    calls, header = InferCalls(), orjson.dumps({"outputs": entries})
+    for body in (header + bytes(len(raw)), header + raw):
+        tensors = calls.decode(memoryview(body), len(header), places)
+    return tensors
+
+
+def grpc(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+    """As Triton writes it: an output in shared memory has empty raw contents."""
+    response = pb.ModelInferResponse()
+    for entry in entries:
+        response.outputs.add(name=entry["name"], datatype=entry["datatype"], shape=entry["shape"])
+        response.raw_output_contents.append(raw if "parameters" in entry else b"")
+    return v2_grpc.decode_infer_response(response.SerializeToString(), places)
+
+
+LOGITS = {"name": "logits", "datatype": "FP32", "shape": [2, 3]}
+POOLED = {"name": "pooled", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}
+both = pytest.mark.parametrize("decode", [rest, rest_again, grpc], ids=["rest", "rest, again", "grpc"])
+
+
+def test_a_rest_request() -> None:
+    body, length = encoded([IDS], ["logits", "pooled"], PLACES)
+    assert orjson.loads(body[:length])["outputs"] == [
+        {
+            "name": "logits",
+            "parameters": {
+                "shared_memory_region": "region",
+                "shared_memory_offset": 128,
+                "shared_memory_byte_size": 24,
+            },
+        },
+        {"name": "pooled", "parameters": {"binary_data": True}},
+    ]
+
+
+def test_a_grpc_request() -> None:
+    request = pb.ModelInferRequest.FromString(v2_grpc.encode_infer_request("bert", [IDS], ["logits", "pooled"], PLACES))
+    logits, pooled = request.outputs
+    assert logits.parameters["shared_memory_region"].string_param == "region"
+    assert logits.parameters["shared_memory_offset"].int64_param == 128
+    assert logits.parameters["shared_memory_byte_size"].int64_param == 24
+    assert not pooled.parameters
+
+
+@both
+def test_outputs_in_place_and_inline_in_one_response(decode: Any) -> None:
+    tensors = decode(LOGITS, POOLED, raw=b"\x07\0\0\0")
+    assert np.array_equal(tensors["logits"].data, VALUES.reshape(2, 3))
+    assert np.shares_memory(tensors["logits"].data, np.frombuffer(PLACES["logits"].memory, "u1"))
+    assert tensors["pooled"].data.tolist() == [7]
+
+
+@both
+def test_an_output_that_comes_inline_in_spite_of_its_place(decode: Any) -> None:
+    inline = {**LOGITS, "shape": [1], "parameters": {"binary_data_size": 4}}
+    assert decode(inline, raw=np.array([9], "<f4").tobytes())["logits"].data.tolist() == [9]
+
+
+@both
+def test_an_output_smaller_than_its_place(decode: Any) -> None:
+    assert decode({**LOGITS, "shape": [1, 2]})["logits"].data.tolist() == [[0, 1]]
+    assert decode({**LOGITS, "shape": [0, 2]})["logits"].shape == (0, 2)
+    half = decode({"name": "half", "datatype": "BF16", "shape": [4]})["half"]
+    assert half.data.tolist() == [0, 1.5, 0, -2]
+
+
+@both
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{**LOGITS, "shape": [2, 4]}], r"FP32 \[2, 4\], 32 bytes, but has room for 24"),
+        ([{**LOGITS, "datatype": "BYTES"}], "is BYTES, which shared memory was not asked for"),
+        ([{**LOGITS, "datatype": "FP31"}], "unknown datatype"),
+        ([{**LOGITS, "shape": [-1]}], "integers of at least 0"),
+        ([LOGITS, LOGITS], "comes twice"),
+        ([LOGITS, {**POOLED, "name": "logits"}], "comes twice"),
+    ],
+    ids=["too large", "strings", "datatype", "shape", "twice", "in place and inline"],
+)
+def test_responses_that_break_the_protocol(decode: Any, entries: list[Any], message: str) -> None:
+    with pytest.raises(PredictorError, match=message):
+        decode(*entries, raw=b"\x07\0\0\0")
+
+
+@pytest.mark.parametrize("entries", [None, [7], [{"name": 7}], [{**LOGITS, "parameters": 7}]], ids=repr)
+def test_rest_responses_that_are_no_list_of_tensors(entries: Any) -> None:
+    with pytest.raises(PredictorError, match="malformed"):
+        v2_rest.decode_infer_response(orjson.dumps({"outputs": entries, "x": 1}), None, {"other": PLACES["half"]})
+
+
+def test_grpc_contents_that_do_not_add_up() -> None:
+    response = pb.ModelInferResponse(raw_output_contents=[b"", b""])
+    response.outputs.add(name="logits", datatype="FP32", shape=[1])
+    with pytest.raises(PredictorError, match="1 tensors come with 2 raw contents"):
+        v2_grpc.decode_infer_response(response.SerializeToString(), PLACES)
+
+
+def test_grpc_without_any_raw_contents() -> None:
+    response = pb.ModelInferResponse()
+    response.outputs.add(name="logits", datatype="FP32", shape=[6])
+    response.outputs.add(name="pooled", datatype="INT32", shape=[1]).contents.int_contents.append(7)
+    tensors = v2_grpc.decode_infer_response(response.SerializeToString(), PLACES)
+    assert (tensors["logits"].data.tolist(), tensors["pooled"].data.tolist()) == ([0, 1, 2, 3, 4, 5], [7])
+
+
+def test_registrations() -> None:
+    assert orjson.loads(v2_rest_regions.encode_registration("/n", 9)) == {"key": "/n", "offset": 0, "byte_size": 9}
+    register = pb.SystemSharedMemoryRegisterRequest.FromString(v2_grpc.encode_registration("n", "/n", 9))
+    assert (register.name, register.key, register.offset, register.byte_size) == ("n", "/n", 0, 9)
+    assert pb.SystemSharedMemoryUnregisterRequest.FromString(v2_grpc.encode_unregistration("n")).name == "n"
+
+
+def test_lists_of_regions() -> None:
+    body = orjson.dumps([{"name": "a", "key": "/a", "offset": 0, "byte_size": 1}])
+    assert v2_rest_regions.parse_region_names(body) == ["a"]
+    status = pb.SystemSharedMemoryStatusResponse()
+    status.regions["b"].key = "/b"
+    assert v2_grpc.parse_region_names(status.SerializeToString()) == ["b"]
+
+
+@pytest.mark.parametrize("body", [b"", b"7", b"[7]", b'[{"key":"/a"}]', b'{"error":"x"}'])
+def test_lists_that_are_none(body: bytes) -> None:
+    with pytest.raises(PredictorError, match="list of shared-memory regions is malformed"):
+        v2_rest_regions.parse_region_names(body)
+    with pytest.raises(PredictorError, match="list of shared-memory regions is malformed"):
+        v2_grpc.parse_region_names(b"\xff\xff")

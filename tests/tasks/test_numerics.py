@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.tasks.numerics import argmax, require_numbers, softmax, softmax_at, top_k
+from hf_transformer.types import Array
+
+
+def test_softmax_is_the_formula() -> None:
+    logits = np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 1.0]], np.float32)
+    expected = [[math.exp(x) / sum(map(math.exp, row)) for x in row] for row in logits.tolist()]
+    np.testing.assert_allclose(softmax(logits), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_softmax_survives_large_logits(dtype: type) -> None:
+    found = softmax(np.array([60000.0, 60000.0, -60000.0], dtype))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.0])
+
+
+def test_softmax_leaves_its_argument_alone() -> None:
+    logits = np.array([1.0, 2.0], np.float32)
+    softmax(logits)
+    assert logits.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("k", "expected"), [(1, [2]), (3, [2, 0, 3]), (4, [2, 0, 3, 1]), (99, [2, 0, 3, 1])])
+def test_top_k_is_sorted_best_first(k: int, expected: list[int]) -> None:
+    assert top_k(np.array([5.0, -1.0, 9.0, 2.0]), k).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "mostly banned", "sorted"])
+@pytest.mark.parametrize("k", [1, 5, 32, 33, 4999, 5000])
+@pytest.mark.parametrize("size", [63, 4095, 4096, 5000])
+def test_top_k_of_many(kind: str, k: int, size: int) -> None:
+    scores = np.random.default_rng(k).normal(size=size).astype(np.float32)
+    if kind == "ties":
+        scores = scores.round()
+    elif kind == "mostly banned":
+        scores[3:] = -np.inf
+    elif kind == "sorted":
+        scores.sort()
+    assert top_k(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_softmax_at_a_few_indices(dtype: type) -> None:
+    logits: Array = np.random.default_rng(0).normal(0, 5, 1000).astype(dtype)
+    indices = np.array([7, 0, 999])
+    found = softmax_at(logits, indices)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, softmax(logits)[indices], rtol=1e-5)
+
+
+def test_what_is_no_number_is_refused_in_any_row() -> None:
+    require_numbers(np.array([[0.0, -np.inf], [1.0, 2.0]]))
+    for row in ([np.nan, 2.0], [np.inf, 2.0], [-np.inf, -np.inf]):
+        with pytest.raises(PredictorError, match="not finite"):
+            require_numbers(np.array([[0.0, 1.0], row]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 30_522])
+def test_argmax_refuses_what_is_no_number(dtype: type, size: int) -> None:
+    logits: Array = np.linspace(-1, 1, size).astype(dtype)
+    assert argmax(logits) == int(logits.argmax())
+    assert argmax(np.zeros(size, dtype)) == 0
+    for place in {0, size // 2, size - 1}:
+        for value in (np.nan, np.inf):
+            wrong = logits.copy()
+            wrong[place] = value
+            with pytest.raises(PredictorError, match="not finite"):
+                argmax(wrong)
+    with pytest.raises(PredictorError, match="not finite"):
+        argmax(np.full(size, -np.inf, dtype))
+    if size > 1:
+        logits[0] = -np.inf  # a banned token
+        assert argmax(logits) == int(logits.argmax()) > 0
