@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import Predictor, Reply
 from hf_transformer.types import ModelSpec, Tensor
 
 
 class Call:
     """One call of ``infer``: what it was given, and the future that ends it."""
 
-    def __init__(self, ids: Tensor, headers: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        ids: Tensor,
+        headers: Mapping[str, str],
+        sizes: Mapping[str, int],
+        wanted: Callable[[], bool] | None,
+    ) -> None:
         self.ids = ids.data
         self.headers = headers
         self.sizes = sizes
+        self.wanted = wanted
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cancelled = False
-        self.in_task = asyncio.current_task() is not None
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
 
     @property
     def first_ids(self) -> list[int]:
@@ -37,12 +46,7 @@ class ScriptedPredictor(Predictor):
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.stops = True
         self.nan_at: int | None = None
-
-    @property
-    def stops_when_cancelled(self) -> bool:
-        return self.stops
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,7 +62,6 @@ class ScriptedPredictor(Predictor):
     async def model_ready(self) -> bool:
         return True
 
-    @asynccontextmanager
     async def infer(
         self,
         inputs: Sequence[Tensor],
@@ -66,8 +69,10 @@ class ScriptedPredictor(Predictor):
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AsyncIterator[Mapping[str, Tensor]]:
-        call = Call(inputs[0], headers, sizes or {})
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
+        call = Call(inputs[0], headers, sizes or {}, wanted)
         self.calls.append(call)
         try:
             await call.end
@@ -77,14 +82,13 @@ class ScriptedPredictor(Predictor):
         logits = inputs[0].data[:, :, np.newaxis].astype(np.float32)
         if self.nan_at is not None:
             logits[:, self.nan_at] = np.nan
-        yield {"logits": Tensor("logits", "FP32", logits)}
+        return Reply({"logits": Tensor("logits", "FP32", logits)}, call.release)
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """As ``infer``, in one response."""
-        async with self.infer(inputs, outputs, headers) as tensors:
-            yield tensors
+        yield (await self.infer(inputs, outputs, headers)).tensors
 
     def answer(self, *numbers: int) -> None:
         """Ends these calls, all that are open if none are given."""

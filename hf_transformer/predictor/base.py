@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Self
 
 from hf_transformer.errors import PredictorUnavailable
-from hf_transformer.following import Items
-from hf_transformer.predictor.responses import Watch
 from hf_transformer.protocol.placements import Placement
 from hf_transformer.types import ModelSpec, Tensor
+
+Outputs = Mapping[str, Tensor]
+"""Output tensors by name."""
+
+
+class Reply:
+    """The outputs of one call.
+
+    ``tensors`` may be views into a buffer that other calls use later, so they are decoded before ``release``, and no
+    thread reads them afterwards. ``release`` may be called more than once.
+    """
+
+    __slots__ = ("_release", "tensors")
+
+    def __init__(self, tensors: Outputs, release: Callable[[], object] | None = None) -> None:
+        self.tensors = tensors
+        self._release = release
+
+    def release(self) -> None:
+        """Gives the buffer back."""
+        if self._release is not None:
+            release, self._release = self._release, None
+            release()
 
 
 class Predictor(ABC):
     """One model on one predictor, over one transport. An async context manager: connections live inside it.
 
     Every method raises PredictorUnavailable, PredictorTimeout or PredictorError and nothing else (apart from
-    asyncio.CancelledError); a foreign library's exceptions never leave a transport.
+    asyncio.CancelledError); a foreign library's exceptions never leave a transport. Leaving the context breaks open
+    calls off: they raise PredictorUnavailable.
     """
-
-    @property
-    def stops_when_cancelled(self) -> bool:
-        """Whether there is something to gain by cancelling a call of ``infer``. The predictor goes on with its work:
-        over REST in any case, over gRPC unless the model looks, which few do."""
-        return False
-
-    def shares(self, size: int) -> bool:
-        """Whether outputs of ``size`` bytes together would travel through shared memory at this moment."""
-        return False
-
-    @property
-    def streams_json(self) -> bool:
-        """Whether the tensors of ``stream`` travel as JSON, as over REST."""
-        return False
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
@@ -55,35 +61,41 @@ class Predictor(ABC):
         """Whether the predictor says that this model can infer now."""
 
     @abstractmethod
-    def infer(
+    async def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AbstractAsyncContextManager[Mapping[str, Tensor]]:
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
         """Runs the model once.
 
+        A call ends with the predictor's answer or at its bound (see resilience.py). Cancelling the coroutine ends the
+        waiting at once, not the predictor's work: REST closes the connection, and a gRPC call ends by itself, unheard,
+        since a cancellation on the wire can crash Triton before 25.06.
+
         Args:
-            inputs: tensors in the datatypes that the model declares. Large ones are sent from where they are: nobody
-                changes them, also after a call that was given up.
+            inputs: tensors in the datatypes that the model declares. Nobody changes them, also after the call.
             outputs: names of the outputs wanted; no others are sent back.
             headers: passed on to the predictor (lower-case names).
             sizes: the exact number of bytes of each output whose size is known beforehand; only those can travel
-                through shared memory. None is for a call that is worth being stopped, such as a generation: where it
-                is cancelled it is given up, whatever the predictor does then. Any other call may be entered in no
-                asyncio.Task, which costs less, so that nothing in it asks for the current one, as asyncio.timeout does.
+                through shared memory. None where none is known.
+            wanted: whether anybody still waits for the answer; no retry begins once it says no. None is always.
+            cancellable: a cancellation is passed on to the predictor where the transport can, as for a generation
+                whose client has left.
 
-        Gives the outputs by name. They are views into a buffer that is given back when the context ends, so they are
-        decoded inside it: no thread may read them any longer when it is left. Names are verified against
-        ``outputs``; dtypes and shapes are for the caller to check.
+        Returns:
+            The outputs by name, verified against ``outputs``; dtypes and shapes are for the caller to check. The
+            caller calls ``release`` whatever happens.
         """
 
     @abstractmethod
     def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> Items[Mapping[str, Tensor]]:
+    ) -> AsyncGenerator[Outputs, None]:
         """Runs the model once and gives its responses as they come: any number of them from a decoupled model.
 
         Args:
@@ -99,93 +111,62 @@ class Predictor(ABC):
         one axis, and INT64, FP64, BOOL or BYTES.
         """
 
-    def watches_streams(self, watch: Watch) -> bool:
-        """Has ``watch`` told what becomes of each stream from now on, so that nothing need stand around them for it.
-        False where it is not told."""
+    def shares(self, size: int) -> bool:
+        """Whether outputs of ``size`` bytes together would travel through shared memory at this moment."""
         return False
 
-
-class HeldCall(AbstractAsyncContextManager[Mapping[str, Tensor]]):
-    """A call of ``infer`` that can be told, before it is entered, to go on to its end though its caller is cancelled.
-
-    What was not sent yet is given up all the same. Other calls are made to by a task of their own, which costs as much
-    as a small call.
-    """
-
-    __slots__ = ()
-
-    @abstractmethod
-    def hold(self, deadline: float) -> None:
-        """A cancellation takes effect only when the predictor has ended the call, and CancelledError is raised then,
-        whatever the end was.
-
-        Args:
-            deadline: on the event loop's clock; then the call is given up, with PredictorTimeout, if the transport has
-                not done that before.
-        """
-
-
-class DetachableCall(HeldCall):
-    """One that can be left behind, too. Its outputs are nobody else's: nothing happens when its context ends."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def let_go(self, ended: Callable[[], None]) -> None:
-        """A cancellation takes effect at once. Where the call goes on, ``ended`` is called at its end."""
-
     @property
-    @abstractmethod
-    def goes_on(self) -> bool:
-        """Whether it is under way although its caller has gone."""
-
-    @abstractmethod
-    def break_off(self) -> None:
-        """Ends it now, with CancelledError for whoever enters it, whatever it was told."""
+    def streams_json(self) -> bool:
+        """Whether the tensors of ``stream`` travel as JSON, as over REST."""
+        return False
 
 
 class UnknownRegion(PredictorUnavailable):
     """The predictor knows no such shared-memory region, so it has restarted since. The model was not run."""
 
 
+class StaleConnection(PredictorUnavailable):
+    """A kept connection ended before the first byte of an answer to a call with a destination. What became of the
+    request is not known: its places may still be written, so it is sent again with others, or with none."""
+
+
 @dataclass(slots=True)
 class Destination:
     """Where the outputs of one call go instead of into its response.
 
-    ``region`` is the name that all ``placements`` share. The transport sets ``settled`` as soon as the predictor itself
-    has said how the call ended, with an answer or an error: from then on it certainly writes nothing more. A call that
-    ends in any other way, such as a lost connection, may go on at the predictor for as long as it likes. ``inline``
-    says that the outputs have come in the response after all.
+    ``region`` is the name that all ``placements`` share. The transport sets ``settled`` as soon as the predictor
+    certainly writes nothing (more) there: it has said how the call ended, with an answer or an error, or the request was
+    never sent. A call that ends in any other way, such as a lost connection or a timeout, may go on at the predictor
+    for as long as it likes.
     """
 
     region: str
     placements: Mapping[str, Placement] = field(default_factory=dict)
     settled: bool = False
-    inline: bool = False
 
 
-class PlacingPredictor(Predictor):
-    """A transport whose predictor can write outputs into a file in /dev/shm that both see.
-
-    With ``holds`` the calls that ``infer`` gives are DetachableCalls.
-    """
-
-    holds: ClassVar[bool] = False
+class Transport(Predictor):
+    """A predictor at the other end of a connection, which can write outputs into a file in /dev/shm that both see."""
 
     @abstractmethod
-    def infer(
+    async def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
         destination: Destination | None = None,
-    ) -> AbstractAsyncContextManager[Mapping[str, Tensor]]:
-        """Runs the model once; outputs with a placement in ``destination`` are views into that.
+    ) -> Reply:
+        """Runs the model once; outputs with a placement in ``destination`` are views into that. ``sizes`` and
+        ``wanted`` mean nothing to a transport.
 
         Raises, beside what every predictor does:
             UnknownRegion: the destination's region is not registered.
+            StaleConnection: see there; without a destination the transport itself sends such a request once more, on a
+                new connection, which is safe because an inference changes nothing.
         """
 
     @abstractmethod
