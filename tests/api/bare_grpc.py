@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from hf_transformer.commands.local_triton import HOST
+from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc import SERVICE
 
 DATA, HEADERS, SETTINGS = 0, 1, 4
 END_STREAM, END_HEADERS = 1, 4

@@ -20,8 +20,8 @@ from hf_transformer.core.admission import Admission
 from hf_transformer.errors import NotReady
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.metrics import Metrics
+from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc import SERVICE
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.tokenizer.tokenizer import Tokenizer

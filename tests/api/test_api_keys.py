@@ -27,8 +27,8 @@ from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.errors import ConfigError
 from hf_transformer.model_parts import load_parts
 from hf_transformer.observability.metrics import Metrics
+from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc import SERVICE
 from hf_transformer.types import Context
 from tests.api.grpc_model import Client, ScriptedModel, Server, connected, failure, request, service_of, text_of
 from tests.configuring import config

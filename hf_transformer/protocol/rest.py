@@ -8,23 +8,37 @@ named HEADER_LENGTH; where that is missing, the whole body is JSON and tensors h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from math import prod
+from typing import Any, TypeAlias
 
+import numpy as np
 import orjson
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol.datatypes import (
+from hf_transformer.protocol.tensors import (
+    NOWHERE,
     Malformed,
+    Placement,
     checked_datatype,
     checked_shape,
+    config_datatype,
     decode_json,
     decode_raw,
     json_kind,
+    placed_tensor,
+    raw_view,
     shorten,
 )
-from hf_transformer.protocol.placements import NOWHERE, Placement, placed_tensor
-from hf_transformer.protocol.specs import config_datatype
-from hf_transformer.types import Array, Json, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import (
+    NUMPY_DTYPES,
+    Array,
+    Json,
+    ModelSpec,
+    RepositoryEntry,
+    ServerDescription,
+    Tensor,
+    TensorSpec,
+)
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -288,3 +302,174 @@ def json_object(value: Json) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(f"body: {json_kind(value)} is not a JSON object")
     return value
+
+
+MOST = 256
+"""Headers that are kept, of requests and of responses."""
+
+LONGEST = 4096
+"""Bytes of a header that is kept."""
+
+
+class InferCalls:
+    """Writes the requests of one model and reads their responses, as ``decode_infer_response`` would."""
+
+    def __init__(self) -> None:
+        self._headers: dict[tuple[object, ...], tuple[bytes, int]] = {}
+        self._layouts: dict[bytes, _Layout] = {}
+
+    def encode(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
+    ) -> tuple[bytes, list[bytes | memoryview], int]:
+        """The body of a request: its JSON header, see ``encode_infer_header``, what stands behind that, in pieces, and
+        the number of bytes of all.
+
+        Pieces of large tensors are views of them, where they are already as they should be: nobody may change those
+        before the request is answered.
+
+        Raises:
+            PredictorError: an input's data doesn't fit its datatype.
+        """
+        chunks: list[bytes | memoryview] = []
+        told: list[object] = [*outputs, None]
+        try:
+            for tensor in inputs:
+                chunk = raw_view(tensor)
+                chunks.append(chunk)
+                told += (tensor.name, tensor.datatype, tensor.data.shape, len(chunk))
+        except Malformed as exc:
+            raise PredictorError(f"the request can't be written: {exc}") from exc
+        for name, place in placements.items():
+            told += (name, place.region, place.offset, len(place.memory))
+        key = tuple(told)
+        known = self._headers.get(key)
+        if known is None:
+            sizes = [len(chunk) for chunk in chunks]
+            header = encode_infer_header(inputs, sizes, outputs, placements)
+            known = header, len(header) + sum(sizes)
+            if len(header) <= LONGEST:
+                if len(self._headers) >= MOST:
+                    self._headers.clear()
+                self._headers[key] = known
+        header, length = known
+        return header, chunks, length
+
+    def decode(
+        self, body: memoryview, header_length: int | None, placements: Mapping[str, Placement] = NOWHERE
+    ) -> dict[str, Tensor]:
+        """The tensors of a response by name, as views of ``body`` and of their places.
+
+        Raises:
+            PredictorError: the body breaks the protocol, or is an error in spite of its status.
+        """
+        length = len(body) if header_length is None else header_length
+        if not 0 <= length <= min(len(body), LONGEST):
+            return decode_infer_response(body, header_length, placements)
+        header = bytes(body if length == len(body) else body[:length])
+        layout = self._layouts.get(header)
+        if layout is not None:
+            known = layout.tensors(body, placements)
+            if known is not None:
+                return known
+        tensors = decode_infer_response(body, header_length, placements)
+        if layout is None and (layout := _layout(header)) is not None:
+            if len(self._layouts) >= MOST:
+                self._layouts.clear()
+            self._layouts[header] = layout
+        return tensors
+
+
+_Entry: TypeAlias = tuple[str, str, np.dtype[Any], tuple[int, ...], int, int | None]
+"""Name, datatype (also as numpy's), shape, bytes, and where it begins; see _Layout."""
+
+
+class _Layout:
+    """What a response's header says, once it was found to be right: each tensor's name, datatype, shape and size in
+    bytes, and where it begins in the body, None where it has been written to its place in shared memory."""
+
+    __slots__ = ("_entries", "_length")
+
+    def __init__(
+        self, entries: Sequence[tuple[str, str, np.dtype[Any], tuple[int, ...], int, int | None]], length: int
+    ) -> None:
+        self._entries = entries
+        self._length = length
+
+    def tensors(self, body: memoryview, placements: Mapping[str, Placement]) -> dict[str, Tensor] | None:
+        """The tensors of a body with this header; None where it is not of the right length, or a tensor has no place
+        or not enough of it."""
+        if len(body) != self._length:
+            return None
+        tensors = {}
+        for name, datatype, dtype, shape, size, start in self._entries:
+            if start is not None:
+                data: Array = np.ndarray(shape, dtype, body, start)
+            else:
+                place = placements.get(name)
+                if place is None or size > len(place.memory):
+                    return None
+                data = np.ndarray(shape, dtype, place.memory)
+            tensors[name] = Tensor(name, datatype, data)
+        return tensors
+
+
+def _layout(header: bytes) -> _Layout | None:
+    """The layout of a response that was decoded with this header; None where its tensors are no plain views of bytes:
+    JSON, BOOL, BF16, BYTES and those without elements."""
+    entries = []
+    start = len(header)
+    for entry in orjson.loads(header)["outputs"]:
+        name, datatype, shape = entry["name"], entry["datatype"], tuple(entry["shape"])
+        size = prod(shape) * (0 if datatype in ("BOOL", "BF16", "BYTES") else NUMPY_DTYPES[datatype].itemsize)
+        if not size or "data" in entry:
+            return None
+        parameters = entry.get("parameters")  # of one that was placed, anything at all
+        placed = not (isinstance(parameters, dict) and "binary_data_size" in parameters)
+        entries.append((name, datatype, NUMPY_DTYPES[datatype], shape, size, None if placed else start))
+        start += 0 if placed else size
+    return _Layout(entries, start)
+
+
+def encode_registration(key: str, byte_size: int) -> bytes:
+    """The body of a request that registers a file; the region's name is in the path."""
+    return orjson.dumps({"key": key, "offset": 0, "byte_size": byte_size})
+
+
+def parse_region_names(body: bytes | memoryview) -> list[str]:
+    """The names in the status of all regions. Raises PredictorError where the body is no such thing."""
+    try:
+        return [str(entry["name"]) for entry in orjson.loads(body)]
+    except (ValueError, TypeError, KeyError) as exc:
+        raise PredictorError(f"the predictor's list of shared-memory regions is malformed: {exc}") from exc
+
+
+def parse_server(body: bytes | memoryview) -> ServerDescription:
+    """The answer of GET /v2. Raises PredictorError where it is none."""
+    try:
+        about = _parsed(body)
+        if not isinstance(about, dict) or not isinstance(about.get("name"), str):
+            raise Malformed(f"{shorten(about)} is not the description of a server")
+        extensions = about.get("extensions") or []
+        if not isinstance(extensions, list):
+            raise Malformed("extensions is no list")
+        return ServerDescription(about["name"], str(about.get("version", "")), tuple(map(str, extensions)))
+    except Malformed as exc:
+        raise PredictorError(f"the predictor's description of itself is malformed: {exc}") from exc
+
+
+def parse_index(body: bytes | memoryview) -> list[RepositoryEntry]:
+    """The answer of POST /v2/repository/index, Triton's extension. Raises PredictorError where it is none."""
+    try:
+        entries = _parsed(body)
+        if not isinstance(entries, list):
+            raise Malformed("the index is no list")
+        return [_entry(entry) for entry in entries]
+    except Malformed as exc:
+        raise PredictorError(f"the predictor's list of models is malformed: {exc}") from exc
+
+
+def _entry(entry: Json) -> RepositoryEntry:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise Malformed(f"{shorten(entry)} is not a model with a name")
+    version, state, reason = (str(entry.get(key, "")) for key in ("version", "state", "reason"))
+    return RepositoryEntry(entry["name"], version, state, reason)

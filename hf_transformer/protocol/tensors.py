@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from reprlib import Repr
 from typing import Any
@@ -310,3 +311,59 @@ def json_kind(value: Json) -> str:
         if isinstance(value, kinds):
             return words
     return type(value).__name__
+
+
+def config_datatype(name: str, data_type: Json) -> str:
+    """The protocol's datatype for a configuration's: TYPE_INT64 is INT64, TYPE_STRING is BYTES.
+
+    Raises:
+        Malformed: it is none of Triton's.
+    """
+    if data_type == "TYPE_STRING":
+        return "BYTES"
+    if isinstance(data_type, str) and data_type.startswith("TYPE_"):
+        datatype = data_type.removeprefix("TYPE_")
+        if datatype in DATATYPES and datatype != "BYTES":
+            return datatype
+    raise Malformed(f"tensor {name!r} has the unknown data_type {shorten(data_type)!r}")
+
+
+def data_type(datatype: str) -> str:
+    """A configuration's name for the protocol's datatype: INT64 is TYPE_INT64, BYTES is TYPE_STRING."""
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one output goes: ``memory`` is the part of the region, from ``offset`` on, that belongs to it."""
+
+    region: str
+    offset: int
+    memory: memoryview
+
+    @property
+    def parameters(self) -> dict[str, str | int]:
+        """What the request says of the output."""
+        return {REGION: self.region, OFFSET: self.offset, BYTE_SIZE: len(self.memory)}
+
+
+NOWHERE: Mapping[str, Placement] = {}
+
+
+def placed_tensor(name: str, datatype: str, shape: Sequence[int], placement: Placement) -> Tensor:
+    """A tensor over what the predictor has written, which may be less than there is room for.
+
+    Raises:
+        Malformed: the tensor is larger than its place, or of a datatype whose size nobody knows beforehand.
+    """
+    if datatype == "BYTES":
+        raise Malformed(f"tensor {name!r} is BYTES, which shared memory was not asked for")
+    itemsize = 2 if datatype == "BF16" else NUMPY_DTYPES[datatype].itemsize
+    size = math.prod(shape) * itemsize
+    room = len(placement.memory)
+    if size > room:
+        raise Malformed(f"tensor {name!r} is {datatype} {list(shape)}, {size} bytes, but has room for {room}")
+    return Tensor(name, datatype, decode_raw(name, datatype, shape, placement.memory[:size]))

@@ -15,21 +15,13 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.datatypes import (
-    Malformed,
-    check_count,
-    check_sizes_agree,
-    checked_datatype,
-    checked_name,
-    checked_shape,
-    decode_raw,
-    encode_raw,
-    raw_elements,
-    shorten,
-)
+from hf_transformer.protocol.grpc import DELIMITED, TYPED_CONTENTS, Part, decode_typed, parts
 from hf_transformer.protocol.inbound import (
     BINARY_DATA_OUTPUT,
     BINARY_DATA_SIZE,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
     check_input_parameters,
     check_inputs,
     check_outputs,
@@ -37,11 +29,20 @@ from hf_transformer.protocol.inbound import (
     read_texts,
     requested_outputs,
 )
-from hf_transformer.protocol.infer import InferRequest, InferResponse, RequestedOutput
-from hf_transformer.protocol.message_fields import DELIMITED, Part, parts
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.specs import data_type
-from hf_transformer.protocol.v2_grpc import TYPED_CONTENTS, decode_typed
+from hf_transformer.protocol.tensors import (
+    Malformed,
+    check_count,
+    check_sizes_agree,
+    checked_datatype,
+    checked_name,
+    checked_shape,
+    data_type,
+    decode_raw,
+    encode_raw,
+    raw_elements,
+    shorten,
+)
 from hf_transformer.types import Json, ModelDescription, Tensor, TensorSpec, Texts
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"

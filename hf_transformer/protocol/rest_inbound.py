@@ -15,7 +15,23 @@ from typing import Any
 
 import orjson
 
-from hf_transformer.protocol.datatypes import (
+from hf_transformer.protocol.inbound import (
+    BINARY_DATA_OUTPUT,
+    BINARY_DATA_SIZE,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    check_input_parameters,
+    check_inputs,
+    check_keys,
+    check_outputs,
+    read_flag,
+    read_texts,
+    requested_outputs,
+)
+from hf_transformer.protocol.json_text import JsonLimits, parse_json
+from hf_transformer.protocol.rest import binary_size, json_object, split_body
+from hf_transformer.protocol.tensors import (
     Malformed,
     check_count,
     checked_datatype,
@@ -28,20 +44,6 @@ from hf_transformer.protocol.datatypes import (
     json_strings,
     raw_elements,
 )
-from hf_transformer.protocol.inbound import (
-    BINARY_DATA_OUTPUT,
-    BINARY_DATA_SIZE,
-    check_input_parameters,
-    check_inputs,
-    check_keys,
-    check_outputs,
-    read_flag,
-    read_texts,
-    requested_outputs,
-)
-from hf_transformer.protocol.infer import InferRequest, InferResponse, RequestedOutput
-from hf_transformer.protocol.json_text import JsonLimits, parse_json
-from hf_transformer.protocol.v2_rest import binary_size, json_object, split_body
 from hf_transformer.types import Array, Json, Tensor, Texts
 
 REQUEST_KEYS = dict.fromkeys(("id", "parameters", "inputs", "outputs", "model_name", "model_version")).keys()
