@@ -30,8 +30,17 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.v2_grpc import SERVICE
 from hf_transformer.types import Context
-from tests.api.grpc_model import Client, ScriptedModel, Server, connected, failure, request, service_of, text_of
 from tests.configuring import config
+from tests.integration.api.grpc_model import (
+    Client,
+    ScriptedModel,
+    Server,
+    connected,
+    failure,
+    request,
+    service_of,
+    text_of,
+)
 
 KEYS = "# a comment\n\n  alpha-key  \nbeta-key\n"
 INFER = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}

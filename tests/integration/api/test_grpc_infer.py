@@ -15,8 +15,18 @@ from hf_transformer.api.grpc.server import GrpcSettings
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooManyRequests
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Context
-from tests.api.bare_grpc import bare_call
-from tests.api.grpc_model import IN_FLIGHT, Gate, ScriptedModel, connected, count, failure, request, serving, text_of
+from tests.integration.api.bare_grpc import bare_call
+from tests.integration.api.grpc_model import (
+    IN_FLIGHT,
+    Gate,
+    ScriptedModel,
+    connected,
+    count,
+    failure,
+    request,
+    serving,
+    text_of,
+)
 
 
 def trailing(error: Any) -> dict[str, Any]:

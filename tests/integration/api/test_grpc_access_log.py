@@ -20,7 +20,7 @@ from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Context
-from tests.api.grpc_model import Client, ScriptedModel, channel_to, request, service_of
+from tests.integration.api.grpc_model import Client, ScriptedModel, channel_to, request, service_of
 
 FORMAT = "%(h)s %(m)s %(U)s %(H)s %(s)s %(st)s %(B)s %({x-request-id}i)s %({authorization}i)s %({x-request-id}o)s %(D)s"
 METADATA = (("x-request-id", "r1"), ("authorization", "Bearer hunter2"))

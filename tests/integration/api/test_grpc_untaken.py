@@ -15,9 +15,9 @@ from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types import Context
-from tests.api.bare_grpc import bare_call
 from tests.api.generating import bench
-from tests.api.grpc_model import (
+from tests.integration.api.bare_grpc import bare_call
+from tests.integration.api.grpc_model import (
     IN_FLIGHT,
     Client,
     ScriptedModel,
@@ -28,7 +28,7 @@ from tests.api.grpc_model import (
     serving,
     text_of,
 )
-from tests.api.test_grpc_generate import asking
+from tests.integration.api.test_grpc_generate import asking
 
 
 async def long_answer(text: str, context: Context) -> str:

@@ -18,8 +18,8 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Context
-from tests.api.bare_grpc import bare_call
-from tests.api.grpc_model import (
+from tests.integration.api.bare_grpc import bare_call
+from tests.integration.api.grpc_model import (
     IN_FLIGHT,
     Gate,
     ScriptedModel,
