@@ -9,7 +9,7 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.whole_response import SEND_PART
-from tests.server.test_connection import Gate, serving
+from tests.integration.server.serving import Gate, serving
 
 SECONDS = 20.0
 START = {"type": "http.response.start", "status": 200, "headers": []}

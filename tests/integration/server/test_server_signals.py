@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.processes import SECONDS
+from tests.integration.server.processes import SECONDS
 
 SIGNALLED = """
 import asyncio, os, signal, sys, threading, time
@@ -57,7 +57,7 @@ Server(config, impatient=False).run()
 @pytest.mark.parametrize("when", ["before", "closing"])
 def test_the_server_ends_in_order(when: str, loop: str) -> None:
     program = [sys.executable, "-W", "always", "-c", SIGNALLED, when, loop]
-    folder = Path(__file__).parents[2]
+    folder = Path(__file__).parents[3]
     result = subprocess.run(program, capture_output=True, text=True, timeout=SECONDS, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["started", "ended"]

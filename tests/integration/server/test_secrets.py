@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.commands.local_triton.child_process import poll
 from tests.configuring import error
-from tests.server.processes import MODEL_FOLDER, NOBODY, SECONDS, exit_code_of, service_with
+from tests.integration.server.processes import MODEL_FOLDER, NOBODY, SECONDS, exit_code_of, service_with
 from tests.service import Service, flags_for
 
 BODY = {"instances": ["a text with [MASK]"]}

@@ -15,7 +15,7 @@ from hf_transformer.commands.local_triton import HOST
 from hf_transformer.commands.local_triton.child_process import poll, session_members
 from tests.service import Service, flags_for
 
-MODEL_FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
+MODEL_FOLDER = Path(__file__).parents[3] / "deploy" / "model_repository" / "bert"
 NOBODY = f"{HOST}:1"
 """Where no predictor listens."""
 SECONDS = 30.0

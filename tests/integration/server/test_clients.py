@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from hf_transformer.commands.local_triton.child_process import poll
-from tests.server.processes import SECONDS, all_of, answer_of, connected, get, service_with, status_of, unfinished
+from tests.integration.server.processes import (
+    SECONDS,
+    all_of,
+    answer_of,
+    connected,
+    get,
+    service_with,
+    status_of,
+    unfinished,
+)
 from tests.service import Service
 
 LIMIT = 8192
@@ -175,3 +186,35 @@ def test_requests_one_behind_the_other(service: Service) -> None:
         answers = all_of(client)
     assert answers.count(b"HTTP/1.1 200 OK") == 3
     assert answers.index(b'"alive"') < answers.index(b'"models"') < answers.rindex(b'"alive"')
+
+
+def test_broken_bytes_behind_a_request_do_not_cost_it_its_response(service: Service) -> None:
+    with connected(service) as client:
+        client.sendall(unfinished() + b"0123456789" + b"\0\0\0 no HTTP\r\n\r\n")
+        answers = all_of(client)
+    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answers)] == [400, 400]
+    assert b"not JSON" in answers.partition(b"}")[0]
+
+
+def test_who_leaves_is_counted_and_too_large_a_body_is_refused_by_its_head() -> None:
+    with service_with("--max_request_bytes=100", "--client_timeout_seconds=1") as service:
+        service.wait_until("/")
+        left = 'hf_transformer_requests_total{api="v1",status="499"}'
+        with connected(service) as client:
+            client.sendall(unfinished())
+            time.sleep(0.2)
+        assert poll(lambda: f"{left} 1" in service.client.get("/metrics").text, SECONDS)
+        with connected(service) as client:
+            client.sendall(unfinished())
+            assert status_of(all_of(client)) == 408
+        assert poll(lambda: service.metric(left) == 2, SECONDS)
+        with connected(service) as client:
+            client.sendall(unfinished())
+            time.sleep(0.2)
+            client.sendall(b"0123456789")
+            assert answer_of(client)[0] == 400  # no JSON
+            client.sendall(unfinished().replace(b": 10", b": 101"))
+            assert answer_of(client)[0] == 413
+        with connected(service) as client:
+            client.sendall(unfinished()[:-2] + b"X: " + b"a" * 2**17)
+            assert status_of(all_of(client)) == 431

@@ -15,12 +15,13 @@ from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types import Context
-from tests.api.bare_grpc import bare_call
 from tests.api.generating import bench
-from tests.api.grpc_model import (
+from tests.integration.api.bare_grpc import bare_call
+from tests.integration.api.grpc_model import (
     IN_FLIGHT,
     Client,
     ScriptedModel,
+    Server,
     channel_to,
     connected,
     failure,
@@ -28,7 +29,7 @@ from tests.api.grpc_model import (
     serving,
     text_of,
 )
-from tests.api.test_grpc_generate import asking
+from tests.integration.api.test_grpc_generate import asking
 
 
 async def long_answer(text: str, context: Context) -> str:
@@ -37,11 +38,10 @@ async def long_answer(text: str, context: Context) -> str:
 
 async def test_who_takes_no_answer_is_given_up() -> None:
     async with serving(ScriptedModel(long_answer), GrpcSettings("", 0, patience=0.2)) as server:
-        at_work = server.running._at_work
         async with asyncio.timeout(20), bare_call(server.settings.port, "ModelStreamInfer", request("a")) as answered:
             await answered.readuntil(b"a" * 10_000)
-            assert at_work
-            await at_work.over()
+            assert server.works
+            await server.over()
         assert server.metric(IN_FLIGHT) == 0
 
 
@@ -54,9 +54,9 @@ async def test_who_takes_no_answer_is_told_so_when_it_reads_on() -> None:
         for number in range(30):
             await stream.write(request("a", id=str(number)))
         async with asyncio.timeout(20):
-            while not server.running._at_work:  # noqa: ASYNC110 - there is nothing that tells of a change
+            while not server.works:  # noqa: ASYNC110 - there is nothing that tells of a change
                 await asyncio.sleep(0.01)
-            await server.running._at_work.over()
+            await server.over()
             found = await failure(_read_all(stream))
         assert found.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert found.details() == "an answer was not taken within 0.2 s (--client_timeout_seconds)"
@@ -89,7 +89,7 @@ async def test_who_takes_no_pieces_is_given_up(behind: str) -> None:
             elif behind == "nothing more":
                 await stream.done_writing()
             assert (await stream.read()).infer_response.outputs
-            await running._at_work.over()
+            await Server(settings, made.metrics, running).over()
             assert made.generator.running == 0
             found = await failure(_read_all(stream))
             assert found.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -14,8 +14,8 @@ from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import encode_raw
 from hf_transformer.types import Array, Tensor
 from tests.api.generating import PROMPT, Bench, bench, post
-from tests.api.grpc_model import failure
-from tests.api.test_grpc_generate import final, pieces_of, read, serving
+from tests.integration.api.grpc_model import failure
+from tests.integration.api.test_grpc_generate import final, pieces_of, read, serving
 
 pytestmark = pytest.mark.asyncio
 

@@ -88,6 +88,15 @@ class Server:
     def address(self) -> str:
         return f"{HOST}:{self.settings.port}"
 
+    @property
+    def works(self) -> bool:
+        """Whether a call is at work."""
+        return bool(self.running._at_work)
+
+    async def over(self) -> None:
+        """Waits until no call is at work."""
+        await self.running._at_work.over()
+
     async def end(self) -> None:
         """Ends it before its context does."""
         await self.running.__aexit__(None, None, None)

@@ -10,16 +10,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from hf_transformer.api.grpc.calls import AtWork
-from hf_transformer.api.grpc.infer import Inference
 from hf_transformer.api.grpc.server import GrpcSettings
-from hf_transformer.api.grpc.stream import STREAM_IN_FLIGHT, STREAMS_AT_MOST, Held, Room, Streams
+from hf_transformer.api.grpc.stream import STREAM_IN_FLIGHT
 from hf_transformer.errors import InvalidInput
-from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Context
-from tests.api.bare_grpc import bare_call
-from tests.api.grpc_model import (
+from tests.integration.api.bare_grpc import bare_call
+from tests.integration.api.grpc_model import (
     IN_FLIGHT,
     Gate,
     ScriptedModel,
@@ -27,7 +24,6 @@ from tests.api.grpc_model import (
     count,
     failure,
     request,
-    service_of,
     serving,
     text_of,
 )
@@ -114,31 +110,6 @@ async def test_a_stream_holds_no_more_bytes_than_it_may(monkeypatch: pytest.Monk
             stream.cancel()
 
 
-async def test_room_in_bytes() -> None:
-    held = Held(5 << 20)
-    assert (held.most_of_one, held.most) == (5 << 20, STREAMS_AT_MOST * 5 << 20)
-    held.most = 5 << 20
-    first, second = Room(held), Room(held)
-    small = first.read(b"q")
-    await first.until_free()
-    first.answered(bytes(3 << 20), small)
-    assert held.bytes == 3 << 20
-    assert first.read(b"q") == 3 << 20  # as much as the last answer had
-    waiting = asyncio.create_task(first.until_free())
-    await second.until_free()  # it holds nothing
-    second.read(b"q")
-    others = asyncio.create_task(second.until_free())
-    await asyncio.sleep(0)
-    first.written(bytes(3 << 20))
-    assert held.bytes == (3 << 20) + 1
-    await waiting
-    second.answered(b"", 1)
-    await others
-    first.close()
-    second.close()
-    assert held.bytes == 0
-
-
 async def test_an_answer_over_the_limit_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     settings = GrpcSettings("", 0, max_send=2000)
     async with serving(ScriptedModel(), settings) as server, connected(server) as client:
@@ -182,39 +153,6 @@ async def test_a_stream_is_refused_where_others_have_all_places() -> None:
         await stream.write(request("c"))
         assert (await read(stream))[1:3] == ("c", "")
         stream.cancel()
-
-
-class GoneClient:
-    """A call whose client has sent two requests and left: gRPC fails to write, before it cancels the call."""
-
-    def __init__(self) -> None:
-        self.requests = [request("a").SerializeToString()] * 2
-
-    def invocation_metadata(self) -> None:
-        return None
-
-    def time_remaining(self) -> None:
-        return None
-
-    async def read(self) -> object:
-        if self.requests:
-            return self.requests.pop()
-        raise grpc.aio.UsageError("the call is over")
-
-    async def write(self, answer: bytes) -> None:
-        raise grpc.aio.InternalError("the client is gone")
-
-
-async def test_a_client_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    """The call ends as cancelled, of which gRPC says nothing."""
-    at_work, metrics = AtWork(), Metrics("bert")
-    service = service_of(ScriptedModel(), metrics)
-    streams = Streams(Inference(service), service.admission, at_work, asyncio.Event(), -1, 60.0)
-    handler: Any = streams.handler
-    with pytest.raises(asyncio.CancelledError):
-        await handler.stream_stream(None, GoneClient())
-    assert not at_work and not caplog.records
-    assert "hf_transformer_requests_in_flight 0" in metrics.render().decode()
 
 
 async def _write(stream: Any, messages: list[pb.ModelInferRequest]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from hf_transformer.commands.local_triton.child_process import poll
-from tests.server.processes import (
+from tests.integration.server.processes import (
     MODEL_FOLDER,
     SECONDS,
     all_of,

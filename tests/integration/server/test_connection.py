@@ -3,78 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.server.connection import Connection
-from hf_transformer.server.server import Server
-from hf_transformer.server.settings import ClientLimits, ServerConfig
-from tests.server.processes import SECONDS, get, new_certificate, status_of
-
-ANSWER = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
-
-
-class Gate:
-    """An application that answers /gate when it is open, /pieces piece by piece, and all else at once."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.waiting = asyncio.Event()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            for step in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{step}.complete"})
-            return
-        if scope["path"] == "/gate":
-            self.waiting.set()
-            await self.open.wait()
-        if scope["path"] == "/pieces":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            for piece in (b"one ", b"", b"two"):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body"})
-            return
-        await send(ANSWER)
-        await send({"type": "http.response.body"})
-
-
-@asynccontextmanager
-async def serving(
-    app: Gate, seconds: float, certificate: tuple[str, str] | None = None, keep_alive: int = 65
-) -> AsyncIterator[tuple[Server, int]]:
-    """The server and its port."""
-    limits = ClientLimits(connections=99, header_bytes=8192, body_bytes=2**24, seconds=seconds, idle_seconds=keep_alive)
-    config = ServerConfig(
-        lambda: app,
-        limits=limits,
-        grace=SECONDS,
-        certificate=certificate,
-        clean_up=bool,
-        http=Connection,
-        timeout_keep_alive=keep_alive,
-        proxy_headers=False,
-    )
-    server = Server(config)
-    listening = socket.create_server((HOST, 0))
-    running = asyncio.create_task(server.serve([listening]))
-    async with asyncio.timeout(SECONDS):
-        while not server.started:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
-        try:
-            yield server, listening.getsockname()[1]
-        finally:
-            app.open.set()
-            server.should_exit = True
-            await running
+from tests.integration.server.processes import SECONDS, get, new_certificate, status_of
+from tests.integration.server.serving import Gate, serving
 
 
 async def test_who_waits_for_an_answer_may_take_its_time_with_the_next_request() -> None:
@@ -158,8 +94,9 @@ async def test_a_handshake_that_is_done_after_the_end_has_begun_gets_no_answer(c
         writer.write(get("/gate"))
         await app.waiting.wait()  # the one before it has been accepted too
         server.should_exit = True
-        while not server.config.ending:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
+        with pytest.raises(ConnectionError):
+            while True:  # until the server listens no longer
+                (await asyncio.open_connection(HOST, port))[1].close()
         await late_writer.start_tls(trusting, server_hostname="localhost")
         assert await late.read() == b""
         app.open.set()

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.commands.local_triton.child_process import poll
-from tests.server.processes import SECONDS, answer_of, get, new_certificate, service_with
+from tests.integration.server.processes import SECONDS, answer_of, get, new_certificate, service_with
 from tests.service import Service
 
 

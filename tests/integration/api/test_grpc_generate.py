@@ -15,7 +15,7 @@ from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.errors import PredictorError
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.api.generating import PROMPT, Bench, bench, post
-from tests.api.grpc_model import Client, Server, channel_to, count, failure, request, text_of
+from tests.integration.api.grpc_model import Client, Server, channel_to, count, failure, request, text_of
 
 pytestmark = pytest.mark.asyncio
 

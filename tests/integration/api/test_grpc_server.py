@@ -24,7 +24,8 @@ from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from tests.api.grpc_model import (
+from tests.configuring import config
+from tests.integration.api.grpc_model import (
     Client,
     ScriptedModel,
     Server,
@@ -35,9 +36,8 @@ from tests.api.grpc_model import (
     serving,
     text_of,
 )
-from tests.configuring import config
 
-TLS = Path(__file__).parents[1] / "predictor" / "tls"
+TLS = Path(__file__).parents[2] / "predictor" / "tls"
 """A certificate for localhost that only tests trust."""
 HEALTH = "/grpc.health.v1.Health"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -10,13 +10,22 @@ import grpc
 import grpc.aio
 import pytest
 
-from hf_transformer.api.grpc.calls import caller_of
 from hf_transformer.api.grpc.server import GrpcSettings
 from hf_transformer.errors import InvalidInput, PredictorError, PredictorTimeout, TooManyRequests
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Context
-from tests.api.bare_grpc import bare_call
-from tests.api.grpc_model import IN_FLIGHT, Gate, ScriptedModel, connected, count, failure, request, serving, text_of
+from tests.integration.api.bare_grpc import bare_call
+from tests.integration.api.grpc_model import (
+    IN_FLIGHT,
+    Gate,
+    ScriptedModel,
+    connected,
+    count,
+    failure,
+    request,
+    serving,
+    text_of,
+)
 
 
 def trailing(error: Any) -> dict[str, Any]:
@@ -65,29 +74,6 @@ async def test_the_id_of_a_request_without_metadata(given: str, kept: bool) -> N
         assert (found == given) is kept
         assert found == model.contexts[0].request_id == model.contexts[0].headers["x-request-id"]
         assert model.contexts[0].deadline is None
-
-
-class Metadata:
-    """What a call says of itself."""
-
-    def __init__(self, **headers: str | bytes) -> None:
-        self.headers = headers
-
-    def invocation_metadata(self) -> Any:
-        return tuple((name.replace("_", "-"), value) for name, value in self.headers.items())
-
-    def time_remaining(self) -> None:
-        return None
-
-
-@pytest.mark.parametrize("given", ["é", "a\x7fb", "a\x01b", "ÿþ", b"\xff", "a b", "", "a" * 129])
-def test_an_id_that_can_not_go_back_is_replaced(given: str | bytes) -> None:
-    call: Any = Metadata(x_request_id=given, authorization="Bearer é")
-    caller = caller_of(call)
-    assert (caller.request_id, caller.headers) == ("", {"authorization": "Bearer é"})
-    assert caller.identify("7") == caller.headers["x-request-id"] == "7"
-    call = Metadata(x_request_id="a" * 128)
-    assert caller_of(call).identify("7") == "a" * 128
 
 
 @pytest.mark.parametrize("given", ["é".encode(), b"\xff\xfe", b"a\x7fb", b"a\x01b", b"a" * 126 * 8])

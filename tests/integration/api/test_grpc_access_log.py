@@ -16,11 +16,10 @@ import pytest
 from hf_transformer.api.grpc.access_log import LoggedCalls
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.commands.local_triton import HOST, free_ports
-from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Context
-from tests.api.grpc_model import Client, ScriptedModel, channel_to, request, service_of
+from tests.integration.api.grpc_model import Client, ScriptedModel, channel_to, request, service_of
 
 FORMAT = "%(h)s %(m)s %(U)s %(H)s %(s)s %(st)s %(B)s %({x-request-id}i)s %({authorization}i)s %({x-request-id}o)s %(D)s"
 METADATA = (("x-request-id", "r1"), ("authorization", "Bearer hunter2"))
@@ -118,8 +117,3 @@ async def test_methods_that_there_are_not(log: Lines) -> None:
             await client.ask("Nothing", pb.ServerLiveRequest(), pb.ServerLiveResponse)
         await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)
         assert (await log.next()).startswith("ServerLive")
-
-
-def test_a_format_that_is_none() -> None:
-    with pytest.raises(ConfigError, match="--access_log_format"):
-        LoggedCalls("%(nonsense)s", logging.getLogger("test.grpc.access"))
