@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 import orjson
 
-from hf_transformer.errors import PredictorError
-from hf_transformer.protocol.tensors import Malformed, json_kind, shorten
+from hf_transformer.protocol.json_text import json_object, parse
+from hf_transformer.protocol.tensors import Malformed, json_kind, reading, shorten, writing
 from hf_transformer.types import Json, Tensor
 
 JSON_CANT: Final = frozenset({"FP16", "BF16"})
@@ -35,20 +35,19 @@ def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
     Raises:
         PredictorError: an input can't travel as JSON: it is of FP16 or BF16, or its bytes are not UTF-8.
     """
-    return orjson.dumps({tensor.name: _json(tensor) for tensor in inputs})
+    with writing():
+        return orjson.dumps({tensor.name: _json(tensor) for tensor in inputs})
 
 
 def _json(tensor: Tensor) -> Json:
     if tensor.datatype in JSON_CANT:
-        raise PredictorError(
-            f"the request can't be written: tensor {tensor.name!r} is {tensor.datatype}, which JSON has no form for"
-        )
+        raise Malformed(f"tensor {tensor.name!r} is {tensor.datatype}, which JSON has no form for")
     values = tensor.data.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
         try:
             values = [value if isinstance(value, str) else bytes(value).decode() for value in values]
         except UnicodeDecodeError as exc:
-            raise PredictorError(f"the request can't be written: tensor {tensor.name!r} is no text in UTF-8") from exc
+            raise Malformed(f"tensor {tensor.name!r} is no text in UTF-8") from exc
     return values[0] if len(values) == 1 else values
 
 
@@ -61,17 +60,13 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     Raises:
         PredictorError: the body is no such response.
     """
-    try:
-        response = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
-        raise PredictorError(f"the predictor's response is malformed: not JSON: {exc}") from exc
-    if not isinstance(response, dict):
-        raise PredictorError(f"the predictor's response is malformed: {json_kind(response)} is not a JSON object")
-    if "error" in response and "error" not in outputs:
-        error = response["error"]
-        return (error if isinstance(error, str) and error else repr(error)), {}
-    names = outputs or response.keys() - _RESERVED
-    return "", {name: _tensor(name, response[name]) for name in names if name in response}
+    with reading("response"):
+        response = json_object(parse(body))
+        if "error" in response and "error" not in outputs:
+            error = response["error"]
+            return (error if isinstance(error, str) and error else repr(error)), {}
+        names = outputs or response.keys() - _RESERVED
+        return "", {name: _tensor(name, response[name]) for name in names if name in response}
 
 
 def _tensor(name: str, value: Json) -> Tensor:
@@ -89,11 +84,8 @@ def _tensor(name: str, value: Json) -> Tensor:
         if kinds <= {int, float}:
             return Tensor(name, "FP64", np.array(values, np.float64))
     except OverflowError as exc:
-        raise PredictorError(f"the predictor's response is malformed: {name!r} holds a number beyond 64 bits") from exc
-    raise PredictorError(
-        f"the predictor's response is malformed: {shorten(name)!r} is {json_kind(value)}, "
-        "expected an element, or a flat list of one kind"
-    )
+        raise Malformed(f"{name!r} holds a number beyond 64 bits") from exc
+    raise Malformed(f"{shorten(name)!r} is {json_kind(value)}, expected an element, or a flat list of one kind")
 
 
 class EventReader:

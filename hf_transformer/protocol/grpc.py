@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from hf_transformer.errors import PredictorError
+from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     BYTE_SIZE,
@@ -24,13 +24,14 @@ from hf_transformer.protocol.tensors import (
     Placement,
     checked_datatype,
     checked_shape,
-    config_datatype,
     decode_raw,
     from_elements,
     placed_tensor,
     raw_view,
+    reading,
+    writing,
 )
-from hf_transformer.types import Array, ModelSpec, RepositoryEntry, ServerDescription, Tensor, TensorSpec
+from hf_transformer.types import Array, ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -56,7 +57,7 @@ TYPED_CONTENTS = {
 }
 """Which field of InferTensorContents holds a datatype's elements; FP16 and BF16 have none."""
 
-_Answer = TypeVar("_Answer", bound=Message)
+AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 # Inference
 
@@ -87,13 +88,11 @@ def encode_infer_request(
             output.parameters[OFFSET].int64_param = place.offset
             output.parameters[BYTE_SIZE].int64_param = len(place.memory)
     contents: list[bytes | memoryview] = []
-    try:
+    with writing():
         for tensor in inputs:
             request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
             raw = raw_view(tensor)
             contents += (bytes_field_head(pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, len(raw)), raw)
-    except Malformed as exc:
-        raise PredictorError(f"the request can't be written: {exc}") from exc
     return b"".join((request.SerializeToString(), *contents))
 
 
@@ -103,18 +102,16 @@ def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Pla
     Raises:
         PredictorError: the message breaks the protocol.
     """
-    try:
-        message = memoryview(body)
-        rest: list[memoryview] = []
-        raw: list[memoryview] = []
+    message = memoryview(body)
+    rest: list[memoryview] = []
+    raw: list[memoryview] = []
+    with reading("response"):
         for key, start, value, end in fields(message):
             if key == _RAW_OUTPUT_CONTENTS:
                 raw.append(message[value:end])
             else:
                 rest.append(message[start:end])
-        return _tensors(_parsed(pb.ModelInferResponse, b"".join(rest)).outputs, raw, placements)
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+        return _tensors(decode(pb.ModelInferResponse, b"".join(rest)).outputs, raw, placements)
 
 
 class StreamResponse(NamedTuple):
@@ -133,16 +130,14 @@ def decode_stream_response(body: bytes) -> StreamResponse:
     Raises:
         PredictorError: the message breaks the protocol.
     """
-    message = _parsed(pb.ModelStreamInferResponse, body)
-    if message.error_message:
-        return StreamResponse(message.error_message, {}, False)
-    response = message.infer_response
-    final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
-    raw = [memoryview(contents) for contents in response.raw_output_contents]
-    try:
+    with reading("response"):
+        message = decode(pb.ModelStreamInferResponse, body)
+        if message.error_message:
+            return StreamResponse(message.error_message, {}, False)
+        response = message.infer_response
+        raw = [memoryview(contents) for contents in response.raw_output_contents]
+        final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
         return StreamResponse("", _tensors(response.outputs, raw, NOWHERE), final)
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 
 
 def _tensors(
@@ -207,45 +202,19 @@ def encode_model_request(method: str, model_name: str) -> bytes:
 
 def decode_model_ready(body: bytes) -> bool:
     """Whether the model is ready. Raises PredictorError where the message can't be read."""
-    return _parsed(pb.ModelReadyResponse, body).ready
+    with reading("response"):
+        return decode(pb.ModelReadyResponse, body).ready
 
 
 def parse_model_spec(metadata: bytes, config: bytes | None) -> ModelSpec:
-    """The model that ModelMetadata and Triton's ModelConfig describe; see rest.parse_model_spec.
+    """The model in the answers of ModelMetadata and Triton's ModelConfig; see descriptions.model_spec.
 
     Raises:
-        PredictorError: one of the messages can't be read.
+        PredictorError: one of the messages is malformed.
     """
-    what = "description of the model"
-    about = _parsed(pb.ModelMetadataResponse, metadata, what)
-    version = about.versions[-1] if about.versions else ""
-    try:
-        if config is not None:
-            return _from_config(about.name, version, _parsed(pb.ModelConfigResponse, config, what).config)
-        inputs, outputs = (
-            tuple(TensorSpec(t.name, checked_datatype(t.name, t.datatype), tuple(t.shape)) for t in tensors)
-            for tensors in (about.inputs, about.outputs)
-        )
-        return ModelSpec(about.name, version, inputs, outputs, max_batch_size=None)
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's {what} is malformed: {exc}") from exc
-
-
-def _from_config(name: str, version: str, config: pb.ModelConfig) -> ModelSpec:
-    if config.max_batch_size < 0:
-        raise Malformed(f"max_batch_size is {config.max_batch_size}")
-    inputs = tuple(TensorSpec(t.name, _datatype(t.name, t.data_type), tuple(t.dims), t.optional) for t in config.input)
-    outputs = tuple(TensorSpec(t.name, _datatype(t.name, t.data_type), tuple(t.dims)) for t in config.output)
-    decoupled = config.model_transaction_policy.decoupled
-    instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
-    merges = config.WhichOneof("scheduling_choice") == "dynamic_batching"
-    return ModelSpec(name, version, inputs, outputs, config.max_batch_size, decoupled, max(1, instances), merges)
-
-
-def _datatype(name: str, number: pb.DataType) -> str:
-    """The datatype behind a number of the enumeration, which in proto3 may be one that we don't know."""
-    known = pb.DataType.DESCRIPTOR.values_by_number.get(number)
-    return config_datatype(name, known.name if known is not None else int(number))
+    with reading("description of the model"):
+        about = decode(pb.ModelMetadataResponse, metadata)
+        return model_spec(about, None if config is None else decode(pb.ModelConfigResponse, config).config)
 
 
 def encode_registration(name: str, key: str, byte_size: int) -> bytes:
@@ -260,36 +229,40 @@ def encode_unregistration(name: str) -> bytes:
 
 def parse_region_names(body: bytes) -> list[str]:
     """The names in the status of all regions. Raises PredictorError where the message can't be read."""
-    return list(_parsed(pb.SystemSharedMemoryStatusResponse, body, "list of shared-memory regions").regions)
+    with reading("list of shared-memory regions"):
+        return list(decode(pb.SystemSharedMemoryStatusResponse, body).regions)
 
 
 def decode_live(body: bytes) -> bool:
     """A serialized ServerLiveResponse. Raises PredictorError where it can't be read."""
-    return _parsed(pb.ServerLiveResponse, body).live
+    with reading("response"):
+        return decode(pb.ServerLiveResponse, body).live
 
 
 def decode_ready(body: bytes) -> bool:
     """A serialized ServerReadyResponse. Raises PredictorError where it can't be read."""
-    return _parsed(pb.ServerReadyResponse, body).ready
+    with reading("response"):
+        return decode(pb.ServerReadyResponse, body).ready
 
 
 def parse_server(body: bytes) -> ServerDescription:
     """A serialized ServerMetadataResponse. Raises PredictorError where it can't be read."""
-    about = _parsed(pb.ServerMetadataResponse, body)
-    return ServerDescription(about.name, about.version, tuple(about.extensions))
+    with reading("description of itself"):
+        return server_description(decode(pb.ServerMetadataResponse, body))
 
 
 def parse_index(body: bytes) -> list[RepositoryEntry]:
     """A serialized RepositoryIndexResponse, Triton's extension. Raises PredictorError where it can't be read."""
-    models = _parsed(pb.RepositoryIndexResponse, body).models
-    return [RepositoryEntry(one.name, one.version, one.state, one.reason) for one in models]
+    with reading("list of models"):
+        return repository_entries(decode(pb.RepositoryIndexResponse, body))
 
 
-def _parsed(kind: type[_Answer], body: bytes, what: str = "response") -> _Answer:
+def decode(kind: type[AnyMessage], body: bytes) -> AnyMessage:
+    """Parses a serialized message. Raises Malformed for anything else."""
     try:
         return kind.FromString(body)
     except DecodeError as exc:
-        raise PredictorError(f"the predictor's {what} is malformed: not a {kind.DESCRIPTOR.name}: {exc}") from exc
+        raise Malformed(f"body: not a {kind.DESCRIPTOR.name}: {exc}") from exc
 
 
 # The wire format: a key (field number << 3 | wire type) as a varint, then the value; different fields in any order.

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import NamedTuple, TypeAlias, TypeVar
-
-from google.protobuf.message import DecodeError, Message
+from typing import NamedTuple, TypeAlias
 
 from hf_transformer.errors import TooLarge
+from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.grpc import (
     DELIMITED,
     EMPTY_FINAL_RESPONSE,
     FINAL_RESPONSE,
     TYPED_CONTENTS,
     bytes_field_head,
+    decode,
     decode_typed,
     fields,
 )
@@ -32,8 +32,7 @@ from hf_transformer.protocol.inbound import (
     InferResponse,
     RequestedOutput,
     check_input_parameters,
-    check_inputs,
-    check_outputs,
+    check_number,
     read_flag,
     read_raw,
     read_texts,
@@ -47,7 +46,6 @@ from hf_transformer.protocol.tensors import (
     checked_datatype,
     checked_name,
     checked_shape,
-    data_type,
     raw_view,
     shorten,
 )
@@ -66,8 +64,6 @@ _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | DELIMIT
 _SHAPE = _Input.SHAPE_FIELD_NUMBER << 3 | DELIMITED
 _CONTENTS = _Input.CONTENTS_FIELD_NUMBER << 3 | DELIMITED
 _BYTES_ELEMENT = pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER << 3 | DELIMITED
-
-Question = TypeVar("Question", bound=Message)
 
 
 class Inference(NamedTuple):
@@ -112,14 +108,6 @@ def request_id(body: bytes) -> str:
         return found.decode()
     except (Malformed, UnicodeDecodeError):
         return ""
-
-
-def decode(kind: type[Question], body: bytes) -> Question:
-    """Parses a serialized message. Raises Malformed for anything else."""
-    try:
-        return kind.FromString(body)
-    except DecodeError as exc:
-        raise Malformed(f"body: not a {kind.DESCRIPTOR.name}: {exc}") from exc
 
 
 def encode_infer_response(
@@ -211,7 +199,7 @@ def _take_apart(body: memoryview, max_elements: int) -> tuple[bytes, list[memory
         if key == _INPUTS:
             _check_input(inputs, body[value:end], max_elements)
             inputs += 1
-            check_inputs(inputs)
+            check_number("inputs", inputs)
         elif key == _OUTPUTS:
             for _ in _few("outputs", body[value:end]):
                 pass
@@ -278,7 +266,7 @@ def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) 
 
 
 def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[RequestedOutput]:
-    check_outputs(len(entries))
+    check_number("outputs", len(entries))
     return requested_outputs(
         (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))
         for one in entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hf_transformer.protocol.tensors import Malformed, check_count, decode_raw, json_kind, raw_elements, shorten
 from hf_transformer.types import Json, Tensor, Texts
@@ -59,21 +60,15 @@ CONTENT_TYPE = "content_type"
 TEXT = "str"
 """Its value for text in UTF-8, the only content of BYTES here."""
 
-MOST_INPUTS = 16
+MOST_INPUTS = MOST_OUTPUTS = 16
 """More than any task has."""
-MOST_OUTPUTS = 16
 
 
-def check_inputs(count: int) -> None:
-    """Raises Malformed for more inputs than any task has."""
-    if count > MOST_INPUTS:
-        raise Malformed(f"inputs: more than {MOST_INPUTS} tensors")
-
-
-def check_outputs(count: int) -> None:
-    """Raises Malformed for more outputs than any task has."""
-    if count > MOST_OUTPUTS:
-        raise Malformed(f"outputs: more than {MOST_OUTPUTS} tensors")
+def check_number(what: Literal["inputs", "outputs"], count: int) -> None:
+    """Raises Malformed for more tensors than any task has."""
+    most = MOST_INPUTS if what == "inputs" else MOST_OUTPUTS
+    if count > most:
+        raise Malformed(f"{what}: more than {most} tensors")
 
 
 def check_keys(where: str, found: Mapping[str, Json], known: Sequence[str]) -> None:

@@ -12,12 +12,13 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import orjson
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.protocol.tensors import Malformed, json_kind
 from hf_transformer.types import Array, Json
 
 SMALL = 64 * 1024
@@ -61,17 +62,25 @@ def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
         TooLarge: it has more than the limits allow. It is not parsed then.
     """
     if len(text) <= SMALL:
-        return _parse(text)
+        return parse(text)
     check_size(bytes(text), limits)
     with collector_paused():
-        return _parse(text)
+        return parse(text)
 
 
-def _parse(text: bytes | memoryview) -> Json:
+def parse(text: bytes | memoryview) -> Json:
+    """The value in a JSON text of any size. Raises Malformed for anything else."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as exc:
         raise Malformed(f"body: not JSON: {exc}") from exc
+
+
+def json_object(value: Json) -> dict[str, Any]:
+    """The value if it is a JSON object. Raises Malformed otherwise."""
+    if not isinstance(value, dict):
+        raise Malformed(f"body: {json_kind(value)} is not a JSON object")
+    return value
 
 
 @contextmanager

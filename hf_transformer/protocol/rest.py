@@ -8,26 +8,28 @@ without it the whole body is JSON and tensors have ``data``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 
 from hf_transformer.errors import PredictorError
+from hf_transformer.protocol.descriptions import from_json, model_spec, repository_entries, server_description
+from hf_transformer.protocol.json_text import json_object, parse
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     NOWHERE,
     Malformed,
     Placement,
     checked_datatype,
     checked_shape,
-    config_datatype,
     decode_json,
     decode_raw,
-    json_kind,
     placed_tensor,
     raw_view,
+    reading,
     shorten,
+    writing,
 )
-from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, Tensor, TensorSpec
+from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -49,22 +51,14 @@ def encode_infer_request(
     entries: list[Json] = []
     chunks: list[bytes | memoryview] = []
     length = 0
-    try:
+    with writing():
         for tensor in inputs:
             chunk = raw_view(tensor)
             size = len(chunk)
             chunks.append(chunk)
             length += size
-            entries.append(
-                {
-                    "name": tensor.name,
-                    "datatype": tensor.datatype,
-                    "shape": tensor.data.shape,
-                    "parameters": {"binary_data_size": size},
-                }
-            )
-    except Malformed as exc:
-        raise PredictorError(f"the request can't be written: {exc}") from exc
+            about = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.data.shape}
+            entries.append({**about, "parameters": {"binary_data_size": size}})
     header: dict[str, Json] = {"inputs": entries}
     if outputs:  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
         header["outputs"] = [
@@ -88,14 +82,12 @@ def decode_infer_response(
     Raises:
         PredictorError: the body breaks the protocol, or is an error in spite of its status.
     """
-    try:
+    with reading("response"):
         text, raw = split_body(memoryview(body), header_length)
-        header = json_object(_parsed(text))
+        header = json_object(parse(text))
         if "error" in header:
             raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
         return _tensors(header.get("outputs"), raw, placements)
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 
 
 def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
@@ -109,7 +101,9 @@ def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]
     tensors: dict[str, Tensor] = {}
     position = 0
     for entry in entries:
-        name = _tensor_name(entry)
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise Malformed(f"{shorten(entry)} is not a tensor with a name")
         if name in tensors:
             raise Malformed(f"tensor {name!r} comes twice")
         datatype = checked_datatype(name, entry.get("datatype"))
@@ -180,101 +174,26 @@ def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview,
 
 
 def parse_model_spec(metadata: bytes | memoryview, config: bytes | memoryview | None) -> ModelSpec:
-    """The model that /v2/models/{m} and Triton's /v2/models/{m}/config describe.
-
-    Only the configuration tells whether there is a batch axis, which inputs are optional and whether the model is
-    decoupled. Without it the shapes are those of the metadata and max_batch_size is None.
+    """The model in the answers of GET /v2/models/{m} and Triton's /v2/models/{m}/config; see descriptions.model_spec.
 
     Raises:
         PredictorError: one of the bodies is malformed.
     """
-    try:
-        about = json_object(_parsed(metadata))
-        name, versions = about.get("name"), about.get("versions") or [""]
-        if not isinstance(name, str) or not isinstance(versions, list):
-            raise Malformed("the metadata has no name, or its versions are no list")
-        version = str(versions[-1])
-        if config is not None:
-            return _from_config(name, version, json_object(_parsed(config)))
-        inputs, outputs = (_metadata_tensors(about, key) for key in ("inputs", "outputs"))
-        return ModelSpec(name, version, inputs, outputs, max_batch_size=None)
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's description of the model is malformed: {exc}") from exc
-
-
-def _from_config(name: str, version: str, config: Mapping[str, Json]) -> ModelSpec:
-    policy = config.get("model_transaction_policy") or {}
-    if not isinstance(policy, dict):
-        raise Malformed("model_transaction_policy is no object")
-    max_batch_size = _integer("max_batch_size", config.get("max_batch_size", 0))
-    if max_batch_size < 0:
-        raise Malformed(f"max_batch_size is {max_batch_size}")
-    inputs, outputs = (_config_tensors(config, key) for key in ("input", "output"))
-    decoupled = policy.get("decoupled") is True
-    merges = isinstance(config.get("dynamic_batching"), dict)
-    return ModelSpec(name, version, inputs, outputs, max_batch_size, decoupled, _instances(config), merges)
-
-
-def _instances(config: Mapping[str, Json]) -> int:
-    """The number of instances in all groups; a group's count is for each of its GPUs."""
-    total = 0
-    for group in _list(config.get("instance_group") or [], "instance_group"):
-        if not isinstance(group, dict):
-            raise Malformed(f"instance_group has {shorten(group)}, expected an object")
-        count = _integer("count of an instance_group", group.get("count", 1))
-        total += count * max(1, len(_list(group.get("gpus") or [], "gpus of an instance_group")))
-    return max(1, total)
-
-
-def _config_tensors(config: Mapping[str, Json], key: str) -> tuple[TensorSpec, ...]:
-    specs = []
-    for entry in _list(config.get(key, []), key):
-        name = _tensor_name(entry)
-        datatype = config_datatype(name, entry.get("data_type"))
-        dims = _integers(f"dims of {name!r}", entry.get("dims", []))
-        specs.append(TensorSpec(name, datatype, dims, entry.get("optional") is True))
-    return tuple(specs)
-
-
-def _metadata_tensors(about: Mapping[str, Json], key: str) -> tuple[TensorSpec, ...]:
-    specs = []
-    for entry in _list(about.get(key, []), key):
-        name = _tensor_name(entry)
-        shape = _integers(f"shape of {name!r}", entry.get("shape"))
-        specs.append(TensorSpec(name, checked_datatype(name, entry.get("datatype")), shape))
-    return tuple(specs)
+    with reading("description of the model"):
+        about = from_json(pb.ModelMetadataResponse, parse(metadata))
+        return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse(config)))
 
 
 def parse_server(body: bytes | memoryview) -> ServerDescription:
     """The answer of GET /v2. Raises PredictorError for anything else."""
-    try:
-        about = _parsed(body)
-        if not isinstance(about, dict) or not isinstance(about.get("name"), str):
-            raise Malformed(f"{shorten(about)} is not the description of a server")
-        extensions = about.get("extensions") or []
-        if not isinstance(extensions, list):
-            raise Malformed("extensions is no list")
-        return ServerDescription(about["name"], str(about.get("version", "")), tuple(map(str, extensions)))
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's description of itself is malformed: {exc}") from exc
+    with reading("description of itself"):
+        return server_description(from_json(pb.ServerMetadataResponse, parse(body)))
 
 
 def parse_index(body: bytes | memoryview) -> list[RepositoryEntry]:
     """The answer of POST /v2/repository/index, Triton's extension. Raises PredictorError for anything else."""
-    try:
-        entries = _parsed(body)
-        if not isinstance(entries, list):
-            raise Malformed("the index is no list")
-        return [_entry(entry) for entry in entries]
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's list of models is malformed: {exc}") from exc
-
-
-def _entry(entry: Json) -> RepositoryEntry:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise Malformed(f"{shorten(entry)} is not a model with a name")
-    version, state, reason = (str(entry.get(key, "")) for key in ("version", "state", "reason"))
-    return RepositoryEntry(entry["name"], version, state, reason)
+    with reading("list of models"):
+        return repository_entries(from_json(pb.RepositoryIndexResponse, {"models": parse(body)}))
 
 
 def encode_registration(key: str, byte_size: int) -> bytes:
@@ -289,50 +208,8 @@ def encode_registration(key: str, byte_size: int) -> bytes:
 
 def parse_region_names(body: bytes | memoryview) -> list[str]:
     """The names in the status of all regions. Raises PredictorError for anything else."""
-    try:
-        return [str(entry["name"]) for entry in orjson.loads(body)]
-    except (ValueError, TypeError, KeyError) as exc:
-        raise PredictorError(f"the predictor's list of shared-memory regions is malformed: {exc}") from exc
-
-
-# JSON
-
-
-def _tensor_name(entry: Json) -> str:
-    name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str):
-        raise Malformed(f"{shorten(entry)} is not a tensor with a name")
-    return name
-
-
-def _list(value: Json, what: str) -> list[Json]:
-    if not isinstance(value, list):
-        raise Malformed(f"{what} is {shorten(value)}, expected a list")
-    return value
-
-
-def _integers(what: str, value: Json) -> tuple[int, ...]:
-    return tuple(_integer(what, item) for item in _list(value, what))
-
-
-def _integer(what: str, value: Json) -> int:
-    """An integer, which JSON made from protobuf may write as a string."""
-    if type(value) is int:
-        return value
-    if isinstance(value, str) and value.isascii() and len(value) < 20 and value.removeprefix("-").isdigit():
-        return int(value)
-    raise Malformed(f"{what} is {shorten(value)}, expected an integer")
-
-
-def _parsed(text: bytes | memoryview) -> Json:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as exc:
-        raise Malformed(f"body: not JSON: {exc}") from exc
-
-
-def json_object(value: Json) -> dict[str, Any]:
-    """The value if it is a JSON object. Raises Malformed otherwise."""
-    if not isinstance(value, dict):
-        raise Malformed(f"body: {json_kind(value)} is not a JSON object")
-    return value
+    with reading("list of shared-memory regions"):
+        try:
+            return [str(entry["name"]) for entry in parse(body)]
+        except (TypeError, KeyError) as exc:
+            raise Malformed(f"an entry has no name: {exc}") from exc

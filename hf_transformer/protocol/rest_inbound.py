@@ -21,15 +21,14 @@ from hf_transformer.protocol.inbound import (
     InferResponse,
     RequestedOutput,
     check_input_parameters,
-    check_inputs,
     check_keys,
-    check_outputs,
+    check_number,
     read_flag,
     read_raw,
     requested_outputs,
 )
-from hf_transformer.protocol.json_text import JsonLimits, parse_json
-from hf_transformer.protocol.rest import binary_size, json_object, split_body
+from hf_transformer.protocol.json_text import JsonLimits, json_object, parse_json
+from hf_transformer.protocol.rest import binary_size, split_body
 from hf_transformer.protocol.tensors import (
     Malformed,
     check_count,
@@ -120,7 +119,7 @@ def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dic
     """The input tensors by name; the JSON holds at most ``room`` elements."""
     if not isinstance(entries, list):
         raise Malformed(f"inputs: expected a list of tensors, got {json_kind(entries)}")
-    check_inputs(len(entries))
+    check_number("inputs", len(entries))
     tensors: dict[str, Tensor | Texts] = {}
     position = 0
     for index, entry in enumerate(entries):
@@ -161,7 +160,7 @@ def _outputs(entries: Json) -> list[RequestedOutput]:
         return []
     if not isinstance(entries, list):
         raise Malformed(f"outputs: expected a list, got {json_kind(entries)}")
-    check_outputs(len(entries))
+    check_number("outputs", len(entries))
     return requested_outputs(
         (
             name := _entry_name(f"outputs[{index}]", one, OUTPUT_KEYS),

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from reprlib import Repr
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_transformer.errors import TooLarge
+from hf_transformer.errors import PredictorError, TooLarge
 from hf_transformer.types import NUMPY_DTYPES, Array, Json, Tensor
 
 _AS_VALUES = {**NUMPY_DTYPES, "BF16": np.dtype("<f4")}
@@ -66,6 +67,24 @@ class Malformed(ValueError):
     """Bytes or JSON that break the protocol. The message names the tensor and what was expected."""
 
 
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turns Malformed into PredictorError; ``what`` names the part of the predictor's answers that is read."""
+    try:
+        yield
+    except Malformed as exc:
+        raise PredictorError(f"the predictor's {what} is malformed: {exc}") from exc
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Turns Malformed into PredictorError while a request to the predictor is written."""
+    try:
+        yield
+    except Malformed as exc:
+        raise PredictorError(f"the request can't be written: {exc}") from exc
+
+
 # Names, shapes and datatypes
 
 
@@ -95,26 +114,6 @@ def checked_datatype(name: str, datatype: Json) -> str:
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise Malformed(f"tensor {name!r} has the unknown datatype {shorten(datatype)!r}")
     return datatype
-
-
-def config_datatype(name: str, data_type: Json) -> str:
-    """The protocol's datatype for the one in Triton's configuration: TYPE_INT64 is INT64, TYPE_STRING is BYTES.
-
-    Raises:
-        Malformed: Triton has no such type.
-    """
-    if data_type == "TYPE_STRING":
-        return "BYTES"
-    if isinstance(data_type, str) and data_type.startswith("TYPE_"):
-        datatype = data_type.removeprefix("TYPE_")
-        if datatype in DATATYPES and datatype != "BYTES":
-            return datatype
-    raise Malformed(f"tensor {name!r} has the unknown data_type {shorten(data_type)!r}")
-
-
-def data_type(datatype: str) -> str:
-    """The name of the protocol's datatype in Triton's configuration: INT64 is TYPE_INT64, BYTES is TYPE_STRING."""
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
 # Bounds

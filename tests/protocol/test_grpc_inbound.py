@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.grpc import decode_infer_response
+from hf_transformer.protocol.grpc import decode, decode_infer_response
 from hf_transformer.protocol.grpc_inbound import (
     MOST_PARTS,
     Inference,
-    decode,
     decode_infer_request,
     encode_infer_response,
     encode_model_metadata,
