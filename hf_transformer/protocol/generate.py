@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from hf_transformer.protocol.json_text import json_object, parse
-from hf_transformer.protocol.tensors import Malformed, json_kind, reading, shorten, writing
+from hf_transformer.protocol.tensors import AsPredictorError, Malformed, json_kind, shorten
 from hf_transformer.types import Json, Tensor
 
 JSON_CANT: Final = frozenset({"FP16", "BF16"})
@@ -35,7 +35,7 @@ def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
     Raises:
         PredictorError: an input can't travel as JSON: it is of FP16 or BF16, or its bytes are not UTF-8.
     """
-    with writing():
+    with AsPredictorError("the request can't be written"):
         return orjson.dumps({tensor.name: _json(tensor) for tensor in inputs})
 
 
@@ -60,7 +60,7 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     Raises:
         PredictorError: the body is no such response.
     """
-    with reading("response"):
+    with AsPredictorError("the predictor's response is malformed"):
         response = json_object(parse(body))
         if "error" in response and "error" not in outputs:
             error = response["error"]

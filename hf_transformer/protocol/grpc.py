@@ -1,8 +1,7 @@
 """The V2 protocol over gRPC, as its clients speak it: protobuf messages as bytes <-> tensors and shapes. No sockets.
 
 Raw contents stay outside protobuf's Python classes, which copy a ``bytes`` field twice in either direction: 1 MB takes
-60 us to write and 20 us to read here, and 1,600 us and 140 us through the classes. Small messages take as long in both
-ways, so there is one way for all.
+50 us to write and 7 us to read here, but 360 and 100 us through the classes. A small message takes 3 us more to read.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from hf_transformer.protocol.tensors import (
     NOWHERE,
     OFFSET,
     REGION,
+    AsPredictorError,
     Malformed,
     Placement,
     checked_datatype,
@@ -28,8 +28,6 @@ from hf_transformer.protocol.tensors import (
     from_elements,
     placed_tensor,
     raw_view,
-    reading,
-    writing,
 )
 from hf_transformer.types import Array, ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -88,7 +86,7 @@ def encode_infer_request(
             output.parameters[OFFSET].int64_param = place.offset
             output.parameters[BYTE_SIZE].int64_param = len(place.memory)
     contents: list[bytes | memoryview] = []
-    with writing():
+    with AsPredictorError("the request can't be written"):
         for tensor in inputs:
             request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
             raw = raw_view(tensor)
@@ -105,7 +103,7 @@ def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Pla
     message = memoryview(body)
     rest: list[memoryview] = []
     raw: list[memoryview] = []
-    with reading("response"):
+    with AsPredictorError("the predictor's response is malformed"):
         for key, start, value, end in fields(message):
             if key == _RAW_OUTPUT_CONTENTS:
                 raw.append(message[value:end])
@@ -130,7 +128,7 @@ def decode_stream_response(body: bytes) -> StreamResponse:
     Raises:
         PredictorError: the message breaks the protocol.
     """
-    with reading("response"):
+    with AsPredictorError("the predictor's response is malformed"):
         message = decode(pb.ModelStreamInferResponse, body)
         if message.error_message:
             return StreamResponse(message.error_message, {}, False)
@@ -202,7 +200,7 @@ def encode_model_request(method: str, model_name: str) -> bytes:
 
 def decode_model_ready(body: bytes) -> bool:
     """Whether the model is ready. Raises PredictorError where the message can't be read."""
-    with reading("response"):
+    with AsPredictorError("the predictor's response is malformed"):
         return decode(pb.ModelReadyResponse, body).ready
 
 
@@ -212,7 +210,7 @@ def parse_model_spec(metadata: bytes, config: bytes | None) -> ModelSpec:
     Raises:
         PredictorError: one of the messages is malformed.
     """
-    with reading("description of the model"):
+    with AsPredictorError("the predictor's description of the model is malformed"):
         about = decode(pb.ModelMetadataResponse, metadata)
         return model_spec(about, None if config is None else decode(pb.ModelConfigResponse, config).config)
 
@@ -229,31 +227,31 @@ def encode_unregistration(name: str) -> bytes:
 
 def parse_region_names(body: bytes) -> list[str]:
     """The names in the status of all regions. Raises PredictorError where the message can't be read."""
-    with reading("list of shared-memory regions"):
+    with AsPredictorError("the predictor's list of shared-memory regions is malformed"):
         return list(decode(pb.SystemSharedMemoryStatusResponse, body).regions)
 
 
 def decode_live(body: bytes) -> bool:
     """A serialized ServerLiveResponse. Raises PredictorError where it can't be read."""
-    with reading("response"):
+    with AsPredictorError("the predictor's response is malformed"):
         return decode(pb.ServerLiveResponse, body).live
 
 
 def decode_ready(body: bytes) -> bool:
     """A serialized ServerReadyResponse. Raises PredictorError where it can't be read."""
-    with reading("response"):
+    with AsPredictorError("the predictor's response is malformed"):
         return decode(pb.ServerReadyResponse, body).ready
 
 
 def parse_server(body: bytes) -> ServerDescription:
     """A serialized ServerMetadataResponse. Raises PredictorError where it can't be read."""
-    with reading("description of itself"):
+    with AsPredictorError("the predictor's description of itself is malformed"):
         return server_description(decode(pb.ServerMetadataResponse, body))
 
 
 def parse_index(body: bytes) -> list[RepositoryEntry]:
     """A serialized RepositoryIndexResponse, Triton's extension. Raises PredictorError where it can't be read."""
-    with reading("list of models"):
+    with AsPredictorError("the predictor's list of models is malformed"):
         return repository_entries(decode(pb.RepositoryIndexResponse, body))
 
 

@@ -17,6 +17,7 @@ from hf_transformer.protocol.json_text import json_object, parse
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     NOWHERE,
+    AsPredictorError,
     Malformed,
     Placement,
     checked_datatype,
@@ -25,9 +26,7 @@ from hf_transformer.protocol.tensors import (
     decode_raw,
     placed_tensor,
     raw_view,
-    reading,
     shorten,
-    writing,
 )
 from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -51,7 +50,7 @@ def encode_infer_request(
     entries: list[Json] = []
     chunks: list[bytes | memoryview] = []
     length = 0
-    with writing():
+    with AsPredictorError("the request can't be written"):
         for tensor in inputs:
             chunk = raw_view(tensor)
             size = len(chunk)
@@ -82,7 +81,7 @@ def decode_infer_response(
     Raises:
         PredictorError: the body breaks the protocol, or is an error in spite of its status.
     """
-    with reading("response"):
+    with AsPredictorError("the predictor's response is malformed"):
         text, raw = split_body(memoryview(body), header_length)
         header = json_object(parse(text))
         if "error" in header:
@@ -179,20 +178,20 @@ def parse_model_spec(metadata: bytes | memoryview, config: bytes | memoryview | 
     Raises:
         PredictorError: one of the bodies is malformed.
     """
-    with reading("description of the model"):
+    with AsPredictorError("the predictor's description of the model is malformed"):
         about = from_json(pb.ModelMetadataResponse, parse(metadata))
         return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse(config)))
 
 
 def parse_server(body: bytes | memoryview) -> ServerDescription:
     """The answer of GET /v2. Raises PredictorError for anything else."""
-    with reading("description of itself"):
+    with AsPredictorError("the predictor's description of itself is malformed"):
         return server_description(from_json(pb.ServerMetadataResponse, parse(body)))
 
 
 def parse_index(body: bytes | memoryview) -> list[RepositoryEntry]:
     """The answer of POST /v2/repository/index, Triton's extension. Raises PredictorError for anything else."""
-    with reading("list of models"):
+    with AsPredictorError("the predictor's list of models is malformed"):
         return repository_entries(from_json(pb.RepositoryIndexResponse, {"models": parse(body)}))
 
 
@@ -208,7 +207,7 @@ def encode_registration(key: str, byte_size: int) -> bytes:
 
 def parse_region_names(body: bytes | memoryview) -> list[str]:
     """The names in the status of all regions. Raises PredictorError for anything else."""
-    with reading("list of shared-memory regions"):
+    with AsPredictorError("the predictor's list of shared-memory regions is malformed"):
         try:
             return [str(entry["name"]) for entry in parse(body)]
         except (TypeError, KeyError) as exc:
