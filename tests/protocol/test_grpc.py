@@ -1,4 +1,4 @@
-"""Serialized messages."""
+"""Serialized messages, as the predictor gets and sends them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol import grpc as v2_grpc
-from hf_transformer.protocol.grpc import split_field
+from hf_transformer.protocol.grpc import (
+    StreamResponse,
+    decode_infer_response,
+    decode_model_ready,
+    decode_stream_response,
+    encode_infer_request,
+    encode_model_request,
+    parse_model_spec,
+)
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)
-
-
-@pytest.fixture(params=["whole", "in parts"], autouse=True)
-def parsed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Responses are read in two ways, by their size, which give the same."""
-    way: str = request.param
-    if way == "in parts":
-        monkeypatch.setattr(v2_grpc, "_LARGE", 0)
-    return way
 
 
 def response() -> pb.ModelInferResponse:
@@ -42,7 +39,7 @@ def test_request() -> None:
         Tensor("input_ids", "INT64", np.array([[101, 103]])),
         Tensor("text", "BYTES", np.array(["é"], np.object_)),
     ]
-    message = pb.ModelInferRequest.FromString(v2_grpc.encode_infer_request("bert", inputs, ["logits"]))
+    message = pb.ModelInferRequest.FromString(encode_infer_request("bert", inputs, ["logits"]))
     assert message.model_name == "bert"
     assert [(t.name, t.datatype, list(t.shape)) for t in message.inputs] == [
         ("input_ids", "INT64", [1, 2]),
@@ -50,36 +47,35 @@ def test_request() -> None:
     ]
     assert list(message.raw_input_contents) == [np.array([101, 103], "<i8").tobytes(), b"\2\0\0\0\xc3\xa9"]
     assert [output.name for output in message.outputs] == ["logits"]
+    assert not message.parameters
+
+
+def test_request_of_a_stream_asks_for_a_last_response() -> None:
+    message = pb.ModelInferRequest.FromString(encode_infer_request("gpt2", [], ["ids"], streamed=True))
+    assert (message.model_name, [one.name for one in message.outputs]) == ("gpt2", ["ids"])
+    assert message.parameters["triton_enable_empty_final_response"].bool_param
 
 
 @pytest.mark.parametrize("count", [0, 15, 16, 2047, 2048, 2**18])
 def test_raw_contents_of_every_length(count: int) -> None:
     inputs = [Tensor(name, "INT64", np.arange(count) + start) for start, name in enumerate("ab")]
-    message = pb.ModelInferRequest.FromString(v2_grpc.encode_infer_request("bert", inputs, []))
+    message = pb.ModelInferRequest.FromString(encode_infer_request("bert", inputs, []))
     assert list(message.raw_input_contents) == [tensor.data.tobytes() for tensor in inputs]
     assert [list(one.shape) for one in message.inputs] == [[count], [count]]
 
 
 def test_request_that_can_not_be_written() -> None:
     with pytest.raises(PredictorError, match="'x' is INT64, its data is float64"):
-        v2_grpc.encode_infer_request("bert", [Tensor("x", "INT64", np.array([0.5]))], [])
+        encode_infer_request("bert", [Tensor("x", "INT64", np.array([0.5]))], [])
 
 
-def test_response(parsed: str) -> None:
+def test_response() -> None:
     body = response().SerializeToString()
-    outputs = v2_grpc.decode_infer_response(body)
+    outputs = decode_infer_response(body)
     assert list(outputs) == ["logits", "text"]
     np.testing.assert_array_equal(outputs["logits"].data, LOGITS)
-    assert np.shares_memory(outputs["logits"].data, np.frombuffer(body, np.uint8)) is (parsed == "in parts")
+    assert np.shares_memory(outputs["logits"].data, np.frombuffer(body, np.uint8))
     assert outputs["text"].data.tolist() == [b"paris"]
-
-
-def test_a_large_response_is_not_copied() -> None:
-    message = pb.ModelInferResponse(raw_output_contents=[bytes(2**16)])
-    message.outputs.add(name="logits", datatype="FP32", shape=[2**14])
-    body = memoryview(message.SerializeToString())
-    logits = v2_grpc.decode_infer_response(body)["logits"].data
-    assert np.shares_memory(logits, np.frombuffer(body, np.uint8))
 
 
 def test_fields_may_come_in_any_order() -> None:
@@ -87,7 +83,7 @@ def test_fields_may_come_in_any_order() -> None:
     whole.ClearField("raw_output_contents")
     raw.ClearField("outputs")
     body = raw.SerializeToString() + whole.SerializeToString()
-    np.testing.assert_array_equal(v2_grpc.decode_infer_response(body)["logits"].data, LOGITS)
+    np.testing.assert_array_equal(decode_infer_response(body)["logits"].data, LOGITS)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +107,17 @@ def test_typed_contents(datatype: str, field: str, values: list[Any]) -> None:
     message = pb.ModelInferResponse()
     tensor = message.outputs.add(name="a", datatype=datatype, shape=[2, 1])
     getattr(tensor.contents, field).extend(values)
-    decoded = v2_grpc.decode_infer_response(message.SerializeToString())["a"]
+    decoded = decode_infer_response(message.SerializeToString())["a"]
     assert (decoded.datatype, decoded.data.tolist()) == (datatype, [[value] for value in values])
 
 
 def test_half_floats_have_no_typed_contents() -> None:
     message = pb.ModelInferResponse()
     message.outputs.add(name="a", datatype="FP16", shape=[0])
-    assert v2_grpc.decode_infer_response(message.SerializeToString())["a"].shape == (0,)
+    assert decode_infer_response(message.SerializeToString())["a"].shape == (0,)
     message.outputs[0].shape[0] = 1
     with pytest.raises(PredictorError, match="FP16, which only raw contents can hold"):
-        v2_grpc.decode_infer_response(message.SerializeToString())
+        decode_infer_response(message.SerializeToString())
 
 
 def broken(change: str) -> pb.ModelInferResponse:
@@ -165,7 +161,7 @@ def broken(change: str) -> pb.ModelInferResponse:
 )
 def test_malformed_responses(change: str, problem: str) -> None:
     with pytest.raises(PredictorError, match=f"response is malformed: .*{problem}"):
-        v2_grpc.decode_infer_response(broken(change).SerializeToString())
+        decode_infer_response(broken(change).SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -175,6 +171,7 @@ def test_malformed_responses(change: str, problem: str) -> None:
         (b"\x32\x05abc", "cut off"),
         (b"\xff" * 11, "does not end"),
         (b"\x33", "wire type 3"),
+        (b"\x6e\x00", "wire type 6"),
         (b"\x0d\x00", "cut off"),
         (b"\x0a\x02\xff\xff", "not a ModelInferResponse"),
         (b"\x00\x00", "not a ModelInferResponse"),
@@ -182,15 +179,13 @@ def test_malformed_responses(change: str, problem: str) -> None:
 )
 def test_no_message(body: bytes, problem: str) -> None:
     with pytest.raises(PredictorError, match=problem):
-        v2_grpc.decode_infer_response(body)
+        decode_infer_response(body)
 
 
-def test_split_field_skips_every_wire_type() -> None:
-    fixed = b"\x69" + bytes(8) + b"\x6d" + bytes(4)
-    rest, views = split_field(memoryview(b"\x32\x01a\x30\x96\x01" + fixed + b"\x32\x00"), 6)
-    assert (rest, [bytes(view) for view in views]) == (b"\x30\x96\x01" + fixed, [b"a", b""])
-    with pytest.raises(Malformed):
-        split_field(memoryview(b"\x69\x00"), 6)
+def test_unknown_fields_of_every_wire_type_are_skipped() -> None:
+    unknown = b"\x68\x96\x01" + b"\x69" + bytes(8) + b"\x6d" + bytes(4) + b"\x6a\x03abc"
+    body = response().SerializeToString()
+    np.testing.assert_array_equal(decode_infer_response(unknown + body + unknown)["logits"].data, LOGITS)
 
 
 @given(st.data())
@@ -199,15 +194,49 @@ def test_mutated_responses_raise_nothing_else(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         index = data.draw(st.integers(0, max(0, len(mutated) - 1)))
         mutated[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    try:
-        v2_grpc.decode_infer_response(bytes(mutated))
-    except PredictorError:
-        pass
+    for decode in (decode_infer_response, decode_stream_response):
+        try:
+            decode(bytes(mutated))
+        except PredictorError:
+            pass
+
+
+def stream_response(final: bool | None = None, message: pb.ModelInferResponse | None = None) -> bytes:
+    whole = pb.ModelStreamInferResponse(infer_response=message)
+    if final is not None:
+        whole.infer_response.parameters["triton_final_response"].bool_param = final
+    return whole.SerializeToString()
+
+
+@pytest.mark.parametrize("final", [None, False, True])
+def test_response_of_a_stream(final: bool | None) -> None:
+    error, outputs, last = decode_stream_response(stream_response(final, response()))
+    assert (error, last) == ("", bool(final))
+    assert {name: (one.name, one.datatype, one.data.tolist()) for name, one in outputs.items()} == {
+        "logits": ("logits", "FP32", LOGITS.tolist()),
+        "text": ("text", "BYTES", [b"paris"]),
+    }
+
+
+def test_last_response_without_outputs() -> None:
+    assert decode_stream_response(stream_response(final=True)) == StreamResponse("", {}, True)
+
+
+def test_error_in_a_stream() -> None:
+    body = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
+    assert decode_stream_response(body) == StreamResponse("why", {}, False)
+
+
+@pytest.mark.parametrize("change", ["short", "twice", "typed, wrong field"])
+def test_malformed_responses_of_a_stream(change: str) -> None:
+    for body in (stream_response(message=broken(change)), b"\xff\xff", stream_response(message=response())[:-1]):
+        with pytest.raises(PredictorError, match="response is malformed"):
+            decode_stream_response(body)
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_description_or_refused(body: bytes) -> None:
-    for parse in (v2_grpc.decode_model_ready, lambda b: v2_grpc.parse_model_spec(b, None), _as_config):
+    for parse in (decode_model_ready, lambda b: parse_model_spec(b, None), _as_config):
         try:
             parse(body)
         except PredictorError:
@@ -215,7 +244,7 @@ def test_any_bytes_are_a_description_or_refused(body: bytes) -> None:
 
 
 def _as_config(body: bytes) -> ModelSpec:
-    return v2_grpc.parse_model_spec(b"", body)
+    return parse_model_spec(b"", body)
 
 
 def metadata() -> bytes:
@@ -238,7 +267,7 @@ def config() -> pb.ModelConfigResponse:
 
 
 def test_spec_from_the_configuration() -> None:
-    assert v2_grpc.parse_model_spec(metadata(), config().SerializeToString()) == ModelSpec(
+    assert parse_model_spec(metadata(), config().SerializeToString()) == ModelSpec(
         "bert",
         "3",
         (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (1,), optional=True)),
@@ -250,7 +279,7 @@ def test_spec_from_the_configuration() -> None:
 
 
 def test_spec_from_metadata_alone() -> None:
-    assert v2_grpc.parse_model_spec(metadata(), None) == ModelSpec(
+    assert parse_model_spec(metadata(), None) == ModelSpec(
         "bert",
         "3",
         (TensorSpec("input_ids", "INT64", (-1, -1)),),
@@ -264,14 +293,14 @@ def test_unknown_element_types(number: Any) -> None:
     message = config()
     message.config.input[0].data_type = number
     with pytest.raises(PredictorError, match="'input_ids' has the unknown data_type"):
-        v2_grpc.parse_model_spec(metadata(), message.SerializeToString())
+        parse_model_spec(metadata(), message.SerializeToString())
 
 
 def test_negative_batch_size() -> None:
     message = config()
     message.config.max_batch_size = -1
     with pytest.raises(PredictorError, match="max_batch_size is -1"):
-        v2_grpc.parse_model_spec(metadata(), message.SerializeToString())
+        parse_model_spec(metadata(), message.SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -283,10 +312,10 @@ def test_negative_batch_size() -> None:
     ],
 )
 def test_questions_about_a_model(method: str, message: Any) -> None:
-    parsed = message.FromString(v2_grpc.encode_model_request(method, "bert"))
+    parsed = message.FromString(encode_model_request(method, "bert"))
     assert (parsed.name, parsed.version) == ("bert", "")
 
 
 def test_readiness() -> None:
-    assert v2_grpc.decode_model_ready(pb.ModelReadyResponse(ready=True).SerializeToString())
-    assert not v2_grpc.decode_model_ready(b"")
+    assert decode_model_ready(pb.ModelReadyResponse(ready=True).SerializeToString())
+    assert not decode_model_ready(b"")

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.protocol import tensors as datatypes
-from hf_transformer.protocol.tensors import Malformed, checked_shape, decode_json, decode_raw, encode_raw, raw_view
+from hf_transformer.protocol import tensors
+from hf_transformer.protocol.tensors import Malformed, checked_shape, decode_json, decode_raw, raw_view
 from hf_transformer.types import NUMPY_DTYPES, Tensor
+
+
+def encode_raw(tensor: Tensor) -> bytes:
+    return bytes(raw_view(tensor))
 
 
 @pytest.mark.parametrize("datatype", NUMPY_DTYPES)
@@ -213,7 +217,7 @@ class Unread(list[Any]):
 def test_json_that_does_not_fit_is_not_put_together(
     shape: tuple[int, ...], data: Any, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datatypes, "chain", None)
+    monkeypatch.setattr(tensors, "chain", None)
     with pytest.raises(Malformed, match=says):
         decode_json("t", "INT64", shape, data)
 
