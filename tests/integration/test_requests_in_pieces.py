@@ -1,4 +1,4 @@
-"""The short way of requests that come whole gives what the long one does, byte for byte."""
+"""A request in one piece, again and again on one connection, has the response of one in pieces, byte for byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service import Service
 PAUSE = 0.05
 """Seconds after which what follows is another read of the service's."""
 TIMES = 4
-"""Of a head that comes so often the last ones are known."""
+"""How often the same request comes on one connection."""
 KEY = "a-key-for-this-test"
 INFER = json.dumps({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}).encode()
 LIMITS = ("--max_request_bytes=2000", "--max_instances=3")
@@ -49,11 +49,10 @@ REQUESTS: dict[str, tuple[str, bytes, list[str]]] = {
 }
 
 
-def answer_to(service: Service, path: str, body: bytes, lines: list[str]) -> Answer:
-    """The answer to a request that does not come whole."""
+def answer_in_pieces(service: Service, path: str, body: bytes, lines: list[str]) -> Answer:
+    """The response to a request whose head and body come in pieces."""
     head = head_of(path, body, lines)
     with connected(service) as connection:
-        # The head alone sends a request the long way, also one whose body is empty.
         connection.sendall(head[:-2])
         time.sleep(PAUSE)
         connection.sendall(head[-2:] + body[:1])
@@ -62,19 +61,18 @@ def answer_to(service: Service, path: str, body: bytes, lines: list[str]) -> Ans
         return next_answer(connection)
 
 
-def short_answers(service: Service, path: str, body: bytes, lines: list[str], pause: float = 0.0) -> list[Answer]:
-    """Those to the same request, one after the other on one connection; the last ones have a head that is known. With a
-    ``pause`` the body comes by itself."""
+def answers(service: Service, path: str, body: bytes, lines: list[str], pause: float = 0.0) -> list[Answer]:
+    """The responses to the same request, TIMES on one connection; with a ``pause`` the body follows its head."""
     head = head_of(path, body, lines)
     with connected(service) as connection:
-        answers = []
+        found = []
         for _ in range(TIMES):
             if pause:
                 connection.sendall(head)
                 time.sleep(pause)
             connection.sendall(body if pause else head + body)
-            answers.append(next_answer(connection))
-        return answers
+            found.append(next_answer(connection))
+        return found
 
 
 def head_of(path: str, body: bytes, lines: list[str]) -> bytes:
@@ -93,30 +91,30 @@ def compared(answer: Answer) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_both_ways_give_the_same(serve: Serve, name: str) -> None:
+def test_pieces_change_nothing(serve: Serve, name: str) -> None:
     service = serve("bert", "v2", *LIMITS)
     path, body, lines = REQUESTS[name]
-    long = compared(answer_to(service, path, body, lines))
-    assert long[0] in (200, 400, 404, 413, 415), long
+    expected = compared(answer_in_pieces(service, path, body, lines))
+    assert expected[0] in (200, 400, 404, 413, 415), expected
     for pause in (0.0, PAUSE):
-        answers = short_answers(service, path, body, lines, pause)
-        assert [compared(answer) for answer in answers] == [long] * TIMES
-        ids = {answer.headers["x-request-id"] for answer in answers}
+        found = answers(service, path, body, lines, pause)
+        assert [compared(answer) for answer in found] == [expected] * TIMES
+        ids = {answer.headers["x-request-id"] for answer in found}
         assert ids == {"mine"} if name == "an id" else len(ids) == TIMES
 
 
 @pytest.mark.parametrize("key", [f"x-api-key: {KEY}", f"authorization: Bearer {KEY}", "x-api-key: another", ""])
 @pytest.mark.parametrize("name", ["a text", "no JSON", "OpenAI, another task", "V2", "too much"])
-def test_both_ways_ask_for_the_key(serve: Serve, tmp_path: Path, key: str, name: str) -> None:
+def test_keys_are_asked_for_in_either_case(serve: Serve, tmp_path: Path, key: str, name: str) -> None:
     file = tmp_path / "keys"
     file.write_text(KEY)
     service = serve("bert", "v2", f"--api_keys_file={file}", *LIMITS)
     path, body, lines = REQUESTS[name]
     given = [*lines, *([key] if key else ())]
-    long = compared(answer_to(service, path, body, given))
+    expected = compared(answer_in_pieces(service, path, body, given))
     for pause in (0.0, PAUSE):
-        assert [compared(answer) for answer in short_answers(service, path, body, given, pause)] == [long] * TIMES
-    assert (long[0] == 401) == (KEY not in key)
+        assert [compared(answer) for answer in answers(service, path, body, given, pause)] == [expected] * TIMES
+    assert (expected[0] == 401) == (KEY not in key)
 
 
 def test_a_key_that_is_taken_back_is_refused_on_a_connection_that_has_used_it(serve: Serve, tmp_path: Path) -> None:
