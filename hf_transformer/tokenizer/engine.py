@@ -100,17 +100,19 @@ class RustEngine:
         if how is not PLAIN or self._words is None:
             return self._encode(texts, how)
         limit, known = self._max_length, self._words.ids
-        found: list[list[Encoding] | None] = []
-        others: list[TextInput] = []
-        for text in texts:
+        found: list[list[Encoding]] = []
+        others: dict[int, TextInput] = {}
+        for index, text in enumerate(texts):
             ids = known(text) if isinstance(text, str) else None
-            if ids is not None and len(ids) <= limit:
-                found.append([Encoding(ids, [0] * len(ids))])
+            if ids is None or len(ids) > limit:
+                others[index] = text
+                found.append([])
             else:
-                found.append(None)
-                others.append(text)
-        rest = iter(self._encode(others, how) if others else ())
-        return [next(rest) if one is None else one for one in found]
+                found.append([Encoding(ids, [0] * len(ids))])
+        if others:
+            for index, windows in zip(others, self._encode([*others.values()], how), strict=True):
+                found[index] = windows
+        return found
 
     def ids(self, text: str, *, special_tokens: bool) -> list[int]:
         """See Engine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -85,25 +85,28 @@ class Tokenizer:
         """
         return self._engine.ids(text, special_tokens=special_tokens)
 
-    def encode_windows(
-        self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
-    ) -> list[list[Encoding]]:
+    def encode_windows(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
-
-        ``stop`` ends the work early, between two chunks, with the texts encoded until then.
 
         Raises:
             InvalidInput: a text can't be encoded so.
             TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
         """
+        return self._encode_chunks(_chunks(texts), how)
+
+    def _encode_chunks(
+        self, chunks: Iterable[Sequence[TextInput]], how: Tokenization, stop: threading.Event | None = None
+    ) -> list[list[Encoding]]:
+        """``stop`` ends the work early, between two chunks."""
         windows: list[list[Encoding]] = []
         left, tokens = how.max_windows, 0
-        for chunk in _chunks(texts):
+        for chunk in chunks:
             if stop is not None and stop.is_set():
                 break
             found = self._encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
-            left -= sum(map(len, found))
             windows += found
+            if how.windows:
+                left -= sum(map(len, found))
             if how.whole:
                 tokens += sum(len(one) for [one] in found)
                 if tokens > how.max_tokens:
@@ -143,8 +146,8 @@ class Tokenizer:
         """
         at_once = how is PLAIN or how.whole or how == DETAILED
         if at_once and sum(map(characters, texts)) <= INLINE_CHARACTERS:
-            return self.encode_windows(texts, how)
-        return await _in_thread(executor, lambda stop: self.encode_windows(texts, how, stop))
+            return self._encode_chunks((texts,), how)
+        return await _in_thread(executor, lambda stop: self._encode_chunks(_chunks(texts), how, stop))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of some ids, as AutoTokenizer.decode gives it."""
