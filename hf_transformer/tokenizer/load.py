@@ -1,25 +1,58 @@
-"""tokenizer.json and the settings beside it, made into a tokenizer of the Rust library.
+"""From a folder to a tokenizer of the Rust library, with its limit in tokens.
 
-It gives what transformers' AutoTokenizer gives, without importing transformers (two seconds). The steps are those of
-PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in transformers 5.23. Where a folder needs
-something that is not done here, NotMirrored is raised and transformers itself loads it.
+tokenizer.json and the settings beside it give what transformers' AutoTokenizer gives, without importing transformers
+(two seconds). The steps are those of PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in
+transformers 5.23. transformers itself loads folders that need anything else (NotMirrored): those without
+tokenizer.json, with a rare class, or with custom code.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 from tokenizers import AddedToken, Tokenizer, processors
 
-from hf_transformer.tokenizer.folder import read_json
-from hf_transformer.tokenizer.tokenizer_classes import tokenizer_class
-from hf_transformer.tokenizer.tokenizer_recipes import RECIPES, Recipe
+from hf_transformer.errors import LoadError
+from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.recipes import RECIPES, Recipe, tokenizer_class
 from hf_transformer.types import Json
 
+log = logging.getLogger(__name__)
+
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens with a name of their own."""
+
+DEFAULT_MAX_LENGTH = 512
+"""Where neither the tokenizer nor the model names a limit: that of BERT and of most encoders."""
+
+NO_LIMIT = 10**12
+"""Larger values mean no limit: transformers writes int(1e30) for it."""
+
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+"""Names that config.json has for the longest sequence; the smallest counts."""
+
+OFFSET_POSITIONS = frozenset(
+    "altclip bridgetower camembert clap data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta"
+    " roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
+)
+"""Model types whose position numbers begin at padding_idx + 1, so that many rows of the position table stay unused.
+
+Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and its relatives.
+"""
 
 
 class NotMirrored(Exception):
@@ -41,6 +74,21 @@ class LoadedTokenizer:
     truncation_side: str
     model_max_length: int | None
     clean_up: bool
+
+
+def load_backend(
+    folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
+) -> tuple[LoadedTokenizer | None, Any]:
+    """The Rust tokenizer, or None, and the tokenizer of transformers, or None where it is not needed.
+
+    Raises LoadError; custom code runs only with ``trust_remote_code``.
+    """
+    if (folder / "tokenizer.json").is_file():
+        try:
+            return load_fast(folder, config, lower_case=lower_case), None
+        except NotMirrored as exc:
+            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, exc)
+    return _load_with_transformers(folder, lower_case=lower_case, trust_remote_code=trust_remote_code)
 
 
 def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
@@ -262,3 +310,121 @@ def _add_tokens(
             token.special = True
     if tokens:
         backend.add_tokens(tokens)
+
+
+def _load_with_transformers(
+    folder: Path, *, lower_case: bool, trust_remote_code: bool
+) -> tuple[LoadedTokenizer | None, Any]:
+    """Load a folder with AutoTokenizer: its Rust part, None if it is written in Python, and the whole.
+
+    Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    try:
+        import transformers
+    except ImportError as exc:
+        raise LoadError(
+            f"the tokenizer in {folder} can only be loaded by transformers: pip install transformers, or save"
+            " tokenizer.json there"
+        ) from exc
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
+    options = {} if lower_case else {"do_lower_case": False}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder),
+            trust_remote_code=trust_remote_code,
+            local_files_only=not trust_remote_code,
+            **options,
+        )
+    except Exception as exc:  # custom code and a dozen libraries can raise anything here
+        if "trust_remote_code" in str(exc) and not trust_remote_code:
+            raise LoadError(
+                f"the tokenizer in {folder} has code of its own: allow it with --trust_remote_code"
+            ) from exc
+        raise LoadError(f"the tokenizer in {folder} can't be loaded: {_one_line(exc)}") from exc
+    return _rust_part(tokenizer, lower_case), tokenizer
+
+
+def _one_line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
+
+
+def _rust_part(tokenizer: Any, lower_case: bool) -> LoadedTokenizer | None:
+    """The Rust tokenizer inside, if encoding goes straight to it."""
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, TokenizersBackend) or (kind._encode_plus, kind.__call__) != (
+        TokenizersBackend._encode_plus,
+        PreTrainedTokenizerBase.__call__,
+    ):
+        return None
+    return LoadedTokenizer(
+        _own_backend(tokenizer.backend_tokenizer, lower_case),
+        1 + max(tokenizer.get_vocab().values(), default=-1),
+        named_tokens(tokenizer),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+        tokenizer.model_max_length,
+        clean_up=False,
+    )
+
+
+def _own_backend(backend: Tokenizer, lower_case: bool) -> Tokenizer:
+    """A copy of its own, because truncation is set on it and transformers sets it per call."""
+    document = orjson.loads(backend.to_str())
+    if not lower_case:
+        document["normalizer"] = without_lower_case(document.get("normalizer"))
+    own = Tokenizer.from_buffer(orjson.dumps(document))
+    own.encode_special_tokens = backend.encode_special_tokens
+    return own
+
+
+def named_tokens(tokenizer: Any) -> Mapping[str, str]:
+    """The special tokens that are set, by name."""
+    tokens = {name: getattr(tokenizer, name, None) for name in NAMED}
+    return {name: str(token) for name, token in tokens.items() if token is not None}
+
+
+def choose_max_length(asked: int | None, tokenizer_limit: int | None, config: Mapping[str, Json]) -> int:
+    """The length to truncate to: ``asked`` (--max_model_len), else the smaller of the two limits, else 512.
+
+    Raises LoadError if more is asked for than the model can take.
+    """
+    limit = model_limit(config)
+    if asked is not None:
+        if limit is not None and asked > limit:
+            raise LoadError(
+                f"--max_model_len={asked} is more than the {limit} tokens that config.json lets the model take"
+            )
+        return asked
+    return min((length for length in (_length(tokenizer_limit), limit) if length), default=DEFAULT_MAX_LENGTH)
+
+
+def model_limit(config: Mapping[str, Json]) -> int | None:
+    """The longest sequence, special tokens included, that config.json allows; None where it names none."""
+    text = config.get("text_config")
+    lengths = [_length(config.get(key)) for key in LENGTH_KEYS]
+    found = min((length for length in lengths if length), default=None)
+    if found is None:
+        return model_limit(text) if isinstance(text, Mapping) else None
+    if config.get("model_type") in OFFSET_POSITIONS:
+        # MPNet's padding_idx is 1 whatever its config says; the others' is pad_token_id, 1 by default.
+        padding = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id", 1)
+        found -= (padding if isinstance(padding, int) else 1) + 1
+    return _stretched(found, config.get("rope_scaling") or config.get("rope_parameters"))
+
+
+def _length(value: Json) -> int | None:
+    """A usable limit, or None: -1 and the like mean none, as do transformers' very large numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NO_LIMIT:
+        return None
+    return int(value)
+
+
+def _stretched(length: int, scaling: Json) -> int:
+    """Rotary positions can be stretched by a factor, as rope_scaling says (linear, dynamic, yarn)."""
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+    if kind == "yarn":
+        length = _length(scaling.get("original_max_position_embeddings")) or length
+    factor = scaling.get("factor") if kind in ("linear", "dynamic", "yarn") else None
+    return int(length * factor) if isinstance(factor, int | float) and factor > 1 else length

@@ -6,16 +6,37 @@ Weights are never downloaded: the predictor has them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
+
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.folder import VOCABULARY_FILES, has_tokenizer, read_json
 from hf_transformer.types import Json
 
-log = logging.getLogger(__name__)
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "tokenizer.model",
+    "tiktoken.model",
+    "tekken.json",
+    "source.spm",
+    "bpe.codes",
+    "prophetnet.tokenizer",
+)
+"""Each of these makes a folder one that holds a tokenizer."""
+
+VOCABLESS_CLASSES = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"})
+"""Tokenizers that work on bytes or characters and have no vocabulary file."""
+
+SETTINGS_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Read whenever they exist, so a cached snapshot is complete only with those of them that the repository has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +49,31 @@ class ModelFiles:
     model_folder: Path
     tokenizer_folder: Path
     config: Mapping[str, Json]
+
+
+def read_json(path: Path, *, required: bool) -> dict[str, Json]:
+    """The JSON object in a file; {} for a missing file that is not required. Raises LoadError naming the file."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        if required:
+            raise LoadError(f"{path} is missing") from None
+        return {}
+    except OSError as exc:
+        raise LoadError(f"{path} can't be read: {exc.strerror}") from exc
+    except orjson.JSONDecodeError as exc:
+        raise LoadError(f"{path} is not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise LoadError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")
+    return value
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file that a tokenizer can be built from."""
+    if any((folder / name).is_file() for name in VOCABULARY_FILES) or any(folder.glob("*.tiktoken")):
+        return True
+    settings = read_json(folder / "tokenizer_config.json", required=False)
+    return "auto_map" in settings or settings.get("tokenizer_class") in VOCABLESS_CLASSES
 
 
 def find_model_files(

@@ -1,4 +1,4 @@
-"""With BERT's real vocabulary the memo of words gives the ids that the library gives."""
+"""With BERT's real vocabulary the word cache gives the ids that the library gives."""
 
 # Types are checked in an environment without torch.
 # mypy: ignore-errors
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, normalizers
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.types import PLAIN, Encoding
 from tests.tiny_tokenizers.any_texts import any_texts
+from tests.tiny_tokenizers.separable import encode
 
 LIMIT = 32
 FORMS = [("uncased", True), ("cased", True), ("uncased", False)]
@@ -32,7 +33,7 @@ def backend_of(form: str) -> Tokenizer:
 @cache
 def engine_of(form: str, special: bool) -> RustEngine:
     engine = RustEngine(backend_of(form), LIMIT, special_tokens=special, truncation_side="right")
-    assert engine._memo is not None
+    assert engine._words is not None
     return engine
 
 
@@ -56,5 +57,5 @@ def test_same_encodings_as_the_library(form: str, special: bool, data: st.DataOb
     encoded = [library_of(form).encode(text, add_special_tokens=special) for text in texts]
     wanted = [Encoding(one.ids, one.type_ids, bool(one.overflowing)) for one in encoded]
     for _ in range(2):
-        assert [engine_of(form, special).encode_one(text) for text in texts] == wanted
+        assert [encode(engine_of(form, special), text) for text in texts] == wanted
     assert engine_of(form, special).encode(texts, PLAIN) == [[one] for one in wanted]

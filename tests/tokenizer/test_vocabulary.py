@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from hf_transformer.tokenizer.word_pieces import WordPieces
+from hf_transformer.tokenizer.vocabulary import WordPieces
 
 TOKENS = (
     "a", "##b", "zoë", "北", "don", "do", "not", "do not", "'", "##'", "'s", "##s", "n't", "t", "##m", "'ve", ".",
