@@ -365,7 +365,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """The server has closed its side. The transport closes the other one, since None is returned."""
-        if self._busy and self.status and self._length is None and not self._chunked:
+        until_end = self.status and self._length is None and not self._chunked
+        if self.open and self._busy and until_end:
             self._complete = True
             self._wake()
         else:
