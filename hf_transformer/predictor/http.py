@@ -36,11 +36,13 @@ some of them silently."""
 
 FRAMING_LIMIT: Final = 2**16
 """Bytes that may come without a byte of the body: the head, interim answers, sizes of chunks, trailers. It is checked
-after each read, which brings at most as many again."""
+after each read."""
 
 _SWEEP_SECONDS = 15.0
 _CLOSING_SECONDS = 1.0
-_BUFFER = 2**16
+_BUFFER = 2**14
+"""Bytes that are read with a head. A larger body goes where ``Room`` says, so that its tensors are aligned."""
+
 _MOST_UNREAD: Final = 2**17
 """Bytes of a streamed body that wait for their reader. With more, the connection is not read from."""
 
