@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import PlacingPredictor, Predictor, PredictorSettings
+from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport
 
 
-def _rest(settings: PredictorSettings) -> PlacingPredictor:
+def _rest(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.rest import RestPredictor
 
     return RestPredictor(settings)
 
 
-def _grpc(settings: PredictorSettings) -> PlacingPredictor:
+def _grpc(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.grpc import GrpcPredictor
 
     return GrpcPredictor(settings)
 
 
-PROTOCOLS: Mapping[str, Callable[[PredictorSettings], PlacingPredictor]] = {"v2": _rest, "grpc-v2": _grpc}
+PROTOCOLS: Mapping[str, Callable[[PredictorSettings], Transport]] = {"v2": _rest, "grpc-v2": _grpc}
 """--predictor_protocol to transport. The import waits for the call: one service needs one of them, and gRPC's costs
 3 MB and 18 ms."""
 
