@@ -281,14 +281,15 @@ class GrpcPredictor(Transport):
         return self._line
 
     def _replace_line(self) -> None:
-        """Sends new calls over another channel. The old one has the timeout for the calls that are open."""
+        """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
         old, self._line = self._open_line(), self._new_line()
         self._retired.add(old)
         self._in_background(self._retire(old))
 
     async def _retire(self, line: _Line) -> None:
-        await line.channel.close(self._timeout)
+        await asyncio.sleep(self._timeout)
         self._retired.discard(line)
+        await line.channel.close(None)
 
     def _closed(self) -> PredictorUnavailable:
         return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
@@ -512,16 +513,15 @@ def _status_of(error: RequestError) -> StatusCode | None:
 
 def has_ended(error: RequestError) -> bool:
     """Whether a failed call has certainly ended at the predictor too; not sure is no."""
-    status = _status_of(error)
-    if status is None or not isinstance(error.__cause__, grpc.aio.AioRpcError):
+    cause = error.__cause__
+    if not isinstance(cause, grpc.aio.AioRpcError):
         return False
-    details = _reason(error.__cause__)
-    if any(words in details for words in _CONNECTION_FAULTS):
-        return False
-    if status is StatusCode.INTERNAL:
-        return True
-    if status is StatusCode.RESOURCE_EXHAUSTED:
-        return "larger than max" in details
-    if status is StatusCode.UNAVAILABLE:
-        return any(words in details for words in (*_REFUSALS, *_NOT_CONNECTED))
+    status, details = cause.code(), _reason(cause)
+    match status:
+        case StatusCode.INTERNAL:
+            return not any(words in details for words in _CONNECTION_FAULTS)
+        case StatusCode.UNAVAILABLE:
+            return any(words in details for words in (*_REFUSALS, *_NOT_CONNECTED))
+        case StatusCode.RESOURCE_EXHAUSTED:
+            return "larger than max" in details
     return status in _ENDED
