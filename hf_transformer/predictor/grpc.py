@@ -39,7 +39,8 @@ from hf_transformer.errors import (
 from hf_transformer.predictor import kinds
 from hf_transformer.predictor.address import Address, parse_address
 from hf_transformer.predictor.answers import TIMEOUT_FLAG, TLS_FLAGS, quoted, said, verified
-from hf_transformer.predictor.base import Destination, Outputs, PredictorSettings, Reply, Transport, UnknownRegion
+from hf_transformer.predictor.asking import AskablePredictor
+from hf_transformer.predictor.base import Destination, Outputs, PredictorSettings, Reply, UnknownRegion
 from hf_transformer.predictor.certificates import own_certificate, root_certificates, ssl_context
 from hf_transformer.predictor.headers import forwarded
 from hf_transformer.protocol import v2_grpc, v2_grpc_server
@@ -70,7 +71,7 @@ _STREAM_METADATA = ("triton_grpc_error", "true")
 one, only a message comes."""
 
 
-class GrpcPredictor(Transport):
+class GrpcPredictor(AskablePredictor):
     """A predictor behind gRPC, with a connection of its own. Also answers what the doctor asks of the server."""
 
     def __init__(self, settings: PredictorSettings) -> None:
@@ -195,19 +196,15 @@ class GrpcPredictor(Transport):
         return v2_grpc.parse_region_names(await self._ask("SystemSharedMemoryStatus"))
 
     async def server_live(self) -> bool:
-        """Whether the server says that it can take requests at all."""
         return v2_grpc_server.decode_live(await self._ask("ServerLive"))
 
     async def server_ready(self) -> bool:
-        """Whether the server says that all its models can infer."""
         return v2_grpc_server.decode_ready(await self._ask("ServerReady"))
 
     async def describe_server(self) -> ServerDescription:
-        """Its name, version and extensions."""
         return v2_grpc_server.parse_server(await self._ask("ServerMetadata"))
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
-        """Every model in its repositories, loaded or not; None where there is no such list, which is an extension."""
         try:
             answer = await self._ask("RepositoryIndex")
         except PredictorError:
