@@ -41,7 +41,7 @@ def open_askable(protocol: str, settings: PredictorSettings) -> AskablePredictor
 
         return AskableRestPredictor(settings)
     if protocol == "grpc-v2":
-        from hf_transformer.predictor.grpc_asking import AskableGrpcPredictor
+        from hf_transformer.predictor.grpc import GrpcPredictor
 
-        return AskableGrpcPredictor(settings)
+        return GrpcPredictor(settings)
     raise ConfigError(f"predictor_protocol is {protocol!r}, expected one of v2, grpc-v2")
