@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from hf_transformer.errors import ConfigError
-from hf_transformer.predictor.base import PlacingPredictor, PredictorSettings
+from hf_transformer.predictor.base import PredictorSettings, Transport
 from hf_transformer.types import RepositoryEntry, ServerDescription
 
 
-class AskablePredictor(PlacingPredictor):
+class AskablePredictor(Transport):
     """A transport that also asks what its server says of itself. The methods raise what every predictor's do."""
 
     @abstractmethod
