@@ -43,9 +43,8 @@ from hf_transformer.predictor.asking import AskablePredictor
 from hf_transformer.predictor.base import Destination, Outputs, PredictorSettings, Reply, UnknownRegion
 from hf_transformer.predictor.certificates import own_certificate, root_certificates, ssl_context
 from hf_transformer.predictor.headers import forwarded
-from hf_transformer.protocol import v2_grpc, v2_grpc_server
-from hf_transformer.protocol.placements import NOWHERE
-from hf_transformer.protocol.v2_grpc_stream import StreamEncoder, decode_stream_response
+from hf_transformer.protocol import grpc as codec
+from hf_transformer.protocol.tensors import NOWHERE
 from hf_transformer.renewal import Renewable, keep_renewing
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -83,7 +82,6 @@ class GrpcPredictor(AskablePredictor):
         self._where = str(address)
         self._model_name = settings.model_name
         self._timeout = settings.timeout
-        self._encoder = StreamEncoder(settings.model_name)
         self._credentials: Renewable[grpc.ChannelCredentials] | None = None
         if address.use_ssl:
             files = [settings.ca_file, settings.ca_path, settings.cert_file, settings.key_file]
@@ -119,12 +117,12 @@ class GrpcPredictor(AskablePredictor):
         except PredictorError as exc:
             if _status_of(exc) is not StatusCode.UNIMPLEMENTED:
                 raise
-            return v2_grpc.parse_model_spec(metadata, None)
-        return v2_grpc.parse_model_spec(metadata, config)
+            return codec.parse_model_spec(metadata, None)
+        return codec.parse_model_spec(metadata, config)
 
     async def model_ready(self) -> bool:
         try:
-            return v2_grpc.decode_model_ready(await self._ask("ModelReady", self._about_model("ModelReady")))
+            return codec.decode_model_ready(await self._ask("ModelReady", self._about_model("ModelReady")))
         except PredictorUnavailable as exc:
             if _status_of(exc) is StatusCode.NOT_FOUND:
                 return False
@@ -142,7 +140,7 @@ class GrpcPredictor(AskablePredictor):
         destination: Destination | None = None,
     ) -> Reply:
         placements = NOWHERE if destination is None else destination.placements
-        request = v2_grpc.encode_infer_request(self._model_name, inputs, outputs, placements)
+        request = codec.encode_infer_request(self._model_name, inputs, outputs, placements)
         try:
             response = await self._call("ModelInfer", request, metadata_of(headers), cancellable)
         except RequestError as error:
@@ -153,12 +151,12 @@ class GrpcPredictor(AskablePredictor):
             raise
         if destination is not None:
             destination.settled = True
-        return Reply(verified(outputs, v2_grpc.decode_infer_response(response, placements)))
+        return Reply(verified(outputs, codec.decode_infer_response(response, placements)))
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
-        request = self._encoder.encode(inputs, outputs)
+        request = codec.encode_infer_request(self._model_name, inputs, outputs, streamed=True)
         line = self._open_line()
         connection = line.connection
         call = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(headers)])
@@ -167,7 +165,7 @@ class GrpcPredictor(AskablePredictor):
             while (body := await call.read()) is not _EOF:
                 if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
                     continue
-                error, tensors, final = decode_stream_response(body)
+                error, tensors, final = codec.decode_stream_response(body)
                 if error:
                     raise said(error, self._where)
                 if unknown := [name for name in tensors if outputs and name not in outputs]:
@@ -187,32 +185,32 @@ class GrpcPredictor(AskablePredictor):
             call.cancel()  # does nothing to a call that has ended
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._ask("SystemSharedMemoryRegister", v2_grpc.encode_registration(name, key, byte_size))
+        await self._ask("SystemSharedMemoryRegister", codec.encode_registration(name, key, byte_size))
 
     async def unregister_region(self, name: str) -> None:
-        await self._ask("SystemSharedMemoryUnregister", v2_grpc.encode_unregistration(name))
+        await self._ask("SystemSharedMemoryUnregister", codec.encode_unregistration(name))
 
     async def region_names(self) -> Sequence[str]:
-        return v2_grpc.parse_region_names(await self._ask("SystemSharedMemoryStatus"))
+        return codec.parse_region_names(await self._ask("SystemSharedMemoryStatus"))
 
     async def server_live(self) -> bool:
-        return v2_grpc_server.decode_live(await self._ask("ServerLive"))
+        return codec.decode_live(await self._ask("ServerLive"))
 
     async def server_ready(self) -> bool:
-        return v2_grpc_server.decode_ready(await self._ask("ServerReady"))
+        return codec.decode_ready(await self._ask("ServerReady"))
 
     async def describe_server(self) -> ServerDescription:
-        return v2_grpc_server.parse_server(await self._ask("ServerMetadata"))
+        return codec.parse_server(await self._ask("ServerMetadata"))
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         try:
             answer = await self._ask("RepositoryIndex")
         except PredictorError:
             return None  # it has no such method, or has it switched off
-        return v2_grpc_server.parse_index(answer)
+        return codec.parse_index(answer)
 
     def _about_model(self, method: str) -> bytes:
-        return v2_grpc.encode_model_request(method, self._model_name)
+        return codec.encode_model_request(method, self._model_name)
 
     async def _ask(self, method: str, request: bytes = b"") -> bytes:
         """A call other than an inference, which has the timeout as its bound."""
@@ -320,14 +318,14 @@ class _Line:
             self.channel = grpc.aio.secure_channel(target, credentials, options)
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
-        self.stream: Any = self.channel.unary_stream(f"/{v2_grpc.SERVICE}/ModelStreamInfer", None, None)
+        self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
         self._methods: dict[str, Any] = {}
 
     def method(self, name: str) -> Any:
         """What makes a unary call of this method, with bytes in and out."""
         found = self._methods.get(name)
         if found is None:
-            found = self._methods[name] = self.channel.unary_unary(f"/{v2_grpc.SERVICE}/{name}", None, None)
+            found = self._methods[name] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
         return found
 
 

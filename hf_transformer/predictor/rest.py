@@ -49,11 +49,9 @@ from hf_transformer.predictor.http import (
     NoAnswer,
     NotHttp,
 )
-from hf_transformer.protocol import v2_rest, v2_rest_regions, v2_rest_server
-from hf_transformer.protocol.datatypes import Malformed, raw_view
-from hf_transformer.protocol.generate import GenerateEncoder, decode_generate_response
-from hf_transformer.protocol.placements import NOWHERE, Placement
-from hf_transformer.protocol.sse import EventReader
+from hf_transformer.protocol import rest as codec
+from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
+from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
@@ -76,7 +74,7 @@ _WORTH_ALIGNING: Final = 2**14
 _ERROR_BYTES: Final = 2**16
 """How much is read of a stream's answer that is an error."""
 
-_LENGTH_KEY: Final = v2_rest.HEADER_LENGTH.lower()
+_LENGTH_KEY: Final = codec.HEADER_LENGTH.lower()
 
 
 class RestPredictor(Transport):
@@ -92,12 +90,11 @@ class RestPredictor(Transport):
         self._fields = f"HTTP/1.1\r\nHost: {host_header(settings, address)}\r\nAccept-Encoding: identity\r\n"
         self._path = f"/v2/models/{_escaped(settings.model_name)}"
         self._infer_head = (
-            f"POST {self._path}/infer {self._fields}Content-Type: application/octet-stream\r\n{v2_rest.HEADER_LENGTH}: "
+            f"POST {self._path}/infer {self._fields}Content-Type: application/octet-stream\r\n{codec.HEADER_LENGTH}: "
         ).encode()
         self._stream_head = (
             f"POST {self._path}/generate_stream {self._fields}Content-Type: application/json\r\nContent-Length: "
         ).encode()
-        self._encoder = GenerateEncoder()
         self._client: Client
 
     async def __aenter__(self) -> Self:
@@ -136,7 +133,7 @@ class RestPredictor(Transport):
             if answer.status == 404:
                 self._check_region(answer, placements)
             self._raise_for_status(answer)
-        tensors = v2_rest.decode_infer_response(answer.body, _header_length(answer.headers), placements)
+        tensors = codec.decode_infer_response(answer.body, _header_length(answer.headers), placements)
         return Reply(verified(outputs, tensors))
 
     def _infer_request(
@@ -147,13 +144,7 @@ class RestPredictor(Transport):
         placements: Mapping[str, Placement],
     ) -> list[bytes | memoryview]:
         """A request in pieces. Large tensors are views of the inputs."""
-        try:
-            chunks = [raw_view(tensor) for tensor in inputs]
-        except Malformed as exc:
-            raise PredictorError(f"the request can't be written: {exc}") from exc
-        sizes = [len(chunk) for chunk in chunks]
-        header = v2_rest.encode_infer_header(inputs, sizes, outputs, placements)
-        length = len(header) + sum(sizes)
+        header, chunks, length = codec.encode_infer_request(inputs, outputs, placements)
         fields = header_lines(headers)
         head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(header), length, fields)
         return _joined((head, header, *chunks))
@@ -192,7 +183,7 @@ class RestPredictor(Transport):
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
         """Calls Triton's generate_stream. Closing it early closes its connection."""
-        body = self._encoder.encode(inputs)
+        body = encode_generate_request(inputs)
         request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), header_lines(headers), body)
         reader = EventReader(self._largest)
         try:
@@ -236,7 +227,7 @@ class RestPredictor(Transport):
         if config.status not in _NOT_THERE:
             self._raise_for_status(config)
         try:
-            return v2_rest.parse_model_spec(metadata.body, None if config.status in _NOT_THERE else config.body)
+            return codec.parse_model_spec(metadata.body, None if config.status in _NOT_THERE else config.body)
         except PredictorError as exc:  # Triton's port for metrics says 200 to everything
             raise PredictorError(f"{exc} (is {self._where} Triton's REST port? see --predictor_host)") from exc
 
@@ -253,7 +244,7 @@ class RestPredictor(Transport):
         return not (isinstance(status, dict) and status.get("ready") is False)
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._change_region(name, "register", v2_rest_regions.encode_registration(key, byte_size))
+        await self._change_region(name, "register", codec.encode_registration(key, byte_size))
 
     async def unregister_region(self, name: str) -> None:
         await self._change_region(name, "unregister", b"")
@@ -261,7 +252,7 @@ class RestPredictor(Transport):
     async def region_names(self) -> Sequence[str]:
         answer = await self._get("/v2/systemsharedmemory/status")
         self._raise_for_status(answer)
-        return v2_rest_regions.parse_region_names(answer.body)
+        return codec.parse_region_names(answer.body)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
         self._raise_for_status(await self._post(f"/v2/systemsharedmemory/region/{_escaped(name)}/{action}", body))
@@ -306,14 +297,14 @@ class AskableRestPredictor(RestPredictor, AskablePredictor):
     async def describe_server(self) -> ServerDescription:
         answer = await self._get("/v2")
         self._raise_for_status(answer)
-        return v2_rest_server.parse_server(answer.body)
+        return codec.parse_server(answer.body)
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         answer = await self._post("/v2/repository/index")
         if answer.status in _NOT_THERE:
             return None
         self._raise_for_status(answer)
-        return v2_rest_server.parse_index(answer.body)
+        return codec.parse_index(answer.body)
 
 
 def host_header(settings: PredictorSettings, address: Address) -> str:
@@ -370,7 +361,7 @@ def _room(size: int, headers: Mapping[str, str]) -> memoryview:
 def _header_length(headers: Mapping[str, str]) -> int | None:
     """Bytes of the JSON header of a body; None where all of it is JSON. Raises PredictorError."""
     try:
-        return v2_rest.parse_header_length(headers.get(_LENGTH_KEY))
+        return codec.parse_header_length(headers.get(_LENGTH_KEY))
     except Malformed as exc:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 

@@ -32,7 +32,7 @@ from hf_transformer.predictor import kinds
 from hf_transformer.predictor.base import Destination, UnknownRegion
 from hf_transformer.predictor.grpc import ERRORS, GrpcPredictor, metadata_of
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import RepositoryEntry, Tensor
 from tests.predictor.fault_server import HOST, Connection, nobody
 from tests.predictor.grpc_server import Fault, Handler, faulty, frame, head, predictor, serving, until_request

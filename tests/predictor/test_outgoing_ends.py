@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hf_transformer.predictor.grpc_call import UnaryCall
+from tests.predictor.test_grpc_predictor import answer as good_message
+from tests.predictor.test_grpc_predictor import serving
 
 from hf_transformer.errors import PredictorTimeout
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor, PredictorSettings
-from hf_transformer.predictor.grpc_call import UnaryCall
 from tests.predictor.rest_calls import IDS
-from tests.predictor.test_grpc_predictor import answer as good_message
-from tests.predictor.test_grpc_predictor import serving
 
 pytestmark = pytest.mark.asyncio
 

@@ -27,7 +27,7 @@ from hf_transformer.predictor.base import Destination, PredictorSettings, StaleC
 from hf_transformer.predictor.http import HttpError
 from hf_transformer.predictor.kinds import kind_of
 from hf_transformer.predictor.rest import AskableRestPredictor, RestPredictor, _mapped, host_header
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
 from tests.predictor.rest_calls import FRAMING, HEADER, IDS, LOGITS, fails, good_answer, infer, predictor
