@@ -12,9 +12,9 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from hf_transformer.api.running import Running
 from hf_transformer.errors import RequestError, Unavailable
 from hf_transformer.generation.types import Piece
+from hf_transformer.generation.writing import Generation
 
 EVENTS = b"text/event-stream"
 """Server-sent events. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
@@ -37,7 +37,7 @@ class Stream(Protocol):
     texts: int
 
     @abstractmethod
-    def start(self) -> Awaitable[Running]:
+    def start(self) -> Awaitable[Generation]:
         """Begins to write them. Raises RequestError."""
 
     def prepare(self) -> None:
@@ -48,7 +48,7 @@ class Stream(Protocol):
     def piece(self, piece: Piece) -> bytes:
         """What tells of a piece; nothing is sent where it is empty."""
 
-    def end(self, running: Running) -> bytes:
+    def end(self, running: Generation) -> bytes:
         """What follows the last piece; may be empty."""
         return b""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from hf_transformer.core.places import Places
 from hf_transformer.core.scheduler import SchedulerSettings
-from hf_transformer.following import Items
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types import Context
@@ -67,10 +67,11 @@ class Generator(ABC):
         return
 
     @abstractmethod
-    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> Items[Step]:
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """One continuation of one prompt, step by step, as fast as it is asked for.
 
-        Closing it early (``aclose``) or cancelling ends the work at the predictor, where that can be.
+        Nothing is sent before the first step is asked for. Closing it early (``aclose``) or cancelling ends the work at
+        the predictor, where that can be.
         ``sampling.max_tokens`` is always a number here, and ``sampling.seed`` differs between the choices of a prompt.
         The caller keeps the deadline.
 
@@ -78,10 +79,13 @@ class Generator(ABC):
             RequestError: the predictor's errors, and InvalidInput for a prompt that can't be continued.
         """
 
-    @abstractmethod
     async def canary(self, prompt: Prompt) -> None:
         """Has the model make one token of a short prompt. Raises RequestError if it can't."""
+        sampling = Sampling(max_tokens=1, greedy=True)
+        async with aclosing(self.generate(prompt, sampling, Context("canary", {}))) as steps:
+            async for _ in steps:
+                pass
 
-    @abstractmethod
     async def close(self) -> None:
-        """Ends what it still does for nobody; called when another model takes its place, or the service ends."""
+        """Gives back what it holds; called when another model takes its place, or the service ends."""
+        return
