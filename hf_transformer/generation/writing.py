@@ -103,8 +103,7 @@ async def write(
         ending = "abandoned"
         raise
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or not task.cancelling():  # not the reader, but what the generator waited for
+        if not _is_cancelled():  # but what the generator waited for was
             raise PredictorError("the call to the predictor was cancelled") from None
         ending = "abandoned"
         raise
@@ -112,6 +111,12 @@ async def write(
         metrics.end(ending)
     written()
     yield piece
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task is."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def write_together(texts: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
