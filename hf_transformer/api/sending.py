@@ -1,7 +1,7 @@
-"""How a stream is sent as an HTTP response: as soon as its pieces come, and no faster than its client reads.
+"""How a stream is sent as an HTTP response: each piece when it comes, and no faster than the client reads.
 
-What the first piece has to wait for counts most. So what is not needed to ask the model is done while it works. On the
-short way head and first piece are one write, and so are the last piece and the end.
+The time to the first piece counts most, so whatever the request to the model does not need is done while the model
+works. On the short way head and first piece are one write, and so are the last piece and the end.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Sink(Protocol):
     begun: bool
 
     def prepare(self, content_type: bytes, request_id: bytes) -> None:
-        """What the head has beside the timing; once, before ``begin``."""
+        """Sets the headers, apart from the timing; called once, before ``begin``."""
 
     async def begin(self, timing: bytes, piece: bytes) -> None:
         """Sends the head, with status 200, and the first part, which may be empty, as soon as the client reads.
-        ``timing`` is how long the answer took; empty where that is not told."""
+        ``timing`` is the value of server-timing; empty for no such header."""
 
     async def send(self, piece: bytes) -> None:
         """Sends a part as soon as the client reads."""
@@ -108,7 +108,7 @@ class Sender:
     """Sends one stream as an HTTP response.
 
     Args:
-        timing: whether the answer tells how long it took until the first piece.
+        timing: whether the head has a server-timing, for the time until the first piece.
     """
 
     __slots__ = ("_context", "_held", "_loop", "_prepared", "_sink", "_stream", "_timing")
@@ -124,8 +124,10 @@ class Sender:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, streams: OpenStreams) -> int:
-        """Sends it to its end; waits while the client does not read. Gives the status that the request counts under:
-        that of the error that ended it, else 200.
+        """Sends it to its end; waits while the client does not read.
+
+        Returns:
+            The status that the request counts under: that of the error that ended it, else 200.
 
         Raises:
             RequestError: what went wrong before the first piece; nothing was sent.
@@ -181,7 +183,7 @@ class Sender:
                 raise error
             return str(error), error.status
         finally:
-            del error  # it refers to this frame: only the collector would find what its callers hold
+            del error  # it refers to this frame: only the garbage collector would free what the callers hold
 
     def _our_fault(self) -> tuple[str, int]:
         """The last resort for a fault of our own, as in Endpoint."""

@@ -77,7 +77,7 @@ async def pushing(**options: Any) -> AsyncIterator[PushedBench]:
 
 @asynccontextmanager
 async def begun(
-    made: PushedBench, way: type[Exchange] | type[ShortExchange] = Exchange, app: Any = None, **headers: str
+    made: PushedBench, way: type[Exchange] | type[ShortExchange] = Exchange, app: Any = None, **headers: Any
 ) -> AsyncIterator[tuple[AnyExchange, bytes]]:
     """A stream whose first piece, of the first step of TEXT, was sent."""
     async with way(app or made.app, PATH, FIELDS, **headers) as exchange:

@@ -64,7 +64,7 @@ class Told(Stream):
         self.texts = texts
         self.calls: list[str] = []
 
-    async def start(self) -> Script:
+    async def start(self) -> Any:
         if isinstance(self._script, RequestError):
             raise self._script
         return self._script
