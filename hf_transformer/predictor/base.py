@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import PredictorUnavailable
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import ModelSpec, Tensor
 
 Outputs = Mapping[str, Tensor]

@@ -21,8 +21,8 @@ from hf_transformer.predictor.grpc_status import RpcError, Status
 from hf_transformer.predictor.grpc_stream import ERROR_STATUS, GrpcResponses, StreamInfers
 from hf_transformer.predictor.headers import forwarded
 from hf_transformer.predictor.responses import Watch
-from hf_transformer.protocol import v2_grpc
-from hf_transformer.protocol.v2_grpc_stream import StreamEncoder
+from hf_transformer.protocol import grpc as v2_grpc
+from hf_transformer.protocol.grpc import StreamEncoder
 from hf_transformer.types import ModelSpec, Tensor
 
 _LARGEST = 2**32 - 1

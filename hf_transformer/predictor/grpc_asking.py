@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.asking import AskablePredictor
 from hf_transformer.predictor.grpc import GrpcPredictor
-from hf_transformer.protocol import v2_grpc_server
+from hf_transformer.protocol import grpc as v2_grpc_server
 from hf_transformer.types import RepositoryEntry, ServerDescription
 
 _EVERYTHING = b""

@@ -10,7 +10,7 @@ from hf_transformer.predictor.answers import said
 from hf_transformer.predictor.grpc_errors import mapped
 from hf_transformer.predictor.grpc_status import RpcError
 from hf_transformer.predictor.responses import Outputs, Responses, Watch
-from hf_transformer.protocol.v2_grpc_stream import StreamDecoder
+from hf_transformer.protocol.grpc import StreamDecoder
 from hf_transformer.types import Tensor
 
 ERROR_STATUS = ("triton_grpc_error", "true")

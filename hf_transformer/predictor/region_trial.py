@@ -12,7 +12,7 @@ import numpy as np
 from hf_transformer.errors import RequestError
 from hf_transformer.predictor.base import Destination, PlacingPredictor
 from hf_transformer.predictor.shared_region import FOLDER, Region, aligned
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import Tensor
 
 _RELATIVE, _ABSOLUTE = 2e-2, 1e-3

@@ -32,9 +32,10 @@ from hf_transformer.predictor.rest_bodies import JOINED, LENGTH_KEY, aligned_roo
 from hf_transformer.predictor.rest_call import RestCall
 from hf_transformer.predictor.rest_errors import has_ended, mapped, message_of, refused
 from hf_transformer.predictor.rest_stream import GenerateStreams, RestResponses
-from hf_transformer.protocol import v2_rest, v2_rest_regions
-from hf_transformer.protocol.placements import NOWHERE, Placement
-from hf_transformer.protocol.v2_rest_calls import InferCalls
+from hf_transformer.protocol import rest as v2_rest
+from hf_transformer.protocol import rest as v2_rest_regions
+from hf_transformer.protocol.rest import InferCalls
+from hf_transformer.protocol.tensors import NOWHERE, Placement
 from hf_transformer.types import ModelSpec, Tensor
 
 _NO_CONFIG = frozenset({400, 404, 405, 501})

@@ -8,7 +8,7 @@ from hf_transformer.predictor.asking import AskablePredictor
 from hf_transformer.predictor.base import PredictorSettings
 from hf_transformer.predictor.http1_parser import Answer
 from hf_transformer.predictor.rest import RestPredictor, host_header
-from hf_transformer.protocol import v2_rest_server
+from hf_transformer.protocol import rest as v2_rest_server
 from hf_transformer.types import RepositoryEntry, ServerDescription
 
 _NO_INDEX = frozenset({400, 404, 405, 501})

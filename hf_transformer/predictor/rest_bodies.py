@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol import v2_rest
-from hf_transformer.protocol.datatypes import Malformed
+from hf_transformer.protocol import rest as v2_rest
+from hf_transformer.protocol.tensors import Malformed
 
 JOINED: Final = 2**16
 """Bytes of what is copied so that it leaves in one piece. Megabytes are sent from where they are: to join 100 MB of

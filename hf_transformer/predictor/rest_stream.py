@@ -17,9 +17,8 @@ from hf_transformer.predictor.http1_stream import StreamedAnswer
 from hf_transformer.predictor.http1_streams import StreamedCalls
 from hf_transformer.predictor.responses import Outputs, Responses, Watch
 from hf_transformer.predictor.rest_errors import mapped, refused
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.generate import GenerateEncoder, decode_generate_response
-from hf_transformer.protocol.sse import EventReader
+from hf_transformer.protocol.generate import EventReader, GenerateEncoder, decode_generate_response
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Tensor
 
 _ERROR_BYTES = 2**16

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shm_open, which Triton opens a region's key with
 PREFIX = "hf_transformer_outputs_"

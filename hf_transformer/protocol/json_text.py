@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.datatypes import Malformed
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Array, Json
 
 SMALL = 64 * 1024

@@ -11,10 +11,10 @@ import grpc
 import numpy as np
 import pytest
 
-from hf_transformer.protocol.datatypes import encode_raw
+from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
-from hf_transformer.protocol.v2_grpc import decode_infer_response
+from hf_transformer.protocol.tensors import encode_raw
 from hf_transformer.types import Array, Tensor
 from tests.service import Service
 

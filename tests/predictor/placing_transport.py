@@ -13,7 +13,7 @@ import numpy as np
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, PlacingPredictor, UnknownRegion
-from hf_transformer.protocol.placements import placed_tensor
+from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types import ModelSpec, Tensor
 
 SPEC = ModelSpec("m", "1", (), (), 0)

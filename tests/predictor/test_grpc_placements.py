@@ -12,7 +12,7 @@ from hf_transformer.errors import PredictorError, RequestError
 from hf_transformer.predictor.base import Destination, UnknownRegion
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from tests.predictor.fault_server import nobody
 from tests.predictor.test_grpc_predictor import IDS, Handler, predictor, serving
 

@@ -15,7 +15,7 @@ from hf_transformer.predictor import kinds
 from hf_transformer.predictor.base import Destination, UnknownRegion
 from hf_transformer.predictor.http1_connection import Connection as Http1Connection
 from hf_transformer.predictor.rest import RestPredictor
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from tests.predictor.fault_server import Connection, nobody, scripted
 from tests.predictor.rest_calls import IDS, good_answer, predictor
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hf_transformer.protocol.placements import NOWHERE, Placement
-from hf_transformer.protocol.v2_rest_calls import InferCalls
+from hf_transformer.protocol.rest import InferCalls
+from hf_transformer.protocol.tensors import NOWHERE, Placement
 from hf_transformer.types import Tensor
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.protocol import datatypes
-from hf_transformer.protocol.datatypes import Malformed, checked_shape, decode_json, decode_raw, encode_raw, raw_view
+from hf_transformer.protocol import tensors as datatypes
+from hf_transformer.protocol.tensors import Malformed, checked_shape, decode_json, decode_raw, encode_raw, raw_view
 from hf_transformer.types import NUMPY_DTYPES, Tensor
 
 

@@ -10,10 +10,12 @@ import orjson
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol import v2_grpc, v2_rest, v2_rest_regions
+from hf_transformer.protocol import grpc as v2_grpc
+from hf_transformer.protocol import rest as v2_rest
+from hf_transformer.protocol import rest as v2_rest_regions
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.placements import Placement
-from hf_transformer.protocol.v2_rest_calls import InferCalls
+from hf_transformer.protocol.rest import InferCalls
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import Tensor
 from tests.protocol.requests import encoded
 

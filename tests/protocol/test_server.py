@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol import v2_grpc, v2_grpc_server, v2_rest, v2_rest_server
+from hf_transformer.protocol import grpc as v2_grpc
+from hf_transformer.protocol import grpc as v2_grpc_server
+from hf_transformer.protocol import rest as v2_rest
+from hf_transformer.protocol import rest as v2_rest_server
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import RepositoryEntry, ServerDescription
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.sse import EventReader
+from hf_transformer.protocol.generate import EventReader
+from hf_transformer.protocol.tensors import Malformed
 
 STREAM = (
     b'\xef\xbb\xbfdata: {"a": 1}\n\n'

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol import v2_grpc
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.message_fields import split_field
+from hf_transformer.protocol import grpc as v2_grpc
+from hf_transformer.protocol.grpc import split_field
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hf_transformer.protocol.infer import InferRequest, InferResponse, RequestedOutput
-from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc import decode_infer_response
-from hf_transformer.protocol.v2_grpc_inbound import (
+from hf_transformer.protocol.grpc import decode_infer_response
+from hf_transformer.protocol.grpc_inbound import (
     encode_infer_response,
     encode_model_metadata,
     encode_stream_error,
     encode_stream_response,
 )
+from hf_transformer.protocol.inbound import InferRequest, InferResponse, RequestedOutput
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import ModelDescription, Tensor, TensorSpec
 
 EMBEDDINGS = np.arange(6, dtype="<f4").reshape(2, 3)

@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.inbound import MOST_INPUTS, MOST_OUTPUTS
-from hf_transformer.protocol.infer import RequestedOutput
-from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc_inbound import (
+from hf_transformer.protocol.grpc_inbound import (
     MOST_PARTS,
     Inference,
     decode,
     decode_infer_request,
     request_id,
 )
+from hf_transformer.protocol.inbound import MOST_INPUTS, MOST_OUTPUTS, RequestedOutput
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Tensor, Texts
 from tests.protocol.fuzz_v2_grpc import assert_bounded, fuzz, raw_request, typed_request
 from tests.protocol.fuzz_v2_rest import RAW_TEXTS, framed

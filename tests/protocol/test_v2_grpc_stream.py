@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc_stream import (
+from hf_transformer.protocol.grpc import (
     KEPT_HEADS,
     KEPT_INPUTS,
     KEPT_LAYOUTS,
@@ -20,6 +19,7 @@ from hf_transformer.protocol.v2_grpc_stream import (
     StreamResponse,
     decode_stream_response,
 )
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Tensor
 
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.v2_rest import (
+from hf_transformer.protocol.rest import (
     decode_infer_response,
     parse_header_length,
     parse_model_spec,
     split_body,
 )
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import ModelSpec, TensorSpec
 
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)

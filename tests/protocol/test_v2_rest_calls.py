@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol.placements import NOWHERE, Placement
-from hf_transformer.protocol.v2_rest import decode_infer_response
-from hf_transformer.protocol.v2_rest_calls import LONGEST, MOST, InferCalls
+from hf_transformer.protocol.rest import LONGEST, MOST, InferCalls, decode_infer_response
+from hf_transformer.protocol.tensors import NOWHERE, Placement
 from hf_transformer.types import Tensor
 from tests.protocol.requests import encoded
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.infer import InferRequest, InferResponse, RequestedOutput
-from hf_transformer.protocol.v2_rest import decode_infer_response
-from hf_transformer.protocol.v2_rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.inbound import InferRequest, InferResponse, RequestedOutput
+from hf_transformer.protocol.rest import decode_infer_response
+from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import NUMPY_DTYPES, Tensor, Texts
 from tests.protocol.fuzz_v2_rest import Body, assert_bounded, bodies, decode, framed, fuzz, tensor
 from tests.protocol.fuzzing import MAX_ELEMENTS

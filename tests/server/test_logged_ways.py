@@ -12,7 +12,7 @@ from hf_transformer.api.access_log import AccessLog
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.server.connection import JOINED
 from hf_transformer.whole_response import WHOLE_RESPONSE
-from tests.server.test_connection import Gate, serving
+from tests.integration.server.serving import Gate, serving
 
 SECONDS = 20.0
 LOGGER = "tests.logged_ways"

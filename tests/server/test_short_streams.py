@@ -11,8 +11,8 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.short_way import Begin, Headers, Response
-from tests.server.processes import SECONDS
-from tests.server.test_connection import serving
+from tests.integration.server.processes import SECONDS
+from tests.integration.server.serving import serving
 from tests.server.test_short_requests import TARGET, Client, client_of, post
 from tests.server.test_short_requests import Ways as WholeWays
 
