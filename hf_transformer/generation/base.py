@@ -56,19 +56,19 @@ class Generator(ABC):
     @property
     @abstractmethod
     def honours(self) -> frozenset[str]:
-        """The fields of Sampling that the model, or this class, can honour; a request that sets another one to
-        anything but its neutral value is refused before ``generate``. ``stop`` and ``n`` are everybody's: the text is
-        searched here, and each continuation is a call of its own.
+        """The fields of Sampling that the model, or this class, can honour. A request that sets another one to anything
+        but its neutral value is refused before ``generate``. ``stop`` and ``n`` need no support: the pipeline searches
+        the text itself, and each continuation is a call of its own.
         """
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
-        """Raises RequestError for texts of one request that can't be written together, however long one waits. Called
-        before the first ``generate``."""
+        """Raises RequestError for texts of one request that can never be written together. Called before the first
+        ``generate``."""
         return
 
     @abstractmethod
     def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """One continuation of one prompt, step by step, as fast as it is asked for.
+        """One continuation of one prompt, step by step, as fast as the caller asks.
 
         Nothing is sent before the first step is asked for. Closing it early (``aclose``) or cancelling ends the work at
         the predictor, where that can be.

@@ -22,7 +22,7 @@ from hf_transformer.generation.types import FinishReason, Piece, Prompt, Samplin
 from hf_transformer.types import Context
 
 QUEUED_PIECES = 32
-"""Pieces that wait for a slow reader, of all texts of a request that has several, before the model waits too."""
+"""Pieces of a request for several texts that may wait for a slow reader; then the model waits too."""
 
 CountText = Callable[[str], Awaitable[int]]
 """How many tokens a text has."""
@@ -48,7 +48,7 @@ class TextPlan:
 async def write(
     plan: TextPlan, generator: Generator, tally: Tally, count_text: CountText, written: Callable[[], object]
 ) -> AsyncGenerator[Piece, None]:
-    """The pieces of one text, as fast as they are asked for.
+    """The pieces of one text, as fast as the caller asks.
 
     The last one has ``finish``. It comes once the call to the predictor is over: a slow reader must not keep that open.
 
@@ -103,7 +103,7 @@ async def write(
         ending = "abandoned"
         raise
     except asyncio.CancelledError:
-        if not _is_cancelled():  # but what the generator waited for was
+        if not _is_cancelled():  # something that the generator waited for was cancelled
             raise PredictorError("the call to the predictor was cancelled") from None
         ending = "abandoned"
         raise
@@ -114,7 +114,7 @@ async def write(
 
 
 def _is_cancelled() -> bool:
-    """Whether the current task is."""
+    """Whether somebody has cancelled the current task."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -149,7 +149,8 @@ async def write_together(texts: Sequence[AsyncGenerator[Piece, None]]) -> AsyncG
             yield piece
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second time would interrupt the end of its call
+                task.cancel()
         await asyncio.wait(tasks)
         tasks.clear()
 
@@ -163,7 +164,7 @@ class Generation:
 
     Args:
         plans: one for each text.
-        tally: what they come to.
+        tally: counts their tokens.
         timeout: seconds for all of them together.
         shape: how many prompts there are, and how many choices of each.
     """
@@ -212,12 +213,12 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Those of all prompts together."""
+        """Tokens of all prompts together."""
         return self._tally.prompt_tokens
 
     @property
     def completion_tokens(self) -> int:
-        """New ones of all texts so far."""
+        """New tokens of all texts so far."""
         return self._tally.completion_tokens
 
     async def __aenter__(self) -> Self:
