@@ -108,7 +108,7 @@ class TinyModel:
 
 
 class TinyPredictor(Predictor):
-    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``cancelled`` the numbers of those broken off.
+    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``wanted`` what says whether it is still wanted.
 
     While ``held`` a call waits for ``release``. ``faults`` are raised by the calls of these numbers, ``change`` sees
     every call's outputs before they are given.
@@ -123,7 +123,7 @@ class TinyPredictor(Predictor):
         self.headers: list[Mapping[str, str]] = []
         self.faults: dict[int, Exception] = {}
         self.held = False
-        self.cancelled: list[int] = []
+        self.wanted: list[Callable[[], bool]] = []
         self.change: Any = None
         self._gates: list[asyncio.Future[None]] = []
 
@@ -174,14 +174,11 @@ class TinyPredictor(Predictor):
         self.asked.append(outputs)
         self.sizes.append(sizes or {})
         self.headers.append(headers)
+        self.wanted.append(wanted or (lambda: True))
         self._verify(inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
-            try:
-                await self._gates[-1]
-            except asyncio.CancelledError:
-                self.cancelled.append(number)
-                raise
+            await self._gates[-1]
         else:
             await asyncio.sleep(0)
         if number in self.faults:
