@@ -142,7 +142,7 @@ async def test_what_has_ended_is_let_go_of_without_the_collector() -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             del tasks, task
-            await predictor.turn(50)
+            await predictor.release(50)
             assert len(caches) == 24 and [cache() for cache in caches] == [None] * 24
         finally:
             gc.enable()

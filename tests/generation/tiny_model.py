@@ -108,7 +108,7 @@ class TinyModel:
 
 
 class TinyPredictor(Predictor):
-    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``wanted`` what says whether it is still wanted.
+    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``wanted`` is what those that are held were given.
 
     While ``held`` a call waits for ``release``. ``faults`` are raised by the calls of these numbers, ``change`` sees
     every call's outputs before they are given.
@@ -130,6 +130,7 @@ class TinyPredictor(Predictor):
     async def release(self, turns: int = 20) -> None:
         """Lets the calls that wait go on, and everything happen that then can."""
         gates, self._gates = self._gates, []
+        self.wanted.clear()
         for gate in gates:
             if not gate.done():
                 gate.set_result(None)
@@ -174,10 +175,10 @@ class TinyPredictor(Predictor):
         self.asked.append(outputs)
         self.sizes.append(sizes or {})
         self.headers.append(headers)
-        self.wanted.append(wanted or (lambda: True))
         self._verify(inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
+            self.wanted += [] if wanted is None else [wanted]
             await self._gates[-1]
         else:
             await asyncio.sleep(0)
