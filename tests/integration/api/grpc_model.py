@@ -14,11 +14,11 @@ import pytest
 
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
-from hf_transformer.api.running import Running
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.core.admission import Admission
 from hf_transformer.errors import NotReady
 from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -59,7 +59,7 @@ class ScriptedModel:
         words = [await self.predict_one(text, context) for text in query.instances]
         return Answers(words, tensor=bytes_tensor([word.encode() for word in words]))
 
-    async def generate(self, request: GenerationRequest, context: Context) -> Running:
+    async def generate(self, request: GenerationRequest, context: Context) -> Generation:
         raise AssertionError("this model generates nothing")
 
     def describe(self) -> ModelDescription:
