@@ -195,3 +195,19 @@ async def test_an_answer_over_the_limit(caplog: pytest.LogCaptureFixture) -> Non
         assert text_of(await client.infer(request("a"))) == "a"
         assert (server.metric(count(413)), server.metric(count(200))) == (1, 1)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_client_that_leaves_as_its_answer_leaves_is_no_traceback(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def long_answer(text: str, context: Context) -> str:
+        return "a" * 1_000_000
+
+    async with serving(ScriptedModel(long_answer)) as server, asyncio.timeout(20):
+        for _ in range(10):
+            async with bare_call(server.settings.port, method, request("a")) as answered:
+                await answered.readuntil(b"a" * 10_000)
+        await server.over()
+        await server.until(IN_FLIGHT, 0)
+    assert not [record for record in caplog.records if record.exc_info]

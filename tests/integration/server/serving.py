@@ -53,13 +53,13 @@ class Gate:
 
 @asynccontextmanager
 async def serving(
-    app: Gate,
+    app: Any,
     seconds: float = SECONDS,
     certificate: tuple[str, str] | None = None,
     keep_alive: int = 65,
     grace: float = SECONDS,
 ) -> AsyncIterator[tuple[uvicorn.Server, int]]:
-    """The server of ``app`` and its port; ``seconds`` is the client timeout. At the end the gate of ``app`` is opened.
+    """The server of ``app``, of ASGI, and its port; ``seconds`` is the client timeout. At the end a Gate is opened.
 
     ``should_exit = True`` begins the server's end, as SIGTERM does.
     """
@@ -83,7 +83,8 @@ async def serving(
         try:
             yield server, listening.getsockname()[1]
         finally:
-            app.open.set()
+            if isinstance(app, Gate):
+                app.open.set()
             server.should_exit = True
             await running
 
@@ -132,7 +133,7 @@ async def connected_to(port: int) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def client_of(app: Gate, seconds: float = SECONDS, keep_alive: int = 65) -> AsyncIterator[Client]:
+async def client_of(app: Any, seconds: float = SECONDS, keep_alive: int = 65) -> AsyncIterator[Client]:
     """A connection to a server of its own."""
     async with serving(app, seconds, keep_alive=keep_alive) as (_, port), connected_to(port) as client:
         yield client
