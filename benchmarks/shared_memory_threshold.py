@@ -23,7 +23,7 @@ import numpy as np
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.predictor import PROTOCOLS
 from hf_transformer.predictor.base import Predictor, PredictorSettings
-from hf_transformer.predictor.shared_memory import SharedMemoryPredictor
+from hf_transformer.predictor.shared_memory import SharedMemory
 from hf_transformer.types import Tensor
 
 KIB = 2**10
@@ -54,8 +54,9 @@ class TritonPythonModel:
 
 async def call(predictor: Predictor, size: int) -> None:
     count = Tensor("count", "INT64", np.array([size // 4]))
-    async with predictor.infer([count], ["logits"], {}, sizes={"logits": size}) as outputs:
-        outputs["logits"].data.argmax()
+    reply = await predictor.infer([count], ["logits"], {}, sizes={"logits": size})
+    reply.tensors["logits"].data.argmax()
+    reply.release()
 
 
 async def timed(predictor: Predictor, size: int, clients: int, seconds: float) -> tuple[float, float]:
@@ -80,7 +81,7 @@ async def opened(stack: AsyncExitStack, server: LocalTriton) -> Mapping[str, Pre
     for protocol, address in (("v2", server.http_address), ("grpc-v2", server.grpc_address)):
         settings = PredictorSettings(MODEL, address)
         ways[f"{protocol}, inline"] = await stack.enter_async_context(PROTOCOLS[protocol](settings))
-        shared = SharedMemoryPredictor(PROTOCOLS[protocol](settings), 64 * 2**20, 1)
+        shared = SharedMemory(PROTOCOLS[protocol](settings), 64 * 2**20, 1)
         ways[f"{protocol}, shared"] = await stack.enter_async_context(shared)
         while not shared.use().registered:
             await call(shared, SIZES[0])

@@ -36,7 +36,7 @@ from hf_transformer.observability.worker_metrics import Board
 from hf_transformer.pair import Diagnose, no_diagnosis
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.predictor.shared_region import remove_own_and_leftovers
+from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.shutdown import told_of_the_end
 from hf_transformer.workers import Roster
 

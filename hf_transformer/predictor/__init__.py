@@ -6,22 +6,25 @@ from collections.abc import Callable, Mapping
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import PlacingPredictor, Predictor, PredictorSettings
+from hf_transformer.predictor.address import parse_address
+from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport
+from hf_transformer.predictor.resilience import Resilience
+from hf_transformer.predictor.shared_memory import SharedMemory
 
 
-def _rest(settings: PredictorSettings) -> PlacingPredictor:
+def _rest(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.rest import RestPredictor
 
     return RestPredictor(settings)
 
 
-def _grpc(settings: PredictorSettings) -> PlacingPredictor:
+def _grpc(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.grpc import GrpcPredictor
 
     return GrpcPredictor(settings)
 
 
-PROTOCOLS: Mapping[str, Callable[[PredictorSettings], PlacingPredictor]] = {"v2": _rest, "grpc-v2": _grpc}
+PROTOCOLS: Mapping[str, Callable[[PredictorSettings], Transport]] = {"v2": _rest, "grpc-v2": _grpc}
 """--predictor_protocol to transport. The import waits for the call: one service needs one of them, and gRPC's costs
 3 MB and 18 ms."""
 
@@ -37,12 +40,14 @@ def open_predictor(
 ) -> Predictor:
     """The predictor that speaks ``protocol``, still to be entered with ``async with``.
 
+    Its layers, from the inside: the transport, SharedMemory if there is any, and Resilience.
+
     Args:
         protocol: a key of PROTOCOLS.
         settings: where the predictor is, and whether outputs go through shared memory.
-        retries: how often one infer is tried again while the predictor is unavailable; 0 is never.
-        metrics: show what becomes of shared memory, where there is any, of retries, errors and the circuit.
-        retry_budget: retries per call on average; see RetryBudget.
+        retries: how often one call is tried again while the predictor is unavailable; 0 is never.
+        metrics: count errors and retries, and show the circuit and shared memory, where there is any.
+        retry_budget: retries per call on average; see Resilience.
         circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
 
     Raises:
@@ -53,9 +58,7 @@ def open_predictor(
     transport = PROTOCOLS[protocol](settings)
     predictor: Predictor = transport
     if settings.shared_memory_bytes > 0:
-        from hf_transformer.predictor.shared_memory import SharedMemoryPredictor
-
-        shared = SharedMemoryPredictor(
+        predictor = shared = SharedMemory(
             transport,
             settings.shared_memory_bytes,
             settings.shared_memory_min_bytes,
@@ -63,14 +66,12 @@ def open_predictor(
         )
         if metrics is not None:
             metrics.watch_shared_memory(shared.use)
-        predictor = shared
-    if retries > 0:
-        from hf_transformer.predictor.retry_budget import RetryBudget
-        from hf_transformer.predictor.retrying import RetryingPredictor
-
-        predictor = RetryingPredictor(predictor, retries, settings.timeout, RetryBudget(retry_budget), metrics=metrics)
-    if circuit_failures > 0 or metrics is not None:
-        from hf_transformer.predictor.circuit import CircuitPredictor
-
-        predictor = CircuitPredictor(predictor, circuit_failures, metrics)
-    return predictor
+    return Resilience(
+        predictor,
+        str(parse_address(settings)),
+        settings.timeout,
+        retries=retries,
+        retry_budget=retry_budget,
+        circuit_failures=circuit_failures,
+        metrics=metrics,
+    )

@@ -1,59 +1,109 @@
-"""Large outputs through shared memory: the predictor writes them to where they are decoded, and sends their shapes.
+"""Large outputs through shared memory: the predictor writes them where they are decoded, and sends only their shapes.
 
-Where there is no shared memory, or no room in it, outputs travel in the response as ever. No request fails for it, and
-none waits for it.
+    SharedMemory    a predictor around a transport: gives each large call a slot, or sends it inline
+    Registration    has one region registered at the predictor, and replaces it when it is lost
+    Region          a file in /dev/shm, divided into slots
+    Gaps            the free parts of a region
+
+Outputs travel inline, in the response, where there is no shared memory or no room in it. No request fails for that, and
+none waits for a slot.
+
+Triton may write into a slot after its call was given up: neither a closed connection nor a cancelled call stops a model
+for certain. So a slot whose call ended without the predictor's own answer is quarantined for the life of its region.
+
+A file is locked (flock) for as long as its owner lives. The lock tells the leftovers of a killed process, which have
+none, from the files of a living one. Process ids can't: containers that share /dev/shm share nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import prod
+import asyncio
+import errno
+import fcntl
+import logging
+import math
+import mmap
+import os
+import secrets
+import shutil
+import stat
+import weakref
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hf_transformer.following import Items
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import SharedMemoryUse
-from hf_transformer.predictor.base import PlacingPredictor, Predictor
-from hf_transformer.predictor.placed_calls import Context, HeldPlacedCall, Outputs, PlacedCall, Slots
-from hf_transformer.predictor.region_keeper import Pauses, RegionKeeper
-from hf_transformer.predictor.responses import Watch
-from hf_transformer.predictor.shared_region import FOLDER, remove_leftovers
+from hf_transformer.predictor.base import (
+    Destination,
+    Outputs,
+    Predictor,
+    Reply,
+    StaleConnection,
+    Transport,
+    UnknownRegion,
+)
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor
 
-SHORTEST_TEXT = 3
-"""Tokens: one, and a special one on each side."""
+logger = logging.getLogger(__name__)
+
+FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shm_open, which Triton opens a region's key with
+PREFIX = "hf_transformer_outputs_"
+"""Of our files and of the regions' names at the predictor, which are the same."""
+
+ALIGNMENT = 64
+"""Bytes, of slots and of the outputs in them: a cache line, and more than any element."""
+
+MARGIN = 16 * 2**20
+"""Bytes that stay free beside a region. A model in Triton's Python backend has its outputs in memory of /dev/shm first,
+before they are copied into the region, so with none left its requests fail that work inline. These are two batches of
+8 MiB, what ``--max_batch_output_bytes`` is without the flag. Twice the default region and this fit into 256 MiB,
+the manifests' sizeLimit, with 112 MiB to spare."""
+
+_CALL_SECONDS = 5.0
+"""How long the predictor may take to register a region."""
+
+_LAST_CALL_SECONDS = 1.0
+"""How long it may hold up the end of the service."""
+
+_MOST_LOST = 2
+"""Lost regions that the predictor may still have; with so many, outputs travel inline until it has let one go."""
 
 
-def least_output_bytes(spec: ModelSpec) -> int:
-    """Bytes of all outputs for one short text, as far as a model's configuration tells: an axis that it leaves free
-    counts as SHORTEST_TEXT."""
-    sizes = {"BF16": 2, **{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}}
-    return sum(
-        sizes.get(output.datatype, 0) * prod(size if size >= 0 else SHORTEST_TEXT for size in output.shape)
-        for output in spec.outputs
-    )
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds between attempts; tests have shorter ones.
+
+    ``unavailable`` (doubling) follows a registration that did not reach the predictor, ``refused`` one that it refused.
+    ``registered`` lies between two registrations at least, in case the predictor keeps forgetting them. After ``lost``
+    a region in which abandoned requests may still write is unregistered.
+    """
+
+    unavailable: float = 1.0
+    refused: float = 300.0
+    registered: float = 10.0
+    lost: float = 60.0
 
 
-class SharedMemoryPredictor(Predictor):
+class SharedMemory(Predictor):
     """A transport, with outputs in shared memory where their sizes are known and together at least ``min_bytes``.
-
-    A call that has a slot is never given up: when its caller is cancelled it runs on, because the predictor would write
-    into the slot all the same (a REST call can't be cancelled there, and a model may ignore that a gRPC call is). The
-    slot is free when the response has been read. If the call ends otherwise, with a lost connection or its own timeout,
-    then the slot is lost for the life of the region.
 
     Args:
         transport: what talks to the predictor; entered and left with this.
         size: bytes of shared memory.
         min_bytes: below it the response is as fast.
-        warns: see RegionKeeper.
+        warns: whether a missing region is a warning of this process; else another worker warns, and this one informs.
         folder, pauses: for tests.
     """
 
     def __init__(
         self,
-        transport: PlacingPredictor,
+        transport: Transport,
         size: int,
         min_bytes: int,
         *,
@@ -61,38 +111,85 @@ class SharedMemoryPredictor(Predictor):
         folder: Path = FOLDER,
         pauses: Pauses | None = None,
     ) -> None:
-        self._transport = transport
+        self.transport = transport
+        self.registration = Registration(transport, size, warns=warns, folder=folder, pauses=pauses or Pauses())
         self._min_bytes = max(min_bytes, 1)
         self._folder = folder
-        self._keeper = RegionKeeper(transport, size, warns=warns, folder=folder, pauses=pauses)
-        self._slots = Slots(transport, self._keeper)
+        self._batches = {"shared": 0, "inline_full": 0, "inline_unregistered": 0, "inline_resent": 0}
 
     async def __aenter__(self) -> Self:
-        await self._transport.__aenter__()
-        self._keeper.forget(remove_leftovers(self._folder))  # also where no region is ever wanted
+        await self.transport.__aenter__()
+        self.registration.forget(remove_leftovers(self._folder))  # also where no region is ever wanted
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._slots.close()
-        await self._keeper.close()
-        await self._transport.__aexit__(kind, error, trace)
+        await self.registration.close()
+        await self.transport.__aexit__(kind, error, trace)
 
     async def model_spec(self) -> ModelSpec:
-        """As the transport has it. Where every answer will be large a region is made now, not by the first request."""
-        spec = await self._transport.model_spec()
+        """Reads it, and has a region made now where all answers are large, before the first request."""
+        spec = await self.transport.model_spec()
         if not spec.decoupled and least_output_bytes(spec) >= self._min_bytes:
-            self._keeper.want()
+            self.registration.want()
         return spec
 
     async def model_ready(self) -> bool:
-        return await self._transport.model_ready()
+        return await self.transport.model_ready()
+
+    async def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
+        slot = self._take(outputs, sizes) if sizes else None
+        if slot is not None:
+            try:
+                reply = await self.transport.infer(
+                    inputs, outputs, headers, cancellable=cancellable, destination=slot.destination
+                )
+            except (UnknownRegion, StaleConnection) as error:
+                self._give_back(slot)
+                if isinstance(error, UnknownRegion):
+                    self.registration.unknown(slot.region)
+                self._batches["inline_resent"] += 1
+            except BaseException:
+                self._give_back(slot)
+                raise
+            else:
+                self._batches["shared"] += 1
+
+                def release() -> None:
+                    reply.release()
+                    self._give_back(slot)
+
+                return Reply(reply.tensors, release)
+        return await self.transport.infer(inputs, outputs, headers, cancellable=cancellable)
+
+    def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Outputs, None]:
+        """As the transport has it: many responses can't share one place."""
+        return self.transport.stream(inputs, outputs, headers)
+
+    @property
+    def streams_json(self) -> bool:
+        return self.transport.streams_json
+
+    def shares(self, size: int) -> bool:
+        region = self.registration.region
+        return size >= self._min_bytes and region is not None and region.fits(size)
 
     def use(self) -> SharedMemoryUse:
-        """What there is in shared memory now, and how batches have travelled."""
-        current = self._keeper.region
-        regions = [*self._keeper.retired, *([current] if current else [])]
+        """What there is in shared memory now, and how large batches have travelled."""
+        current = self.registration.region
+        regions = [*self.registration.retired, *([current] if current else [])]
         return SharedMemoryUse(
             registered=current is not None,
             slots={
@@ -104,40 +201,452 @@ class SharedMemoryPredictor(Predictor):
                 "quarantined": sum(region.lost_bytes for region in regions),
                 "free": current.free_bytes if current else 0,
             },
-            batches=self._slots.batches,
+            batches=self._batches,
         )
 
-    def infer(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        *,
-        sizes: Mapping[str, int] | None = None,
-    ) -> Context:
-        if not sizes:
-            return self._transport.infer(inputs, outputs, headers)
-        lengths, total = [], 0
-        for name in outputs:
-            if name in sizes:
-                lengths.append((name, sizes[name]))
-                total += sizes[name]
-        if total < self._min_bytes:
-            return self._transport.infer(inputs, outputs, headers)
-        call = HeldPlacedCall if self._transport.holds else PlacedCall
-        return call(self._slots, inputs, outputs, headers, tuple(lengths))
+    def _take(self, outputs: Sequence[str], sizes: Mapping[str, int]) -> Slot | None:
+        """A slot for the outputs whose sizes are known, None where all travel inline."""
+        lengths = {name: sizes[name] for name in outputs if name in sizes}
+        if sum(lengths.values()) < self._min_bytes:
+            return None
+        region = self.registration.region
+        if region is None:
+            self.registration.want()
+            self._batches["inline_unregistered"] += 1
+            return None
+        slot = region.take(lengths)
+        if slot is None:
+            self._batches["inline_full"] += 1
+        return slot
 
-    def shares(self, size: int) -> bool:
-        region = self._keeper.region
-        return size >= self._min_bytes and region is not None and region.fits(size)
+    def _give_back(self, slot: Slot) -> None:
+        slot.region.give_back(slot)
+        self.registration.slot_ended(slot.region)
+
+
+def least_output_bytes(spec: ModelSpec) -> int:
+    """Bytes of all outputs for one short text, as far as a model's configuration tells: an axis that it leaves free
+    counts as 3, the tokens of one word with a special one on each side."""
+    sizes = {"BF16": 2, **{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}}
+    return sum(
+        sizes.get(output.datatype, 0) * math.prod(size if size >= 0 else 3 for size in output.shape)
+        for output in spec.outputs
+    )
+
+
+class _SeveralPredictors(PredictorError):
+    """A region is known again that was not: requests go now to one predictor and now to another."""
+
+
+class Registration:
+    """Has one region that is registered and filled, or none for now. No call waits for it.
+
+    A region is made when it is wanted: by the model's description if that says that all answers are large, else by the
+    first large one. It takes its memory then, and not before. It is made again, under a new name, when the predictor
+    has restarted, or when more than half of its bytes are quarantined.
+
+    Args:
+        transport: where regions are registered; already open when one is wanted.
+        size: bytes of a region.
+        warns, folder, pauses: see SharedMemory.
+    """
+
+    def __init__(self, transport: Transport, size: int, *, warns: bool, folder: Path, pauses: Pauses) -> None:
+        self.region: Region | None = None
+        self.retired: set[Region] = set()
+        """Regions that are given up while slots of them are in use."""
+        self._transport = transport
+        self._size = size
+        self._level = logging.WARNING if warns else logging.INFO
+        self._folder = folder
+        self._pauses = pauses
+        self._pause = pauses.unavailable
+        self._not_before = -math.inf
+        self._registering: asyncio.Task[None] | None = None
+        self._forgetting: dict[str, asyncio.Task[None]] = {}
+        """Regions that the predictor is to unmap, by name, each with the task that sees to it."""
+        self._unused: set[str] = set()
+        """Those of them in which no call has ever been."""
+        self._lost: set[str] = set()
+        """Regions given up for their quarantined slots that the predictor still has."""
+        self._unknown: set[str] = set()
+        """Regions that the predictor has lost itself."""
+        self._no_room = False
+        self._failure_logged = False
+        self._closing = False
+
+    def want(self) -> None:
+        """Starts a registration, unless one is under way or it is too early for one."""
+        now = asyncio.get_running_loop().time()
+        if self.region is not None or self._registering is not None or self._closing:
+            return
+        if now >= self._not_before and len(self._lost) < _MOST_LOST:
+            self._not_before = now + self._pauses.refused  # should the task end in a fault of ours
+            self._registering = asyncio.create_task(self._register())
+
+    def unknown(self, region: Region) -> None:
+        """The predictor does not know the region any longer: it has restarted."""
+        if region is self.region:
+            logger.info("the predictor has lost its shared memory, as after a restart")
+            self._unknown.add(region.name)
+            self._retire(region)
+            self.want()
+
+    def slot_ended(self, region: Region) -> None:
+        """A slot was given back: its region may be of no more use."""
+        if region is self.region and region.lost_bytes * 2 > region.size:
+            logger.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
+            self._lost.add(region.name)
+            self._retire(region)
+        elif region in self.retired:
+            self._bury(region)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Has the predictor unmap, later, the regions of processes that are dead."""
+        for name in names:
+            self._forget(name, self._pauses.lost)
+
+    async def close(self) -> None:
+        """Ends the registration, and removes the files.
+
+        Regions in which a call may be under way stay at the predictor: a Triton before 24.09 would unmap them under it.
+        """
+        self._closing = True
+        if self._registering is not None:
+            await _cancelled(self._registering)  # it may leave a region to forget
+        await _cancelled(*self._forgetting.values())
+        region, self.region = self.region, None
+        idle, busy = self._unused, self._forgetting.keys() - self._unused
+        busy |= {retired.name for retired in self.retired if retired.name in self._lost}
+        if region is not None:
+            (busy if region.taken_slots or region.lost_slots else idle).add(region.name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_CALL_SECONDS):
+                for name in idle:
+                    with suppress(RequestError):
+                        await self._transport.unregister_region(name)
+        for one in (region, *self.retired):
+            if one is not None:
+                one.close()
+        self.retired.clear()
+        if busy:
+            logger.info("left at the predictor, since calls may still use them: %s", ", ".join(sorted(busy)))
+
+    async def _register(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self.region = await self._new_region()
+        except (OSError, RequestError) as error:  # TimeoutError is an OSError
+            self._no_room = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+            self._not_before = loop.time() + self._pause_after(error)
+            if not self._failure_logged:
+                self._failure_logged = True
+                said = "outputs travel inline, not through shared memory, and work as well: %s"
+                logger.log(self._level, said, _reason(error))
+        else:
+            self._no_room = False
+            self._pause = self._pauses.unavailable
+            self._not_before = loop.time() + self._pauses.registered
+            self._failure_logged = False
+            logger.info("large outputs travel through shared memory, %d bytes in %s", self._size, self.region.path)
+        finally:
+            self._registering = None
+
+    def _pause_after(self, error: Exception) -> float:
+        """Seconds until the next attempt."""
+        if isinstance(error, PredictorUnavailable | PredictorTimeout | TimeoutError):
+            pause = self._pause
+            self._pause = min(2 * pause, self._pauses.refused)
+            return pause
+        return math.inf if isinstance(error, _SeveralPredictors) else self._pauses.refused
+
+    async def _new_region(self) -> Region:
+        """A region that is registered and has its memory.
+
+        It is registered before it has any, and even if there is no room for it. If the predictor finds our file, both
+        see one /dev/shm, and regions there without a file belong to the dead. These may be what takes the room.
+
+        Raises:
+            OSError: /dev/shm is missing or too small.
+            RequestError: the predictor refuses, or is not there.
+        """
+        remove_leftovers(self._folder)
+        region = Region(self._size, self._folder)
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                await self._transport.register_region(region.name, region.key, region.size)
+        except BaseException:
+            region.close()  # if it was registered after all, the next registration finds it
+            raise
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                names = await self._transport.region_names()
+            if self._unknown.intersection(names):
+                raise _SeveralPredictors("several predictors answer at one address")
+            self.forget(name for name in names if name.startswith(PREFIX) and not (self._folder / name).exists())
+            await _fill(region)
+        except BaseException:
+            region.close()
+            self._unused.add(region.name)
+            self._forget(region.name, 0.0)
+            raise
+        return region
+
+    def _retire(self, region: Region) -> None:
+        self.region = None
+        self.retired.add(region)
+        self._bury(region)
+
+    def _bury(self, region: Region) -> None:
+        """Removes a region's file once no slot is in use; the memory goes when the predictor unmaps it too."""
+        if not region.taken_slots:
+            self.retired.discard(region)
+            region.close()
+            if region.name in self._lost:
+                self._forget(region.name, self._pauses.lost)
+
+    def _forget(self, name: str, pause: float) -> None:
+        """Has the predictor unmap a region after a pause."""
+        if name not in self._forgetting:
+            self._forgetting[name] = asyncio.create_task(self._unregister(name, pause))
+
+    async def _unregister(self, name: str, pause: float) -> None:
+        """Unregisters a region in which calls may still be under way: since 24.09 Triton refuses then, and for older
+        versions we wait first."""
+        done = False
+        while not done:
+            await asyncio.sleep(pause)
+            pause = self._pauses.lost
+            with suppress(RequestError, TimeoutError):
+                async with asyncio.timeout(_CALL_SECONDS):
+                    await self._transport.unregister_region(name)
+                done = True
+        del self._forgetting[name]
+        self._lost.discard(name)
+        if name in self._unused:  # it had no memory
+            self._unused.remove(name)
+        elif self._no_room:
+            self._not_before = -math.inf
+            self.want()
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _fill(region: Region) -> None:
+    """Fills it in a thread, and waits for that in any case: the thread uses the file."""
+    filling = asyncio.ensure_future(asyncio.to_thread(region.fill))
+    try:
+        await asyncio.shield(filling)
+    finally:
+        await asyncio.wait([filling])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"the predictor did not register it in {_CALL_SECONDS:g} s"
+    if isinstance(error, OSError):
+        advice = "make it larger, or lower " if error.errno == errno.ENOSPC else ""
+        return f"{error.filename or FOLDER}: {error.strerror} ({advice}--predictor_shared_memory_bytes)"
+    return f"{error} (--predictor_shared_memory=off if it can't see our /dev/shm)"
+
+
+class Gaps:
+    """The free parts of a region of ``size`` bytes. First fit: the beginning of the region stays in the CPU's cache.
+
+    All sizes are in bytes. With a handful of slots taken there is a handful of gaps, so a list is enough.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._gaps = [(0, size - size % ALIGNMENT)]  # (offset, length), by offset, never two side by side
 
     @property
-    def streams_json(self) -> bool:
-        return self._transport.streams_json
+    def free_bytes(self) -> int:
+        return sum(length for _, length in self._gaps)
 
-    def watches_streams(self, watch: Watch) -> bool:
-        return self._transport.watches_streams(watch)
+    def fits(self, size: int) -> bool:
+        """Whether there is a gap of ``size`` bytes."""
+        return any(length >= size for _, length in self._gaps)
 
-    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Items[Outputs]:
-        """As the transport has it: many responses can't share one place."""
-        return self._transport.stream(inputs, outputs, headers)
+    def take(self, size: int) -> int | None:
+        """The offset of ``size`` bytes, None where no gap is as large; ``size`` is a multiple of ALIGNMENT."""
+        for index, (offset, length) in enumerate(self._gaps):
+            if length >= size:
+                self._gaps[index : index + 1] = [(offset + size, length - size)] if length > size else []
+                return offset
+        return None
+
+    def give_back(self, offset: int, size: int) -> None:
+        """Ends what ``take`` gave; neighbouring gaps become one."""
+        gaps = self._gaps
+        index = bisect_left(gaps, (offset, 0))
+        first, last, begin, end = index, index, offset, offset + size
+        if index and sum(gaps[index - 1]) == offset:
+            first, begin = index - 1, gaps[index - 1][0]
+        if index < len(gaps) and gaps[index][0] == end:
+            last, end = index + 1, sum(gaps[index])
+        gaps[first:last] = [(begin, end - begin)]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The part of a region that one call has: ``size`` bytes from ``offset`` on."""
+
+    region: Region
+    offset: int
+    size: int
+    destination: Destination
+
+
+class Region:
+    """One file and its slots. It is registered at the predictor once at most, under its own random name.
+
+    Made in two steps, so that a predictor on another machine costs no memory: first a file without pages, which is
+    enough to register it; then ``fill`` gives it memory, before the first slot is handed out. It is never made shorter:
+    the predictor would die of SIGBUS, as it would of a page for which there is no memory.
+    """
+
+    def __init__(self, size: int, folder: Path = FOLDER) -> None:
+        """Makes the file.
+
+        Raises:
+            OSError: ``folder`` is missing, not writable or too small (ENOSPC) even if it were empty. ``fill`` finds out
+                whether there is room at this moment.
+        """
+        if size + MARGIN > shutil.disk_usage(folder).total:
+            raise _no_room(size, folder)
+        self.size = size
+        self.path, self._file = _new_file(folder)
+        self.name = self.path.name
+        self.key = f"/{self.name}"  # what the predictor opens
+        # Runs also when the interpreter ends without ``close``; not after SIGKILL or os._exit, for which
+        # there are remove_leftovers and remove_own_and_leftovers.
+        self._end = weakref.finalize(self, _remove, self.path, self._file)
+        self._gaps = Gaps(size)
+        self._memory = memoryview(b"")
+        self.taken_slots = self.taken_bytes = 0
+        self.lost_slots = self.lost_bytes = 0
+        os.fchmod(self._file, 0o666)  # Triton opens it for writing, and runs as another user
+        os.ftruncate(self._file, size)
+
+    @property
+    def free_bytes(self) -> int:
+        return self._gaps.free_bytes if self._memory else 0
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for ``size`` bytes more, in one piece."""
+        return bool(self._memory) and self._gaps.fits(aligned(size))
+
+    def fill(self) -> None:
+        """Gives the file its memory, all of it at once, and maps it read-only: blocks for some 0.2 ms per MiB.
+
+        Raises:
+            OSError: there is not so much, and MARGIN beside it (ENOSPC).
+        """
+        folder = self.path.parent
+        if free_bytes(folder) < self.size + MARGIN:
+            raise _no_room(self.size, folder)
+        os.posix_fallocate(self._file, 0, self.size)
+        if free_bytes(folder) < MARGIN:  # another worker has filled its own meanwhile
+            raise _no_room(self.size, folder)
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # or every page's first use is a fault
+        self._memory = memoryview(mmap.mmap(self._file, self.size, flags, mmap.PROT_READ))
+
+    def take(self, lengths: Mapping[str, int]) -> Slot | None:
+        """A slot for outputs of so many bytes each, None where there is no room."""
+        size = sum([aligned(length) for length in lengths.values()])
+        offset = self._gaps.take(size) if self._memory else None
+        if offset is None:
+            return None
+        self.taken_slots += 1
+        self.taken_bytes += size
+        placements, position = {}, offset
+        for name, length in lengths.items():
+            placements[name] = Placement(self.name, position, self._memory[position : position + length])
+            position += aligned(length)
+        return Slot(self, offset, size, Destination(self.name, placements))
+
+    def give_back(self, slot: Slot) -> None:
+        """Ends a slot. It is quarantined if the predictor may still write into it (``destination`` is not settled)."""
+        self.taken_slots -= 1
+        self.taken_bytes -= slot.size
+        if slot.destination.settled:
+            self._gaps.give_back(slot.offset, slot.size)
+        else:
+            self.lost_slots += 1
+            self.lost_bytes += slot.size
+
+    def close(self) -> None:
+        """Removes the file. What is mapped stays readable as long as somebody holds a view of it."""
+        self._end()
+        self._memory = memoryview(b"")
+
+
+def free_bytes(folder: Path = FOLDER) -> int:
+    """What is left in a folder's file system.
+
+    Raises:
+        OSError: the folder is missing.
+    """
+    return shutil.disk_usage(folder).free
+
+
+def aligned(size: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def remove_leftovers(folder: Path = FOLDER) -> list[str]:
+    """Removes the files of processes that no longer live; their names."""
+    removed = []
+    for path in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # gone meanwhile, locked, or another user's
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if stat.S_ISREG(os.fstat(file).st_mode):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                    removed.append(path.name)
+            finally:
+                os.close(file)
+    return removed
+
+
+def remove_own_and_leftovers(folder: Path = FOLDER) -> None:
+    """Removes the files of this process too, for one that ends by os._exit."""
+    with suppress(OSError):
+        for file in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # that of the listing itself, or closed meanwhile
+                path = Path(os.readlink(f"/proc/self/fd/{file}"))
+                if path.parent == folder and path.name.startswith(PREFIX):
+                    path.unlink()
+    remove_leftovers(folder)
+
+
+def _no_room(size: int, folder: Path) -> OSError:
+    why = f"{size} bytes do not fit with {MARGIN} to spare, which the predictor itself may need there"
+    return OSError(errno.ENOSPC, why, str(folder))
+
+
+def _new_file(folder: Path) -> tuple[Path, int]:
+    """An empty file with a fresh random name, locked; and its descriptor."""
+    for _ in range(10):
+        path = folder / f"{PREFIX}{secrets.token_hex(16)}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:
+                return path, file
+        except BlockingIOError:
+            pass
+        # Between the two calls above another process has taken it for a leftover.
+        _remove(path, file)
+    raise OSError(errno.EAGAIN, "others remove our files as fast as we make them", str(folder))
+
+
+def _remove(path: Path, file: int) -> None:
+    path.unlink(missing_ok=True)
+    os.close(file)

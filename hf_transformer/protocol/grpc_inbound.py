@@ -1,6 +1,7 @@
 """The V2 protocol over gRPC, as a server speaks it: serialized requests -> tensors -> serialized responses. No sockets.
 
-Clients are told of every mistake: what is not understood is refused and named, not passed over.
+Nothing in a request is ignored silently: anything unknown is refused, and the message names it. Requests are walked
+field by field before protobuf parses them, since a few bytes may take it a hundred times as many.
 
 Source: protos/open_inference_grpc.proto, and for streams and parameters
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_parameters.md
@@ -10,12 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import NamedTuple, TypeAlias, TypeVar
-
-from google.protobuf.message import DecodeError, Message
+from typing import NamedTuple, TypeAlias
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.grpc import DELIMITED, TYPED_CONTENTS, Part, decode_typed, parts
+from hf_transformer.protocol.descriptions import data_type
+from hf_transformer.protocol.grpc import (
+    DELIMITED,
+    EMPTY_FINAL_RESPONSE,
+    FINAL_RESPONSE,
+    TYPED_CONTENTS,
+    bytes_field_head,
+    decode,
+    decode_typed,
+    fields,
+)
 from hf_transformer.protocol.inbound import (
     BINARY_DATA_OUTPUT,
     BINARY_DATA_SIZE,
@@ -23,9 +32,9 @@ from hf_transformer.protocol.inbound import (
     InferResponse,
     RequestedOutput,
     check_input_parameters,
-    check_inputs,
-    check_outputs,
+    check_number,
     read_flag,
+    read_raw,
     read_texts,
     requested_outputs,
 )
@@ -37,22 +46,15 @@ from hf_transformer.protocol.tensors import (
     checked_datatype,
     checked_name,
     checked_shape,
-    data_type,
-    decode_raw,
-    encode_raw,
-    raw_elements,
+    raw_view,
     shorten,
 )
 from hf_transformer.types import Json, ModelDescription, Tensor, TensorSpec, Texts
 
-EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""Asks for one more, empty response where a model gives any number of them; ours give none that is empty."""
-FINAL_RESPONSE = "triton_final_response"
-
 MOST_PARTS = 1000
-"""Fields of a message, its inputs and its outputs, each; a few bytes of one may take a hundred times as many parsed."""
+"""Fields of a message, and of each of its inputs and outputs."""
 MOST_SHAPE_BYTES = 320
-"""Of a shape: 32 axes, which is what checked_shape allows, in ten bytes each."""
+"""Bytes of a shape: the 32 axes that checked_shape allows, of ten bytes each."""
 
 _Input: TypeAlias = pb.ModelInferRequest.InferInputTensor
 _ID = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | DELIMITED
@@ -62,14 +64,10 @@ _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | DELIMIT
 _SHAPE = _Input.SHAPE_FIELD_NUMBER << 3 | DELIMITED
 _CONTENTS = _Input.CONTENTS_FIELD_NUMBER << 3 | DELIMITED
 _BYTES_ELEMENT = pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER << 3 | DELIMITED
-_RAW_OUTPUT = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | DELIMITED
-_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | DELIMITED
-
-Question = TypeVar("Question", bound=Message)
 
 
 class Inference(NamedTuple):
-    """A decoded request, the name of its model, and the version that it asks for, empty for any."""
+    """A decoded request, the name of its model and the version of that, empty for any."""
 
     model_name: str
     version: str
@@ -77,21 +75,19 @@ class Inference(NamedTuple):
 
 
 def decode_infer_request(body: bytes, max_elements: int) -> Inference:
-    """The request in a serialized ModelInferRequest; its ``binary`` is whether it was raw, unless it says otherwise.
+    """The request in a serialized ModelInferRequest; its ``binary`` is whether its inputs are raw, unless it says more.
 
     Args:
-        max_elements: how many elements a tensor may have that are read one by one: BYTES, or anything in typed
-            contents.
+        max_elements: the most elements of a tensor whose elements are read one by one: BYTES, and typed contents.
 
     Raises:
-        Malformed: the message breaks the protocol, uses an extension of it that is not there, or has BYTES that are no
-            UTF-8.
+        Malformed: the message breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
         TooLarge: a tensor has more than ``max_elements`` elements.
     """
     rest, raw = _take_apart(memoryview(body), max_elements)
     message = decode(pb.ModelInferRequest, rest)
     parameters = _parameters("parameters", message.parameters)
-    parameters.pop(EMPTY_FINAL_RESPONSE, None)
+    parameters.pop(EMPTY_FINAL_RESPONSE, None)  # none of our responses is empty
     binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
     request = InferRequest(
         inputs=_inputs(message.inputs, raw, max_elements),
@@ -104,22 +100,14 @@ def decode_infer_request(body: bytes, max_elements: int) -> Inference:
 
 
 def request_id(body: bytes) -> str:
-    """The id in a serialized ModelInferRequest, whatever else is wrong with it; empty if there is none."""
+    """The id in a serialized ModelInferRequest that may be malformed; empty if there is none."""
     found = b""
     try:
-        for part in _few("body", memoryview(body)):
-            found = bytes(part.value) if part.key == _ID else found
+        for key, _, value, end in _few("body", memoryview(body)):
+            found = body[value:end] if key == _ID else found
         return found.decode()
     except (Malformed, UnicodeDecodeError):
         return ""
-
-
-def decode(kind: type[Question], body: bytes) -> Question:
-    """A serialized message. Raises Malformed where it is none of that kind."""
-    try:
-        return kind.FromString(body)
-    except DecodeError as exc:
-        raise Malformed(f"body: not a {kind.DESCRIPTOR.name}: {exc}") from exc
 
 
 def encode_infer_response(
@@ -132,8 +120,8 @@ def encode_infer_response(
     """A serialized ModelInferResponse.
 
     A response is raw or typed as a whole: raw where the request wants one of the outputs raw, or one has a datatype
-    that only raw contents can hold. ``final`` adds the parameter that tells a stream's client that nothing follows.
-    ``parameters`` are those of a response that others may follow, which then says in either case whether one does.
+    that only raw contents can hold. ``final`` adds the parameter that tells a stream's client that no response follows.
+    ``parameters`` are those of one of several responses, which then says in either case whether it is the last one.
     """
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -144,25 +132,25 @@ def encode_infer_response(
         kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
         setattr(message.parameters[name], kind, value)
     raw = any(request.wants_binary(one.name) or one.datatype not in TYPED_CONTENTS for one in response.outputs)
-    chunks: list[bytes] = []
+    chunks: list[bytes | memoryview] = []
     for tensor in response.outputs:
         entry = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         if raw:
-            data = encode_raw(tensor)
-            chunks += (_head(_RAW_OUTPUT, len(data)), data)
+            data = raw_view(tensor)
+            chunks += (bytes_field_head(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, len(data)), data)
         else:
             getattr(entry.contents, TYPED_CONTENTS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
-    # The raw contents are put behind by hand: protobuf's classes would copy them twice.
     return b"".join((message.SerializeToString(), *chunks))
 
 
 def encode_stream_response(infer_response: bytes) -> bytes:
     """A serialized ModelStreamInferResponse around a serialized ModelInferResponse."""
-    return _head(_INFER_RESPONSE, len(infer_response)) + infer_response
+    number = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+    return bytes_field_head(number, len(infer_response)) + infer_response
 
 
 def encode_stream_error(error: str, request_id: str) -> bytes:
-    """A serialized ModelStreamInferResponse that says why one request has failed."""
+    """A serialized ModelStreamInferResponse with the error of one request."""
     message = pb.ModelStreamInferResponse(error_message=error)
     message.infer_response.id = request_id
     message.infer_response.parameters[FINAL_RESPONSE].bool_param = True
@@ -181,7 +169,7 @@ def encode_model_metadata(about: ModelDescription, platform: str) -> bytes:
 
 
 def encode_model_config(about: ModelDescription, backend: str) -> bytes:
-    """A serialized ModelConfigResponse, Triton's extension: without a batch axis of Triton's own, shapes are whole."""
+    """A serialized ModelConfigResponse, Triton's extension. max_batch_size is 0, so shapes have their batch axis."""
     inputs = [
         pb.ModelInput(name=one.name, data_type=data_type(one.datatype), dims=one.shape, optional=one.optional)
         for one in about.inputs
@@ -198,55 +186,45 @@ def _specs(specs: Sequence[TensorSpec]) -> list[pb.ModelMetadataResponse.TensorM
     return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in specs]
 
 
-def _head(key: int, size: int) -> bytes:
-    """What stands before a field's ``size`` bytes: its key and the size as varints."""
-    head = bytearray((key,))
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head)
-
-
 def _take_apart(body: memoryview, max_elements: int) -> tuple[bytes, list[memoryview]]:
-    """The message without its raw contents, once it is sure that it does not grow out of all proportion when it is
-    parsed, and views of the raw contents."""
+    """The message without its raw contents, which is then small when parsed, too, and views of the raw contents."""
     rest: list[memoryview] = []
     raw: list[memoryview] = []
     inputs = 0
-    for part in _few("body", body):
-        if part.key == _RAW_INPUT:
-            raw.append(part.value)
+    for key, start, value, end in _few("body", body):
+        if key == _RAW_INPUT:
+            raw.append(body[value:end])
             continue
-        rest.append(part.whole)
-        if part.key == _INPUTS:
-            _check_input(inputs, part.value, max_elements)
+        rest.append(body[start:end])
+        if key == _INPUTS:
+            _check_input(inputs, body[value:end], max_elements)
             inputs += 1
-            check_inputs(inputs)
-        elif part.key == _OUTPUTS:
-            for _ in _few("outputs", part.value):
+            check_number("inputs", inputs)
+        elif key == _OUTPUTS:
+            for _ in _few("outputs", body[value:end]):
                 pass
     return b"".join(rest), raw
 
 
-def _few(where: str, message: memoryview) -> Iterator[Part]:
-    for count, part in enumerate(parts(message)):
+def _few(where: str, message: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message. Raises Malformed for too many."""
+    for count, field in enumerate(fields(message)):
         if count >= MOST_PARTS:
             raise Malformed(f"{where}: more than {MOST_PARTS} fields")
-        yield part
+        yield field
 
 
 def _check_input(index: int, message: memoryview, max_elements: int) -> None:
     elements = 0
-    for part in _few(f"inputs[{index}]", message):
-        if part.key == _SHAPE and len(part.value) > MOST_SHAPE_BYTES:
-            raise Malformed(f"inputs[{index}]: the shape has {len(part.value)} bytes, more than any takes")
-        if part.key != _CONTENTS:
+    for key, _, value, end in _few(f"inputs[{index}]", message):
+        if key == _SHAPE and end - value > MOST_SHAPE_BYTES:
+            raise Malformed(f"inputs[{index}]: the shape has {end - value} bytes, more than any takes")
+        if key != _CONTENTS:
             continue
-        for one in parts(part.value):
+        for element, _, first, last in fields(message[value:end]):
             # A number takes ten bytes at most; in a list that is not packed each is a field of its own.
-            packed = one.key & 7 == DELIMITED and one.key != _BYTES_ELEMENT
-            elements += max(len(one.value) // 10, 1) if packed else 1
+            packed = element & 7 == DELIMITED and element != _BYTES_ELEMENT
+            elements += max((last - first) // 10, 1) if packed else 1
             if elements > max_elements:
                 raise TooLarge(
                     f"inputs[{index}]: more than {max_elements} elements, which is what is taken (the larger of "
@@ -266,7 +244,7 @@ def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: 
         parameters = _parameters(where, entry.parameters)
         check_input_parameters(name, parameters)
         size = 0 if contents is None else len(contents)
-        if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients say it, as over REST
+        if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, as over REST
             raise Malformed(f"{where}: {BINARY_DATA_SIZE} differs from the {size} raw bytes that it has")
         tensors[name] = _input(name, entry, contents, max_elements)
     return tensors
@@ -284,14 +262,11 @@ def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) 
         return Tensor(name, datatype, decode_typed(name, datatype, shape, entry.contents))
     if entry.HasField("contents"):
         raise Malformed(f"tensor {name!r} has typed contents beside the raw ones")
-    if datatype == "BYTES":
-        check_count(name, shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
-        return read_texts(name, shape, raw_elements(name, shape, raw))
-    return Tensor(name, datatype, decode_raw(name, datatype, shape, raw))
+    return read_raw(name, datatype, shape, raw, max_elements)
 
 
 def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[RequestedOutput]:
-    check_outputs(len(entries))
+    check_number("outputs", len(entries))
     return requested_outputs(
         (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))
         for one in entries

@@ -1,7 +1,7 @@
 """The V2 protocol over HTTP, as a server speaks it: bodies of requests -> tensors -> bodies of responses. No sockets.
 
-Bodies are framed as v2_rest says. Clients are told of every mistake: what is not understood is refused and named, not
-passed over.
+Bodies are framed as in rest.py. Nothing in a request is ignored silently: anything unknown is refused, and the message
+names it.
 
 Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
@@ -9,8 +9,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
-from collections.abc import KeysView, Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -22,15 +21,14 @@ from hf_transformer.protocol.inbound import (
     InferResponse,
     RequestedOutput,
     check_input_parameters,
-    check_inputs,
     check_keys,
-    check_outputs,
+    check_number,
     read_flag,
-    read_texts,
+    read_raw,
     requested_outputs,
 )
-from hf_transformer.protocol.json_text import JsonLimits, parse_json
-from hf_transformer.protocol.rest import binary_size, json_object, split_body
+from hf_transformer.protocol.json_text import JsonLimits, json_object, parse_json
+from hf_transformer.protocol.rest import binary_size, split_body
 from hf_transformer.protocol.tensors import (
     Malformed,
     check_count,
@@ -38,18 +36,16 @@ from hf_transformer.protocol.tensors import (
     checked_name,
     checked_shape,
     decode_json,
-    decode_raw,
-    encode_raw,
     json_kind,
     json_strings,
-    raw_elements,
+    raw_view,
 )
 from hf_transformer.types import Array, Json, Tensor, Texts
 
-REQUEST_KEYS = dict.fromkeys(("id", "parameters", "inputs", "outputs", "model_name", "model_version")).keys()
-"""Of a request; clients may repeat the model's name and version in it, though the path has them."""
-INPUT_KEYS = dict.fromkeys(("name", "datatype", "shape", "parameters", "data")).keys()
-OUTPUT_KEYS = dict.fromkeys(("name", "parameters")).keys()
+REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
+"""The keys of a request; clients may repeat the model's name and version from the path."""
+INPUT_KEYS = ("name", "datatype", "shape", "parameters", "data")
+OUTPUT_KEYS = ("name", "parameters")
 
 
 def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
@@ -58,15 +54,14 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
     Args:
         body: JSON in UTF-8, and raw elements behind it.
         header_length: bytes of the JSON; None where it is the whole body.
-        max_elements: how many elements a tensor may have that are read one by one: BYTES, or anything in JSON.
+        max_elements: the most elements of a tensor whose elements are read one by one: BYTES, and anything in JSON.
 
     Raises:
-        Malformed: the body breaks the protocol, uses an extension of it that is not there, or has BYTES that are no
-            UTF-8.
+        Malformed: the body breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
         TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
     """
-    text, raw = (body, _NOTHING) if header_length is None else split_body(memoryview(body), header_length)
-    header = json_object(parse_json(text, _limits(max_elements)))
+    text, raw = (body, memoryview(b"")) if header_length is None else split_body(memoryview(body), header_length)
+    header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
     check_keys("body", header, REQUEST_KEYS)
     parameters, binary = _request_parameters(header)
     room = len(text)  # an element takes two bytes of JSON: "1,"
@@ -81,16 +76,9 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
     )
 
 
-_NOTHING = memoryview(b"")
-_limits = lru_cache(maxsize=16)(JsonLimits.of_tensors)
-
-
 def _request_parameters(header: Mapping[str, Json]) -> tuple[Mapping[str, Json], bool]:
-    """The parameters of a request without the protocol's own, and what that says."""
-    given = _parameters("parameters", header)
-    if not given:
-        return given, False
-    parameters = dict(given)
+    """The parameters of a request without ``binary_data_output``, and that one."""
+    parameters = dict(_parameters("parameters", header))
     binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
     return parameters, binary or False
 
@@ -98,14 +86,14 @@ def _request_parameters(header: Mapping[str, Json]) -> tuple[Mapping[str, Json],
 def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON if raw elements follow; None if all of it is JSON.
 
-    BYTES elements have to be UTF-8 where the request wants them in JSON.
+    BYTES elements are UTF-8 where the request wants them in JSON.
     """
-    chunks: list[bytes] = []
+    chunks: list[bytes | memoryview] = []
     outputs = []
     for tensor in response.outputs:
         entry: dict[str, Json] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if request.wants_binary(tensor.name):
-            chunks.append(encode_raw(tensor))
+            chunks.append(raw_view(tensor))
             entry["parameters"] = {BINARY_DATA_SIZE: len(chunks[-1])}
         else:
             entry["data"] = _json_data(tensor)
@@ -116,22 +104,22 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
     if response.id:
         header["id"] = response.id
     header["outputs"] = outputs
-    # Floats are written as what they are: float32 has half as many digits as a double.
+    # numpy's float32 is written with half as many digits as a Python float.
     text = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((text, *chunks)), len(text)) if chunks else (text, None)
 
 
 def _json_data(tensor: Tensor) -> list[str] | Array:
-    """The elements flat and row-major, as the protocol prefers them."""
+    """The elements flat and row-major, which is the protocol's preferred form."""
     flat: Array = tensor.data.ravel()
     return [element.decode() for element in flat] if tensor.datatype == "BYTES" else flat
 
 
 def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor | Texts]:
-    """The input tensors by name; ``room`` is how many elements the JSON can hold at most."""
+    """The input tensors by name; the JSON holds at most ``room`` elements."""
     if not isinstance(entries, list):
         raise Malformed(f"inputs: expected a list of tensors, got {json_kind(entries)}")
-    check_inputs(len(entries))
+    check_number("inputs", len(entries))
     tensors: dict[str, Tensor | Texts] = {}
     position = 0
     for index, entry in enumerate(entries):
@@ -164,10 +152,7 @@ def _input(
         if datatype == "BYTES":
             return Texts(name, shape, json_strings(name, shape, data))
         return Tensor(name, datatype, decode_json(name, datatype, shape, data))
-    if datatype == "BYTES":
-        check_count(name, shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
-        return read_texts(name, shape, raw_elements(name, shape, raw))
-    return Tensor(name, datatype, decode_raw(name, datatype, shape, raw))
+    return read_raw(name, datatype, shape, raw, max_elements)
 
 
 def _outputs(entries: Json) -> list[RequestedOutput]:
@@ -175,7 +160,7 @@ def _outputs(entries: Json) -> list[RequestedOutput]:
         return []
     if not isinstance(entries, list):
         raise Malformed(f"outputs: expected a list, got {json_kind(entries)}")
-    check_outputs(len(entries))
+    check_number("outputs", len(entries))
     return requested_outputs(
         (
             name := _entry_name(f"outputs[{index}]", one, OUTPUT_KEYS),
@@ -186,7 +171,7 @@ def _outputs(entries: Json) -> list[RequestedOutput]:
 
 
 def _string(name: str, header: Mapping[str, Json]) -> str:
-    """A string that need not be there, and is empty then."""
+    """An optional string, empty if it is missing."""
     value = header.get(name)
     if value is None:
         return ""
@@ -195,7 +180,7 @@ def _string(name: str, header: Mapping[str, Json]) -> str:
     return value
 
 
-def _entry_name(where: str, entry: Json, keys: KeysView[str]) -> str:
+def _entry_name(where: str, entry: Json, keys: Sequence[str]) -> str:
     if not isinstance(entry, dict):
         raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
     check_keys(where, entry, keys)

@@ -20,7 +20,7 @@ from pathlib import Path
 import orjson
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.folder import SETTINGS_FILES, VOCABULARY_FILES, has_tokenizer, read_json
+from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, has_tokenizer, read_json
 
 log = logging.getLogger(__name__)
 

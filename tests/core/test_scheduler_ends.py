@@ -16,7 +16,7 @@ from hf_transformer.core.scheduler import INLINE_COST
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Array, Context, Encoding
 from tests.core.test_scheduler import bench, first_logit
-from tests.predictor.shared_calls import until
+from tests.predictor.scripted import until
 
 pytestmark = pytest.mark.asyncio
 

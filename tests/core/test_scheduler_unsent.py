@@ -11,7 +11,7 @@ import pytest
 from hf_transformer.core.scheduler import INLINE_COST
 from hf_transformer.types import Context, Encoding
 from tests.core.test_scheduler import bench, first_logit
-from tests.predictor.shared_calls import until
+from tests.predictor.scripted import until
 
 pytestmark = pytest.mark.asyncio
 

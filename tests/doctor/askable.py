@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +10,7 @@ from hf_transformer.commands.doctor.subject import Subject
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import RequestError
 from hf_transformer.predictor.asking import AskablePredictor
-from hf_transformer.predictor.base import Destination
+from hf_transformer.predictor.base import Destination, Reply
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 
@@ -50,15 +49,17 @@ class Askable(AskablePredictor):
     async def model_spec(self) -> ModelSpec:
         return ModelSpec("m", "1", (), (), max_batch_size=None)
 
-    def infer(
+    async def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
         destination: Destination | None = None,
-    ) -> AbstractAsyncContextManager[Mapping[str, Tensor]]:
+    ) -> Reply:
         raise AssertionError("nobody infers here")
 
     def stream(
@@ -76,9 +77,9 @@ class Askable(AskablePredictor):
         return ()
 
 
-def subject_with(predictor: AskablePredictor) -> Subject:
+def subject_with(admin: AskablePredictor) -> Subject:
     """An examination of the model "bert" that has reached this predictor."""
     config, notes = parse_config(["--model_name=bert", "--predictor_host=triton:8000"], {})
     subject = Subject(config, notes)
-    subject.predictor = predictor
+    subject.admin = subject.predictor = admin
     return subject

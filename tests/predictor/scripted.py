@@ -1,36 +1,47 @@
-"""A predictor that follows a script, for what wraps predictors."""
+"""A predictor, and a transport, that follow a script; for what is between a caller and any transport."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.errors import PredictorError
+from hf_transformer.predictor.base import Destination, Outputs, Predictor, Reply, Transport, UnknownRegion
+from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types import ModelSpec, Tensor
 
 OUTPUTS = {"logits": Tensor("logits", "FP32", np.zeros(1, np.float32))}
 SPEC = ModelSpec("m", "1", (), (), 0)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits until something has happened; fails after 10 s."""
+    async with asyncio.timeout(10.0):
+        for _ in iter(condition, True):
+            await asyncio.sleep(0)
+
+
 class Scripted(Predictor):
-    """Fails with each of the errors in turn, and then answers; None hangs until ``release``, and
-    then raises ``failure`` if there is one.
+    """Fails with each of the errors in turn, and then answers; None hangs until ``go_on``, and then raises ``failure``
+    if there is one. Each stream follows the next of ``streams``: numbers are responses, errors are raised, None hangs.
 
     ``ready`` has what ``model_ready`` says, or raises, in turn; the last of it again and again; None hangs.
     """
 
     def __init__(self, *errors: BaseException | None) -> None:
         self.errors = list(errors)
+        self.streams: list[Sequence[int | Exception | None]] = []
         self.ready: list[bool | BaseException | None] = [False]
+        self.spec = SPEC
         self.events: list[str] = []
         self.questions = 0
-        self.sizes: Mapping[str, int] | None = None
-        self.release = asyncio.Event()
+        self.options: dict[str, object] = {}
+        self.go_on = asyncio.Event()
         self.failure: Exception | None = None
 
     async def __aenter__(self) -> Self:
@@ -42,31 +53,19 @@ class Scripted(Predictor):
     ) -> None:
         self.events.append("close")
 
-    @property
-    def stops_when_cancelled(self) -> bool:
-        return True
-
     async def model_spec(self) -> ModelSpec:
-        return SPEC
+        return self.spec
 
     async def model_ready(self) -> bool:
         self.questions += 1
         said = self.ready.pop(0) if len(self.ready) > 1 else self.ready[0]
         if said is None:
-            await self.release.wait()
+            await self.go_on.wait()
             return False
         if isinstance(said, BaseException):
             raise said
         return said
 
-    async def stream(
-        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        """As ``infer``, in one response."""
-        async with self.infer(inputs, outputs, headers) as tensors:
-            yield tensors
-
-    @asynccontextmanager
     async def infer(
         self,
         inputs: Sequence[Tensor],
@@ -74,22 +73,116 @@ class Scripted(Predictor):
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AsyncIterator[Mapping[str, Tensor]]:
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
         self.events.append("infer")
-        self.sizes = sizes
+        self.options = {"sizes": sizes, "wanted": wanted, "cancellable": cancellable}
         if self.errors:
             error = self.errors.pop(0)
-            if error is None:
-                try:
-                    await self.release.wait()
-                except asyncio.CancelledError:
-                    self.events.append("cancelled")
-                    raise
-                if self.failure is not None:
-                    raise self.failure
-            else:
+            if error is not None:
                 raise error
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                self.events.append("cancelled")
+                raise
+            if self.failure is not None:
+                raise self.failure
+        return Reply(OUTPUTS, lambda: self.events.append("released"))
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Outputs, None]:
+        self.events.append("stream")
         try:
-            yield OUTPUTS
+            for one in self.streams.pop(0):
+                if isinstance(one, Exception):
+                    raise one
+                if one is None:
+                    await self.go_on.wait()
+                yield {"n": Tensor("n", "INT64", np.array([one]))}
         finally:
-            self.events.append("given back")
+            self.events.append("closed")
+
+
+class ScriptedTransport(Scripted, Transport):
+    """Writes outputs into a region's file, as the predictor would: each output is the first input as FP32.
+
+    The next call whose input begins with ``number`` waits for ``gate(number)``, and then answers, or raises what the
+    gate has.
+    ``refusal`` is raised by every registration. ``attempts`` counts registrations, ``calls`` inferences.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.regions: dict[str, Path] = {}
+        self.registered: list[str] = []
+        self.gates: dict[int, asyncio.Future[None]] = {}
+        self.refusal: Exception | None = None
+        self.attempts = self.calls = self.released = 0
+
+    def gate(self, number: int) -> asyncio.Future[None]:
+        return self.gates.setdefault(number, asyncio.get_running_loop().create_future())
+
+    async def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+        destination: Destination | None = None,
+    ) -> Reply:
+        self.calls += 1
+        await asyncio.sleep(0)  # as on a network, calls that begin together are under way together
+        data = inputs[0].data.astype("<f4")
+        if destination is not None and destination.region not in self.regions:
+            destination.settled = True
+            raise UnknownRegion(f"Unable to find shared memory region: '{destination.region}'")
+        number = int(data.flat[0])
+        try:
+            if number in self.gates:
+                try:
+                    await self.gates[number]
+                finally:
+                    del self.gates[number]
+            tensors = {name: self._tensor(name, data, destination) for name in outputs}
+        except PredictorError:
+            if destination is not None:
+                destination.settled = True  # the predictor's own answer
+            raise
+        if destination is not None:
+            destination.settled = True
+        return Reply(tensors, self._released)
+
+    def _released(self) -> None:
+        self.released += 1
+
+    def _tensor(self, name: str, data: np.ndarray, destination: Destination | None) -> Tensor:
+        if destination is None or name not in destination.placements:
+            return Tensor(name, "FP32", data)
+        place = destination.placements[name]
+        with self.regions[place.region].open("r+b") as file:
+            file.seek(place.offset)
+            file.write(data.tobytes()[: len(place.memory)])
+        return placed_tensor(name, "FP32", data.shape, place)
+
+    async def register_region(self, name: str, key: str, byte_size: int) -> None:
+        self.attempts += 1
+        if self.refusal is not None:
+            raise self.refusal
+        path = self.folder / key.removeprefix("/")
+        if name in self.registered or not path.is_file() or path.stat().st_size < byte_size:
+            raise PredictorError(f"Unable to open shared memory region: '{key}'")
+        self.registered.append(name)
+        self.regions[name] = path
+
+    async def unregister_region(self, name: str) -> None:
+        self.regions.pop(name, None)
+
+    async def region_names(self) -> Sequence[str]:
+        return list(self.regions)

@@ -6,6 +6,7 @@ import re
 import ssl
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.errors import ConfigError, PredictorError
+from hf_transformer import predictor
+from hf_transformer.errors import ConfigError, PredictorError, PredictorTimeout
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import PROTOCOLS, open_predictor
 from hf_transformer.predictor.address import Address, parse_address
 from hf_transformer.predictor.answers import quoted, verified
 from hf_transformer.predictor.base import PredictorSettings
 from hf_transformer.predictor.certificates import root_certificates, ssl_context
-from hf_transformer.predictor.circuit import CircuitPredictor
 from hf_transformer.predictor.headers import forwarded, header_lines
-from hf_transformer.predictor.retrying import RetryingPredictor
+from hf_transformer.predictor.resilience import Resilience
+from hf_transformer.predictor.shared_memory import SharedMemory
 from hf_transformer.types import Tensor
+from tests.predictor.scripted import SPEC, ScriptedTransport
 
 CERTIFICATE = Path(__file__).with_name("tls") / "localhost.pem"
 
@@ -35,11 +39,47 @@ def settings(
 
 
 @pytest.mark.parametrize(("protocol", "name"), [("v2", "RestPredictor"), ("grpc-v2", "GrpcPredictor")])
-def test_the_table(protocol: str, name: str) -> None:
-    assert type(open_predictor(protocol, settings(), 0)).__name__ == name
-    assert isinstance(open_predictor(protocol, settings(), 1), RetryingPredictor)
-    guarded = open_predictor(protocol, settings(), 1, circuit_failures=5)
-    assert isinstance(guarded, CircuitPredictor) and isinstance(guarded._inner, RetryingPredictor)
+def test_the_layers(protocol: str, name: str) -> None:
+    outermost = open_predictor(protocol, settings(), 0)
+    assert isinstance(outermost, Resilience) and type(outermost.inner).__name__ == name
+    metrics = Metrics("m")
+    shared = open_predictor(protocol, replace(settings(), shared_memory_bytes=2**20), 1, metrics)
+    assert isinstance(shared, Resilience) and isinstance(shared.inner, SharedMemory)
+    assert type(shared.inner.transport).__name__ == name
+    assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
+
+
+class JsonTransport(ScriptedTransport):
+    """Streams JSON."""
+
+    @property
+    def streams_json(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("shared", [0, 2**16], ids=["inline", "shared memory"])
+async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: int) -> None:
+    transport = JsonTransport(tmp_path)
+    monkeypatch.setattr(predictor, "PROTOCOLS", {"v2": lambda settings: transport})
+    sizes = replace(settings(), shared_memory_bytes=shared, shared_memory_min_bytes=2**10)
+    async with open_predictor("v2", sizes, 1, circuit_failures=1) as opened:
+        assert (await opened.model_spec(), await opened.model_ready()) == (SPEC, False)
+        assert opened.streams_json and not opened.shares(1024)
+        ids = Tensor("input_ids", "INT64", np.array([5]))
+        reply = await opened.infer([ids], ["logits"], {}, sizes={"logits": 4})
+        assert reply.tensors["logits"].data.tolist() == [5]
+        reply.release()
+    assert transport.events == ["open", "close"]
+
+
+async def test_a_call_on_a_full_stack_has_one_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    transport = ScriptedTransport(tmp_path)
+    monkeypatch.setattr(predictor, "PROTOCOLS", {"v2": lambda settings: transport})
+    async with open_predictor("v2", replace(settings("triton:8000"), timeout=0.05), 3) as opened:
+        transport.gate(1)
+        with pytest.raises(PredictorTimeout, match=r"predictor at triton:8000 gave no answer in 0\.05 s"):
+            await opened.infer([Tensor("input_ids", "INT64", np.array([1]))], ["logits"], {})
+    assert transport.calls == 1
 
 
 def test_an_unknown_protocol() -> None:
@@ -50,8 +90,8 @@ def test_an_unknown_protocol() -> None:
 @pytest.mark.parametrize(
     ("protocol", "library", "others"),
     [
-        ("v2", "hf_transformer.predictor.http1", {"hf_transformer.predictor.grpc_client", "google.protobuf", "grpc"}),
-        ("grpc-v2", "hf_transformer.predictor.grpc_client", {"hf_transformer.predictor.http1", "grpc"}),
+        ("v2", "hf_transformer.predictor.rest", {"hf_transformer.predictor.grpc", "google.protobuf", "grpc"}),
+        ("grpc-v2", "hf_transformer.predictor.grpc", {"hf_transformer.predictor.rest"}),
     ],
     ids=list(PROTOCOLS),
 )

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hf_transformer.predictor.grpc_call import UnaryCall
+from tests.predictor.test_grpc_predictor import answer as good_message
+from tests.predictor.test_grpc_predictor import serving
 
 from hf_transformer.errors import PredictorTimeout
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor, PredictorSettings
-from hf_transformer.predictor.grpc_call import UnaryCall
-from tests.predictor.fault_server import Connection, scripted
-from tests.predictor.rest_calls import IDS, good_answer
-from tests.predictor.test_grpc_predictor import answer as good_message
-from tests.predictor.test_grpc_predictor import serving
+from tests.predictor.rest_calls import IDS
 
 pytestmark = pytest.mark.asyncio
 
@@ -81,26 +80,6 @@ async def test_a_call_that_takes_too_long_is_cancelled_over_grpc(retries: int, s
         await hanging.cancelled.wait()
 
 
-@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "late"])
-async def test_a_connection_is_closed_when_its_call_is_given_up(cancelled: bool) -> None:
-    arrived, closed = asyncio.Event(), asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        arrived.set()
-        await connection.until_closed()
-        closed.set()
-
-    async with scripted(script) as host, opened("v2", host, 0, 30.0 if cancelled else 0.2) as predictor:
-        call = asyncio.create_task(infer(predictor))
-        await arrived.wait()
-        if cancelled:
-            call.cancel()
-        with pytest.raises(asyncio.CancelledError if cancelled else PredictorTimeout):
-            await call
-        await closed.wait()
-
-
 async def is_cancelled_at_its_end(predictor: Predictor, arrived: asyncio.Event, answer: asyncio.Event) -> None:
     """The predictor would go on with a call, and another one in its place would be one too many."""
     call = asyncio.create_task(infer(predictor))
@@ -111,21 +90,6 @@ async def is_cancelled_at_its_end(predictor: Predictor, arrived: asyncio.Event, 
     answer.set()
     with pytest.raises(asyncio.CancelledError):
         await call
-
-
-async def test_with_retries_a_batch_over_rest_ends_before_it_is_given_up() -> None:
-    arrived, answer = asyncio.Event(), asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            arrived.set()
-            await answer.wait()
-            await good_answer(connection)
-
-    async with scripted(script) as host, opened("v2", host, 3) as predictor:
-        await is_cancelled_at_its_end(predictor, arrived, answer)
-        await infer(predictor)
 
 
 async def test_with_retries_a_batch_over_grpc_ends_before_it_is_given_up() -> None:

@@ -1,25 +1,105 @@
-"""What becomes of slots, whatever becomes of the calls; the real predictor is in tests/integration."""
+"""Outputs in shared memory: slots, quarantine, regions and their files. The real predictor is in tests/integration."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import PROTOCOLS, open_predictor
-from hf_transformer.predictor.base import PlacingPredictor, PredictorSettings
-from hf_transformer.predictor.circuit import CircuitPredictor
-from hf_transformer.predictor.retry_budget import RetryBudget
-from hf_transformer.predictor.retrying import RetryingPredictor
-from hf_transformer.predictor.shared_memory import SharedMemoryPredictor
-from hf_transformer.types import Tensor
-from tests.predictor.placing_transport import SPEC
-from tests.predictor.shared_calls import ERRORS, QUARTER, SIZE, Shared, until
+from hf_transformer.predictor import shared_memory
+from hf_transformer.predictor.base import StaleConnection
+from hf_transformer.predictor.shared_memory import (
+    ALIGNMENT,
+    MARGIN,
+    PREFIX,
+    Gaps,
+    Pauses,
+    Region,
+    SharedMemory,
+    Slot,
+    aligned,
+    remove_leftovers,
+    remove_own_and_leftovers,
+)
+from hf_transformer.types import Tensor, TensorSpec
+from tests.predictor.scripted import SPEC, ScriptedTransport, until
 
-pytestmark = pytest.mark.asyncio
+ROOT = Path(__file__).parents[2]
+SIZE = 64 * 2**10
+QUARTER = SIZE // 16
+"""Elements of an output that takes a quarter of the region."""
+AT_ONCE = Pauses(unavailable=0.0, refused=0.0, registered=0.0, lost=0.0)
+LOST = PredictorUnavailable("lost")
+
+
+class Shared:
+    """A SharedMemory over a script, in a folder of the test's own; outputs of 1,024 bytes and more are shared."""
+
+    def __init__(self, folder: Path, size: int = SIZE, pauses: Pauses = AT_ONCE) -> None:
+        self.folder = folder
+        self.transport = ScriptedTransport(folder)
+        self.predictor = SharedMemory(self.transport, size, min_bytes=1024, folder=folder, pauses=pauses)
+
+    async def infer(self, number: int, count: int = QUARTER, *, outputs: tuple[str, ...] = ("logits",)) -> list[float]:
+        """One call, whose outputs are ``count`` times ``number``; gives the values that there are."""
+        tensor = Tensor("input_ids", "INT64", np.full(count, number))
+        sizes = {name: 4 * count for name in outputs if name != "unsized"}
+        reply = await self.predictor.infer([tensor], outputs, {}, sizes=sizes)
+        assert set(reply.tensors) == set(outputs)
+        assert all(tensor.shape == (count,) for tensor in reply.tensors.values())
+        values = sorted({float(value) for tensor in reply.tensors.values() for value in tensor.data})
+        reply.release()
+        return values
+
+    async def registered(self) -> None:
+        """Has a region made by a first call."""
+        assert await self.infer(99) == [99]
+        await until(lambda: self.predictor.use().registered)
+
+    async def attempted(self, times: int) -> None:
+        """Waits until so many registrations were tried, and the last one has failed."""
+        await until(lambda: self.transport.attempts == times and not self.files)
+
+    async def under_way(self, number: int, count: int = QUARTER) -> asyncio.Task[list[float]]:
+        """A call that waits for its gate."""
+        self.transport.gate(number)
+        calls = self.transport.calls
+        task = asyncio.create_task(self.infer(number, count))
+        await until(lambda: self.transport.calls == calls + 1)
+        return task
+
+    async def lose(self, number: int, count: int = QUARTER) -> None:
+        """A call whose connection is lost."""
+        self.transport.gate(number).set_exception(LOST)
+        with pytest.raises(PredictorUnavailable):
+            await self.infer(number, count)
+
+    @property
+    def files(self) -> list[str]:
+        return [path.name for path in self.folder.iterdir()]
+
+    def batches(self, transfer: str) -> int:
+        return self.predictor.use().batches[transfer]
+
+    def slots(self) -> tuple[int, int]:
+        """In use, and quarantined."""
+        slots = self.predictor.use().slots
+        return slots["in_use"], slots["quarantined"]
 
 
 @pytest.fixture
@@ -27,27 +107,40 @@ def shared(tmp_path: Path) -> Shared:
     return Shared(tmp_path)
 
 
+# Calls and their slots
+
+
 async def test_large_outputs_are_read_where_they_were_written(shared: Shared) -> None:
     async with shared.predictor as predictor:
         await shared.registered()
-        assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, True)
+        assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, False)
         assert await shared.infer(3) == [3]
         assert await shared.infer(4, outputs=("logits", "more", "unsized")) == [4]
-        assert shared.predictor.use().batches == {
-            "shared": 2,
-            "inline_full": 0,
-            "inline_unregistered": 1,
-            "inline_resent": 0,
-        }
-        assert (shared.slots("in_use"), shared.predictor.use().bytes["free"]) == (0, SIZE)
-    assert shared.files == [] and shared.transport.regions == {} and not shared.transport.open
+        batches = {"shared": 2, "inline_full": 0, "inline_unregistered": 1, "inline_resent": 0}
+        assert shared.predictor.use().batches == batches
+        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((0, 0), SIZE)
+        assert shared.transport.released == 3
+    assert shared.files == [] and shared.transport.regions == {} and shared.transport.events == ["open", "close"]
+
+
+async def test_a_slot_is_in_use_until_its_reply_is_released(shared: Shared) -> None:
+    async with shared.predictor as predictor:
+        await shared.registered()
+        given_ids = Tensor("input_ids", "INT64", np.full(4 * QUARTER, 1))
+        reply = await predictor.infer([given_ids], ["logits"], {}, sizes={"logits": SIZE})
+        assert shared.slots() == (1, 0)
+        assert await shared.infer(2) == [2] and shared.batches("inline_full") == 1
+        assert set(reply.tensors["logits"].data) == {1}
+        for _ in range(2):
+            reply.release()
+            assert shared.slots() == (0, 0) and predictor.use().bytes["free"] == SIZE
 
 
 async def test_nothing_is_made_for_small_outputs_or_unknown_sizes(shared: Shared) -> None:
     async with shared.predictor:
         assert await shared.infer(1, 255) == [1]
         assert await shared.infer(2, QUARTER, outputs=("unsized",)) == [2]
-        assert shared.transport.registered == [] and shared.files == []
+        assert shared.transport.attempts == 0 and shared.files == []
         assert sum(shared.predictor.use().batches.values()) == 0
 
 
@@ -56,8 +149,8 @@ async def test_calls_side_by_side_have_their_own_slots_and_the_rest_goes_inline(
         await shared.registered()
         gates = [shared.transport.gate(number) for number in range(6)]
         calls = [asyncio.create_task(shared.infer(number)) for number in range(6)]
-        await until(lambda: shared.transport.entered == 7)
-        assert (shared.slots("in_use"), shared.predictor.use().bytes["free"]) == (4, 0)
+        await until(lambda: shared.transport.calls == 7)
+        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((4, 0), 0)
         assert shared.batches("inline_full") == 2
         for gate in reversed(gates):
             gate.set_result(None)
@@ -67,33 +160,26 @@ async def test_calls_side_by_side_have_their_own_slots_and_the_rest_goes_inline(
 
 
 async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> None:
-    assert not shared.predictor.shares(SIZE)
-    async with shared.predictor as predictor:
-        assert not predictor.shares(SIZE)
+    sizes = (1023, 1024, SIZE // 2, SIZE // 2 + 1, SIZE, SIZE + 1)
+
+    def shares() -> list[int]:
+        return [size for size in sizes if shared.predictor.shares(size)]
+
+    async with shared.predictor:
+        assert shares() == []
         await shared.registered()
-        sizes = (1023, 1024, SIZE // 2, SIZE // 2 + 1, SIZE, SIZE + 1)
-        assert [size for size in sizes if predictor.shares(size)] == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
-        gate = shared.transport.gate(1)
-        call = asyncio.create_task(shared.infer(1, 2 * QUARTER))
-        await until(lambda: shared.slots("in_use") == 1)
-        assert [size for size in sizes if predictor.shares(size)] == [1024, SIZE // 2]
-        gate.set_result(None)
+        assert shares() == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
+        call = await shared.under_way(1, 2 * QUARTER)
+        assert shares() == [1024, SIZE // 2]
+        shared.transport.gate(1).set_result(None)
         await call
-        assert predictor.shares(SIZE)
-        shared.transport.regions.clear()  # a restart: the next call finds out
+        assert shares() == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
+        shared.transport.regions.clear()  # a restart, which the next call finds out
         assert await shared.infer(2) == [2]
-        assert not predictor.shares(1024)
+        assert shares() == []
         await until(lambda: shared.predictor.use().registered)
-        assert predictor.shares(SIZE)
-    assert not shared.predictor.shares(1024)
-
-
-async def test_wrappers_ask_what_they_wrap(shared: Shared) -> None:
-    wrapped = CircuitPredictor(RetryingPredictor(shared.predictor, 1, 60.0, RetryBudget(0.1)), 1, Metrics("m"))
-    async with wrapped:
-        assert not wrapped.shares(SIZE)
-        await shared.registered()
-        assert wrapped.shares(SIZE) and not wrapped.shares(SIZE + 1)
+        assert shares() == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
+    assert shares() == []
 
 
 async def test_an_output_larger_than_the_region_goes_inline(shared: Shared) -> None:
@@ -103,87 +189,56 @@ async def test_an_output_larger_than_the_region_goes_inline(shared: Shared) -> N
         assert shared.batches("inline_full") == 1
 
 
-async def test_a_slot_is_kept_while_a_call_runs_on_whose_caller_has_gone(shared: Shared) -> None:
+@pytest.mark.parametrize("end", [LOST, PredictorTimeout("late"), None], ids=["lost", "late", "cancelled"])
+async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exception | None) -> None:
+    """What the predictor may still write there is read by nobody."""
     async with shared.predictor:
         await shared.registered()
-        gate = shared.transport.gate(1)
-        call = asyncio.create_task(shared.infer(1, 4 * QUARTER))
-        await until(lambda: shared.transport.entered == 2)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert (shared.slots("in_use"), shared.slots("quarantined")) == (1, 0)
-        assert await shared.infer(2) == [2]
-        assert shared.batches("inline_full") == 1
-        gate.set_result(None)
-        await until(lambda: shared.slots("in_use") == 0)
-        assert await shared.infer(3, 4 * QUARTER) == [3]
-        assert shared.transport.entered == shared.transport.left == 4
-        assert shared.batches("shared") == 1
-
-
-@pytest.mark.parametrize("cancelled", [False, True], ids=["waited for", "abandoned"])
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-async def test_a_call_that_ends_without_a_word_takes_its_slot_along(
-    shared: Shared, error: Exception, cancelled: bool
-) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        gate = shared.transport.gate(1)
-        call = asyncio.create_task(shared.infer(1))
-        await until(lambda: shared.transport.entered == 2)
-        if cancelled:
+        call = await shared.under_way(1)
+        if end is None:
             call.cancel()
-            await asyncio.wait([call])
-        gate.set_exception(error)
-        with pytest.raises(asyncio.CancelledError if cancelled else type(error)):
+        else:
+            shared.transport.gate(1).set_exception(end)
+        with pytest.raises(asyncio.CancelledError if end is None else type(end)):
             await call
-        await until(lambda: shared.slots("quarantined") == 1)
+        assert shared.slots() == (0, 1)
         assert shared.predictor.use().bytes == {"in_use": 0, "quarantined": SIZE // 4, "free": SIZE * 3 // 4}
         assert await shared.infer(2, 4 * QUARTER) == [2]
         assert shared.batches("inline_full") == 1
+        assert await shared.infer(3, 3 * QUARTER) == [3]
+        assert shared.batches("shared") == 1
     assert shared.files == []
     assert len(shared.transport.regions) == 1, "a request may be under way in it, so the predictor keeps it"
 
 
-async def test_a_call_that_was_sent_twice_takes_its_slot_along(shared: Shared) -> None:
+async def test_an_answered_error_gives_the_slot_back(shared: Shared) -> None:
     async with shared.predictor:
         await shared.registered()
-        shared.transport.resends = True
+        shared.transport.gate(1).set_exception(PredictorError("bad"))
+        with pytest.raises(PredictorError, match="bad"):
+            await shared.infer(1)
+        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((0, 0), SIZE)
+
+
+async def test_a_stale_connection_quarantines_the_slot_and_the_call_goes_inline(shared: Shared) -> None:
+    async with shared.predictor:
+        await shared.registered()
+        shared.transport.gate(1).set_exception(StaleConnection("it ended before an answer"))
         assert await shared.infer(1) == [1]
-        assert (shared.batches("shared"), shared.batches("inline_resent")) == (0, 1)
-        assert (shared.slots("in_use"), shared.slots("quarantined")) == (0, 1)
+        assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 1))
 
 
 async def test_an_output_that_outgrows_its_slot_is_an_error(shared: Shared) -> None:
     async with shared.predictor as predictor:
         await shared.registered()
-        tensor = Tensor("input_ids", "INT64", np.zeros(1024))
         with pytest.raises(Exception, match="4096 bytes, but has room for 4000"):
-            async with predictor.infer([tensor], ["logits"], {}, sizes={"logits": 4000}):
-                pass
+            await predictor.infer([Tensor("i", "INT64", np.zeros(1024))], ["logits"], {}, sizes={"logits": 4000})
 
 
-async def test_an_error_in_the_callers_own_code_gives_the_slot_back(shared: Shared) -> None:
+async def test_streams_are_those_of_the_transport(shared: Shared) -> None:
+    shared.transport.streams = [[1, 2]]
     async with shared.predictor as predictor:
-        await shared.registered()
-        with pytest.raises(UnicodeError):
-            async with predictor.infer([Tensor("i", "INT64", np.zeros(1024))], ["logits"], {}, sizes={"logits": 4096}):
-                raise UnicodeError
-        assert (shared.slots("in_use"), shared.slots("quarantined")) == (0, 0)
-        assert shared.transport.left == 2
-
-
-@pytest.mark.parametrize("protocol", list(PROTOCOLS))
-async def test_it_is_opened_between_the_retries_and_the_transport(protocol: str) -> None:
-    with_it, without = (PredictorSettings("m", "triton", shared_memory_bytes=size) for size in (SIZE, 0))
-    metrics = Metrics("m")
-    guarded = open_predictor(protocol, with_it, 0, metrics)
-    assert isinstance(guarded, CircuitPredictor) and type(guarded._inner) is SharedMemoryPredictor
-    assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
-    retrying = open_predictor(protocol, with_it, 1)
-    assert isinstance(retrying, RetryingPredictor) and type(retrying._inner) is SharedMemoryPredictor
-    assert isinstance(open_predictor(protocol, without, 0), PlacingPredictor)
+        assert [int(one["n"].data[0]) async for one in predictor.stream([], ["n"], {})] == [1, 2]
 
 
 async def test_metrics(shared: Shared) -> None:
@@ -202,3 +257,427 @@ async def test_metrics(shared: Shared) -> None:
         'hf_transformer_shared_memory_batches_total{transfer="inline_unregistered"} 1.0',
     ):
         assert line in lines
+
+
+# Regions: made, lost, replaced, refused, closed
+
+
+@pytest.mark.parametrize(
+    ("outputs", "decoupled", "at_start"),
+    [
+        ([TensorSpec("logits", "FP32", (-1, 86))], False, True),
+        ([TensorSpec("logits", "FP32", (-1, 86))], True, False),
+        ([TensorSpec("logits", "FP32", (-1, 85))], False, False),
+        ([TensorSpec("logits", "FP16", (128, 4)), TensorSpec("more", "BYTES", (1000,))], False, True),
+        ([TensorSpec("logits", "BF16", (-1, 171))], False, True),
+        ([TensorSpec("first", "INT8", (512,)), TensorSpec("second", "INT8", (512,))], False, True),
+        ([TensorSpec("text", "BYTES", (-1,))], False, False),
+        ([], False, False),
+    ],
+    ids=["large", "decoupled", "small", "fp16", "bf16", "together", "bytes", "none"],
+)
+async def test_a_region_is_there_at_start_where_all_answers_are_large(
+    shared: Shared, outputs: list[TensorSpec], decoupled: bool, at_start: bool
+) -> None:
+    shared.transport.spec = replace(SPEC, outputs=tuple(outputs), decoupled=decoupled)
+    async with shared.predictor:
+        assert shared.files == []
+        for _ in range(3):
+            assert await shared.predictor.model_spec() == shared.transport.spec
+        if at_start:
+            await until(lambda: shared.predictor.use().registered)
+        assert await shared.infer(1) == [1]
+        assert shared.batches("shared" if at_start else "inline_unregistered") == 1
+        assert shared.transport.attempts == at_start or not at_start
+
+
+async def test_a_region_that_is_mostly_lost_is_replaced_and_let_go_later(shared: Shared) -> None:
+    async with shared.predictor:
+        await shared.registered()
+        last = await shared.under_way(1)
+        await shared.lose(2)
+        await shared.lose(3)
+        assert shared.predictor.use().registered, "half of it is left"
+        await shared.lose(4)
+        assert not shared.predictor.use().registered and shared.slots() == (1, 3)
+        await shared.registered()
+        assert len(shared.transport.registered) == len(shared.files) == 2, "a slot of the first is still in use"
+        shared.transport.gate(1).set_result(None)
+        assert await last == [1]
+        assert shared.files == [shared.transport.registered[1]]
+        await until(lambda: list(shared.transport.regions) == [shared.transport.registered[1]])
+        assert shared.slots() == (0, 0)
+
+
+async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: Path) -> None:
+    shared = Shared(tmp_path, pauses=replace(AT_ONCE, lost=3600.0))
+    async with shared.predictor:
+        for number in (1, 2):
+            await shared.registered()
+            await shared.lose(number, 3 * QUARTER)
+        assert await shared.infer(3) == [3]
+        await asyncio.sleep(0)
+        assert len(shared.transport.registered) == 2 and not shared.predictor.use().registered
+        assert shared.batches("inline_unregistered") == 3
+
+
+async def test_a_restarted_predictor_gets_one_new_region_and_every_call_is_answered(shared: Shared) -> None:
+    async with shared.predictor:
+        await shared.registered()
+        shared.transport.regions.clear()
+        answers = await asyncio.gather(*(shared.infer(number) for number in range(4)))
+        assert answers == [[number] for number in range(4)]
+        assert shared.batches("inline_resent") == 4
+        await until(lambda: shared.predictor.use().registered)
+        assert await shared.infer(5) == [5]
+        assert shared.batches("shared") == 1
+        assert len(set(shared.transport.registered)) == 2
+        assert shared.files == [shared.transport.registered[1]]
+        assert shared.slots() == (0, 0)
+
+
+async def test_registrations_do_not_follow_one_another_at_once(tmp_path: Path) -> None:
+    shared = Shared(tmp_path, pauses=Pauses(registered=3600.0))
+    async with shared.predictor:
+        await shared.registered()
+        shared.transport.regions.clear()
+        for number in (1, 2):
+            assert await shared.infer(number) == [number]
+        await asyncio.sleep(0)
+        assert len(shared.transport.registered) == 1
+        assert (shared.batches("inline_resent"), shared.batches("inline_unregistered")) == (1, 2)
+
+
+async def test_several_predictors_behind_one_address(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    async with shared.predictor:
+        await shared.registered()
+        registration = shared.predictor.registration
+        assert registration.region is not None
+        registration.unknown(registration.region)  # so one of them has said, while the other one has the region
+        for _ in range(3):
+            await shared.attempted(2)
+            assert await shared.infer(2) == [2]
+        assert caplog.text.count("several predictors answer at one address") == 1
+
+
+@pytest.mark.parametrize("error", [PredictorError("bad"), LOST, PredictorTimeout("late")], ids=repr)
+async def test_a_predictor_that_registers_nothing(
+    shared: Shared, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    shared.transport.refusal = error
+    async with shared.predictor:
+        for number in range(5):
+            assert await shared.infer(number) == [number]
+            await shared.attempted(number + 1)
+        assert shared.batches("inline_unregistered") == 5
+        assert caplog.text.count("outputs travel inline") == 1
+        shared.transport.refusal = None
+        await shared.registered()
+        assert await shared.infer(7) == [7]
+    assert caplog.text.count("large outputs travel through shared memory") == 1
+
+
+async def test_a_refusal_is_not_asked_for_again_soon(tmp_path: Path) -> None:
+    shared = Shared(tmp_path, pauses=Pauses())
+    shared.transport.refusal = PredictorError("Unable to open shared memory region")
+    async with shared.predictor:
+        assert await shared.infer(1) == [1]
+        await shared.attempted(1)
+        shared.transport.refusal = None
+        assert await shared.infer(2) == [2]
+        await asyncio.sleep(0)
+        assert shared.transport.registered == []
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["no room", "no folder"])
+async def test_no_room_for_a_region(tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: bool) -> None:
+    shared = Shared(tmp_path / "missing" if missing else tmp_path, size=SIZE if missing else 2**60)
+    async with shared.predictor:
+        for number in range(3):
+            assert await shared.infer(number) == [number]
+            await asyncio.sleep(0)
+    assert caplog.text.count("--predictor_shared_memory_bytes") == 1
+    assert ("No such file" if missing else "do not fit") in caplog.text
+    assert missing or shared.files == []
+
+
+async def test_no_room_is_asked_for_seldom_where_nothing_gives_any_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Shared(tmp_path, pauses=Pauses(lost=0.0))
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: SIZE + MARGIN - 1)
+    async with shared.predictor:
+        for number in range(3):
+            assert await shared.infer(number) == [number]
+            await until(lambda: shared.transport.attempts == 1 and not (shared.transport.regions or shared.files))
+
+
+async def test_room_that_a_dead_predecessor_takes_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton maps the region whose file is gone, so the folder is full until Triton has unmapped it."""
+    shared = Shared(tmp_path, pauses=Pauses(lost=0.05))
+    dead = f"{PREFIX}dead"
+    shared.transport.regions = {dead: tmp_path / dead, "of others": tmp_path}
+    room = {True: 0, False: SIZE + MARGIN}
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: room[dead in shared.transport.regions])
+    async with shared.predictor:
+        assert await shared.infer(1) == [1]
+        await shared.attempted(1)
+        await until(lambda: list(shared.transport.regions) == [dead, "of others"])  # the one of no use is gone at once
+        await until(lambda: shared.predictor.use().registered)  # without another call
+        assert list(shared.transport.regions) == ["of others", shared.transport.registered[1]]
+        assert await shared.infer(2) == [2]
+        assert caplog.text.count("do not fit") == 1
+
+
+async def test_leftovers_of_a_killed_predecessor_go_here_and_at_the_predictor(shared: Shared) -> None:
+    leftover = f"{PREFIX}dead"
+    (shared.folder / leftover).write_bytes(b"x")
+    shared.transport.regions = {leftover: shared.folder / leftover, "of others": shared.folder}
+    async with shared.predictor:
+        assert shared.files == []
+        await until(lambda: leftover not in shared.transport.regions)
+        assert shared.transport.attempts == 0, "also where no region is wanted"
+        await shared.registered()
+        assert list(shared.transport.regions) == ["of others", *shared.transport.registered]
+
+
+async def test_nothing_is_forgotten_at_a_predictor_that_does_not_see_our_folder(shared: Shared) -> None:
+    """Its regions are those of processes that may well live, on its own machine."""
+    theirs = f"{PREFIX}theirs"
+    shared.transport.regions = {theirs: shared.folder / theirs}
+    shared.transport.refusal = PredictorError("Unable to open shared memory region")
+    async with shared.predictor:
+        assert await shared.infer(1) == [1]
+        await shared.attempted(1)
+        await asyncio.sleep(0.01)
+        assert list(shared.transport.regions) == [theirs]
+
+
+async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with shared.predictor:
+        await shared.registered()
+        call = await shared.under_way(1)
+    assert shared.files == []
+    (name,) = shared.transport.regions
+    assert caplog.text.count(f"left at the predictor, since calls may still use them: {name}") == 1
+    call.cancel()
+    await asyncio.wait([call])
+    assert await shared.infer(2) == [2]
+    assert shared.transport.attempts == 1
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["half made", "refused"])
+async def test_closing_while_a_region_is_made(shared: Shared, fails: bool) -> None:
+    shared.transport.refusal = PredictorError("no") if fails else None
+    async with shared.predictor:
+        assert await shared.infer(1) == [1]
+    assert shared.files == [] and shared.transport.regions == {}
+
+
+# Files and slots
+
+
+def write(slot: Slot, data: bytes) -> None:
+    """What the predictor does."""
+    with slot.region.path.open("r+b") as file:
+        file.seek(slot.offset)
+        file.write(data)
+
+
+def filled(folder: Path, size: int = SIZE) -> Region:
+    region = Region(size, folder)
+    region.fill()
+    return region
+
+
+def taken(region: Region, **lengths: int) -> Slot:
+    slot = region.take(lengths)
+    assert slot is not None
+    return slot
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=60))
+def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> None:
+    gaps = Gaps(32 * ALIGNMENT + 5)
+    in_use: list[tuple[int, int]] = []
+    for count, ended in steps:
+        size = count * ALIGNMENT
+        fits = gaps.fits(size)
+        offset = gaps.take(size)
+        assert fits == (offset is not None)
+        if offset is not None:
+            assert offset % ALIGNMENT == 0 and 0 <= offset <= 32 * ALIGNMENT - size
+            assert all(offset + size <= other or offset >= other + length for other, length in in_use)
+            in_use.append((offset, size))
+        if ended < len(in_use):
+            gaps.give_back(*in_use.pop(ended))
+        assert gaps.free_bytes == 32 * ALIGNMENT - sum(length for _, length in in_use)
+    for one in in_use:
+        gaps.give_back(*one)
+    assert gaps.take(32 * ALIGNMENT) == 0
+
+
+def test_the_first_gap_that_is_large_enough_is_taken() -> None:
+    gaps = Gaps(640)
+    assert [gaps.take(size) for size in (64, 128, 64, 384)] == [0, 64, 192, 256]
+    assert gaps.take(64) is None
+    gaps.give_back(64, 128)
+    gaps.give_back(256, 384)
+    assert (gaps.take(192), gaps.take(64), gaps.take(64)) == (256, 64, 128)
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(0, 0), (1, 64), (64, 64), (65, 128)], ids=str)
+def test_sizes_are_rounded_up(size: int, wanted: int) -> None:
+    assert aligned(size) == wanted
+
+
+def test_each_output_has_its_own_place(tmp_path: Path) -> None:
+    region = filled(tmp_path)
+    slot, other = taken(region, a=100, b=64, c=1), taken(region, a=100)
+    assert [(one.region, one.offset, len(one.memory)) for one in slot.destination.placements.values()] == [
+        (region.name, 0, 100),
+        (region.name, 128, 64),
+        (region.name, 192, 1),
+    ]
+    assert (slot.destination.region, slot.size, other.offset) == (region.name, 256, 256)
+    write(other, b"other")
+    write(slot, b"logits")
+    place, theirs = slot.destination.placements["a"], other.destination.placements["a"]
+    assert bytes(place.memory[:6]) == b"logits" and place.memory.readonly
+    region.close()
+    assert bytes(theirs.memory[:5]) == b"other", "what is mapped stays readable"
+    assert region.take({"a": 1}) is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_slot_that_may_still_be_written_is_never_handed_out_again(tmp_path: Path) -> None:
+    region = filled(tmp_path)
+    first, second = taken(region, a=SIZE // 2), taken(region, a=SIZE // 2)
+    region.give_back(first)
+    assert region.take({"a": 64}) is None
+    assert (region.taken_slots, region.lost_slots, region.lost_bytes) == (1, 1, SIZE // 2)
+    second.destination.settled = True
+    region.give_back(second)
+    assert taken(region, a=64).offset == SIZE // 2
+    region.close()
+
+
+def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
+    region = Region(SIZE, tmp_path)
+    assert (region.path.stat().st_size, region.path.stat().st_blocks) == (SIZE, 0)
+    assert region.take({"a": 64}) is None and region.free_bytes == 0
+    region.fill()
+    assert region.path.stat().st_blocks * 512 >= SIZE
+    assert region.free_bytes == SIZE
+    region.close()
+
+
+def test_every_user_can_write_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        region = Region(SIZE, tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(region.path.stat().st_mode) == 0o666
+    region.close()
+
+
+def test_names_are_new_each_time(tmp_path: Path) -> None:
+    regions = [Region(SIZE, tmp_path) for _ in range(3)]
+    assert len({region.name for region in regions}) == 3
+    for region in regions:
+        assert region.name.startswith(PREFIX) and region.key == f"/{region.name}"
+        assert not region.name.startswith("triton_python_backend_shm_region_")
+        region.close()
+
+
+def test_an_absurd_size_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="do not fit") as caught:
+        Region(2**60, tmp_path)
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("free", [[SIZE + MARGIN - 1], [SIZE + MARGIN, MARGIN - 1]], ids=["before", "after"])
+def test_a_region_leaves_room_for_the_predictor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[int]
+) -> None:
+    left = iter(free)
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda folder: next(left))
+    region = Region(SIZE, tmp_path)
+    with pytest.raises(OSError, match=f"{SIZE} bytes do not fit") as caught:
+        region.fill()
+    assert caught.value.errno == errno.ENOSPC and region.take({"a": 64}) is None
+    region.close()
+
+
+def test_leftovers_of_the_dead_are_removed_and_files_of_the_living_stay(tmp_path: Path) -> None:
+    living = Region(SIZE, tmp_path)
+    (tmp_path / f"{PREFIX}dead").write_bytes(b"x")
+    (tmp_path / "of others").write_bytes(b"x")
+    (tmp_path / f"{PREFIX}folder").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "of others")
+    before = {path.name for path in tmp_path.iterdir()}
+    assert remove_leftovers(tmp_path) == [f"{PREFIX}dead"]
+    assert {path.name for path in tmp_path.iterdir()} == before - {f"{PREFIX}dead"}
+    living.close()
+
+
+def test_a_file_that_is_taken_for_a_leftover_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+    removed: list[list[str]] = []
+
+    def interrupted(file: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        removed.append(remove_leftovers(tmp_path))
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    region = Region(SIZE, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [region.name]
+    assert len(removed[0]) == 1 and region.name not in removed[0]
+    region.close()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from hf_transformer.predictor.shared_memory import Region
+region = Region(65536, Path(sys.argv[1]))
+print(region.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ended without close"])
+def test_what_a_process_leaves(tmp_path: Path, killed: bool) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdin is not None and process.stdout is not None
+        name = process.stdout.readline().strip()
+        assert remove_leftovers(tmp_path) == []
+        if killed:
+            process.send_signal(signal.SIGKILL)
+        process.stdin.close()
+        process.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ([name] if killed else [])
+    assert remove_leftovers(tmp_path) == ([name] if killed else [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_ends_by_os_exit_removes_its_own_file_before(tmp_path: Path) -> None:
+    mine = Region(SIZE, tmp_path)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdin is not None and process.stdout is not None
+        theirs = process.stdout.readline().strip()
+        (tmp_path / f"{PREFIX}dead").write_bytes(b"x")
+        remove_own_and_leftovers(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [theirs]
+        process.stdin.close()
+    mine.close()

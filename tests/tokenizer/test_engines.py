@@ -13,8 +13,8 @@ import pytest
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.engine import Engine
-from hf_transformer.tokenizer.lexicon import MANY_IDS, Lexicon
 from hf_transformer.tokenizer.tokenizer import CHUNK, CHUNK_CHARACTERS, Tokenizer, load_tokenizer
+from hf_transformer.tokenizer.vocabulary import MANY_IDS, TokenTable
 from hf_transformer.types import Encoding, TextInput, TokenIds, Tokenization, Words
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
@@ -83,19 +83,16 @@ class Waiting:
         assert self.go_on.wait(30)
         return [[Encoding([1], [0])] for _ in texts]
 
-    def encode_one(self, text: str) -> Encoding:
-        return self.encode((text,), Tokenization())[0][0]
-
     def ids(self, text: str, *, special_tokens: bool) -> list[int]:
-        return self.encode_one(text).ids
+        return self.encode((text,), Tokenization())[0][0].ids
 
     def with_max_length(self, length: int) -> Engine:
         return self
 
 
 def tokenizer_of(engine: Engine, decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: "") -> Tokenizer:
-    lexicon = Lexicon(1, lambda token: None, lambda number: None, decode, "".join, False, decode, False, False)
-    return Tokenizer(engine, lexicon, {}, max_length=LENGTH, padding_side="right")
+    table = TokenTable(1, lambda token: None, lambda number: None, decode, "".join, False, decode, False, False)
+    return Tokenizer(engine, table, {}, max_length=LENGTH, padding_side="right")
 
 
 async def test_the_work_ends_with_its_caller() -> None:

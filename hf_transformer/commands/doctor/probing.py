@@ -24,12 +24,16 @@ async def ask(predictor: Predictor, pair: BoundPair, encodings: Sequence[Encodin
     inputs = pack(encodings, binding, padding)
     rows, width = inputs[0].shape if binding.batch_axis else (1, *inputs[0].shape)
     names = [output.name for output in binding.outputs]
-    async with predictor.infer(inputs, names, {}) as tensors:
+    reply = await predictor.infer(inputs, names, {})
+    try:
+        tensors = reply.tensors
         verified = [(one, verify(tensors[one.name], one, rows, width, binding.batch_axis)) for one in binding.outputs]
         return [
             {output.role: own_rows(data[row], output, len(text), padding).copy() for output, data in verified}
             for row, text in enumerate(encodings)
         ]
+    finally:
+        reply.release()
 
 
 def width_of(pair: BoundPair, encoding: Encoding) -> int:

@@ -10,7 +10,9 @@ from hf_transformer.commands.doctor.network import PORTS
 from hf_transformer.commands.doctor.subject import Subject, known
 from hf_transformer.errors import RequestError
 from hf_transformer.model_wiring import predictor_settings
+from hf_transformer.predictor.address import parse_address
 from hf_transformer.predictor.asking import AskablePredictor, open_askable
+from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types import ModelSpec, RepositoryEntry
 
 CALL_SECONDS = 60.0
@@ -24,23 +26,25 @@ async def server(subject: Subject) -> Sequence[Finding]:
     """Whether it is a server of the V2 protocol, and which. Raises RequestError."""
     settings = predictor_settings(subject.config)
     settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
-    predictor = open_askable(subject.config.predictor_protocol, settings)
-    subject.predictor = await subject.stack.enter_async_context(predictor)
+    admin = open_askable(subject.config.predictor_protocol, settings)
+    bounded = Resilience(admin, str(parse_address(settings)), settings.timeout)
+    subject.predictor = await subject.stack.enter_async_context(bounded)
+    subject.admin = admin
     try:
-        about = await predictor.describe_server()
+        about = await admin.describe_server()
     except RequestError as error:
         return failed(
             f"it does not say what it is: {error}",
             f"correct --predictor_host or --predictor_port, if that is another server's port ({PORTS})",
         )
-    if not await predictor.server_live():
+    if not await admin.server_live():
         return failed(f"{about.name} {about.version} says that it is not live", "see the predictor's log")
     return ok(f"{about.name} {about.version or 'of unknown version'}, live")
 
 
 async def server_ready(subject: Subject) -> Sequence[Finding]:
     """What a readiness probe of the predictor itself gets: other models count there too. Raises RequestError."""
-    if await known(subject.predictor).server_ready():
+    if await known(subject.admin).server_ready():
         return ok("the predictor is ready")
     return warning(
         "the predictor says that not all of its models are ready, and a readiness probe of it fails",
@@ -50,10 +54,10 @@ async def server_ready(subject: Subject) -> Sequence[Finding]:
 
 async def model(subject: Subject) -> Sequence[Finding]:
     """Whether the model is there and can infer. Raises RequestError."""
-    predictor, name = known(subject.predictor), subject.config.model_name
-    if await predictor.model_ready():
+    admin, name = known(subject.admin), subject.config.model_name
+    if await admin.model_ready():
         return ok(f"{name!r} is ready")
-    index = await _index(predictor)
+    index = await _index(admin)
     mine = [one for one in index if one.name == name]
     if mine:
         return _not_ready(name, mine[-1])
@@ -66,10 +70,10 @@ async def model(subject: Subject) -> Sequence[Finding]:
     )
 
 
-async def _index(predictor: AskablePredictor) -> Sequence[RepositoryEntry]:
+async def _index(admin: AskablePredictor) -> Sequence[RepositoryEntry]:
     """The predictor's models, none where it does not tell."""
     try:
-        return await predictor.repository_index() or ()
+        return await admin.repository_index() or ()
     except RequestError:
         return ()
 
@@ -91,7 +95,7 @@ def _not_ready(name: str, entry: RepositoryEntry) -> Sequence[Finding]:
 
 async def description(subject: Subject) -> Sequence[Finding]:
     """What the predictor says of the model. Raises RequestError."""
-    subject.spec = spec = await known(subject.predictor).model_spec()
+    subject.spec = spec = await known(subject.admin).model_spec()
     told = "" if spec.max_batch_size is not None else " (metadata alone: there is no configuration endpoint)"
     return ok(f"version {spec.version or 'unknown'}, {_tensors(spec)}{told}")
 

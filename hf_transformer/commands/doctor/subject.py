@@ -13,6 +13,7 @@ from hf_transformer.model_parts import Parts
 from hf_transformer.pair import BoundPair, Pair
 from hf_transformer.predictor.address import Address
 from hf_transformer.predictor.asking import AskablePredictor
+from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Task
 from hf_transformer.types import ModelSpec
 
@@ -22,15 +23,18 @@ Known = TypeVar("Known")
 @dataclass(slots=True)
 class Subject:
     """``config`` and ``notes`` are what ``parse_config`` gave. The rest is None until the check is done that finds it
-    out, so a check that needs it names that one; ``bound`` is the pair of a predictive task, and ``generation`` what
-    continues prompts in a generative one. What ``stack`` has is closed when the examination ends."""
+    out, so a check that needs it names that one. ``admin`` asks what the predictor says of itself, and ``predictor``
+    makes calls over the same connections, with a bound in time; ``bound`` is the pair of a predictive task, and
+    ``generation`` what continues prompts in a generative one. What ``stack`` has is closed when the examination ends.
+    """
 
     config: Config
     notes: Sequence[str]
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     parts: Parts | None = None
     address: Address | None = None
-    predictor: AskablePredictor | None = None
+    admin: AskablePredictor | None = None
+    predictor: Predictor | None = None
     spec: ModelSpec | None = None
     pair: Pair | None = None
     bound: BoundPair | None = None

@@ -11,7 +11,7 @@ import pytest
 
 from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.tensors import encode_raw
+from hf_transformer.protocol.tensors import raw_view
 from hf_transformer.types import Array, Tensor
 from tests.api.generating import PROMPT, Bench, bench, post
 from tests.integration.api.grpc_model import failure
@@ -49,7 +49,7 @@ def asking(
     for name, value in {"text_input": PROMPT, **inputs}.items():
         tensor = tensor_of(name, value, list(shape))
         message.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(encode_raw(tensor))
+        message.raw_input_contents.append(bytes(raw_view(tensor)))
     for name in outputs:
         message.outputs.add(name=name)
     for name, text in (parameters or {}).items():
@@ -137,7 +137,7 @@ async def test_a_list_of_one_element_is_a_list(ids: list[int]) -> None:
     message = asking()
     tensor = tensor_of("stop_token_ids", ids, [len(ids)])
     message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    message.raw_input_contents.append(encode_raw(tensor))
+    message.raw_input_contents.append(bytes(raw_view(tensor)))
     async with serving() as (made, _, client):
         await client.infer(message)
         assert made.generator.asked[0][1].stop_token_ids == tuple(ids)

@@ -1,0 +1,314 @@
+"""What surrounds every call to a predictor: one bound in time, retries, a circuit breaker, and counts of errors.
+
+**Bound.** All tries of one call together, pauses included, have ``timeout`` seconds. A stream has them for its first
+response, and again for each silence between two responses.
+
+**Retries.** A call is tried again if it certainly was not answered (kinds.RETRIED): there was no connection, it ended
+before the first byte of an answer, or the predictor said that it can't now. The predictor's own errors and timeouts
+are final. The pause before retry n is drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that many callers don't
+come back at one moment. A budget bounds retries: each call adds ``retry_budget`` of one, each second adds one, and each
+retry takes one. While every call fails, the predictor gets at most 1 + ``retry_budget`` times as many, and one more a
+second.
+
+**Circuit breaker.** After ``circuit_failures`` calls in a row that found the predictor unavailable (kinds.DEAD),
+further calls are refused at once with the last reason, and a probe in the background asks whether the model is ready
+until it is. Calls that are under way at that moment are left alone. Any answer ends the row, also an error of the
+model's or a full queue. Timeouts and cancelled calls say nothing, since a slow model answers others; a timeout while
+connecting counts. The end of a connection that calls share is one failure, however many calls it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from itertools import count
+from types import TracebackType
+from typing import Final, Never, Self, TypeVar
+from weakref import WeakSet
+
+from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor import kinds
+from hf_transformer.predictor.answers import TIMEOUT_FLAG
+from hf_transformer.predictor.base import Outputs, Predictor, Reply
+from hf_transformer.types import ModelSpec, Tensor
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+FIRST_RETRY, LONGEST_RETRY = 0.05, 2.0
+"""Seconds that a pause before a retry has at most, doubling from the first to the longest."""
+
+RETRIES_IN_HAND: Final = 10.0
+"""Retries that the budget begins with and holds at most: enough for a restart of the predictor under little load."""
+
+RETRIES_PER_SECOND: Final = 1.0
+"""Without these a service with few calls would soon have none left."""
+
+PROBE_SECONDS = 5.0
+"""How long the predictor may take to say whether it is ready."""
+
+FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
+"""Seconds before a probe, doubling from the first to the longest; a call that is answered begins anew."""
+
+
+class Resilience(Predictor):
+    """Another predictor with a bound, retries and a circuit breaker around ``infer`` and ``stream``; see above.
+
+    Args:
+        inner: entered and left with this.
+        where: the predictor's address, for messages.
+        timeout: seconds for all tries of one call.
+        retries: how often one call is tried again at most; 0 is never.
+        retry_budget: retries per call on average.
+        circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
+        metrics: count errors and retries, and show the circuit.
+        sleep, jitter, clock: for tests; ``jitter`` gives 0 to 1, ``clock`` seconds.
+    """
+
+    def __init__(
+        self,
+        inner: Predictor,
+        where: str,
+        timeout: float,
+        *,
+        retries: int = 0,
+        retry_budget: float = 0.1,
+        circuit_failures: int = 0,
+        metrics: Metrics | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.inner = inner
+        self._where = where
+        self._timeout = timeout
+        self._retries = retries
+        self._circuit_failures = circuit_failures
+        self._metrics = metrics
+        self._sleep = sleep
+        self._jitter = jitter
+        self._clock = clock
+
+        self._budget_per_call = retry_budget
+        self._budget_limit = max(RETRIES_IN_HAND, retry_budget)
+        self._budget = RETRIES_IN_HAND
+        self._budget_since = clock()
+
+        self._reason: str | None = None
+        """Why the predictor counts as dead; None while it does not."""
+        self._failures_in_a_row = 0
+        self._ended_connections = WeakSet[object]()
+        """Connections whose end has counted as a failure."""
+        self._generation = 0
+        """How often the predictor has come back. Failures of calls from before that do not count."""
+        self._probe: asyncio.Task[None] | None = None
+        self._probe_pause = FIRST_PROBE
+        self._closed = False
+        if metrics is not None:
+            metrics.watch_circuit(lambda: self.is_open)
+            metrics.show_predictor_errors(kinds.ALL)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the circuit is open: the predictor counts as dead, and calls are refused."""
+        return self._reason is not None
+
+    async def __aenter__(self) -> Self:
+        await self.inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        try:
+            if self._probe is not None:
+                self._probe.cancel()
+                await asyncio.wait([self._probe])
+        finally:
+            await self.inner.__aexit__(kind, error, trace)
+
+    async def model_spec(self) -> ModelSpec:
+        return await self.inner.model_spec()
+
+    async def model_ready(self) -> bool:
+        return await self.inner.model_ready()
+
+    def shares(self, size: int) -> bool:
+        return self.inner.shares(size)
+
+    @property
+    def streams_json(self) -> bool:
+        return self.inner.streams_json
+
+    async def infer(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
+        return await self._answer(
+            lambda: self.inner.infer(inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable),
+            wanted,
+        )
+
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Outputs, None]:
+        """Only what has not responded yet is tried again. A stream that breaks off later is a failure of its own."""
+
+        async def begun() -> tuple[AsyncGenerator[Outputs, None], Outputs | None]:
+            responses = self.inner.stream(inputs, outputs, headers)
+            return responses, await anext(responses, None)
+
+        generation = self._generation
+        responses, response = await self._answer(begun)
+        async with aclosing(responses):
+            while response is not None:
+                yield response
+                try:
+                    async with asyncio.timeout(self._timeout):
+                        response = await anext(responses, None)
+                except RequestError as error:
+                    self._count_failure(error, generation)
+                    raise
+                except TimeoutError as exc:
+                    raise self._too_late() from exc
+
+    async def _answer(self, call: Callable[[], Awaitable[Answer]], wanted: Callable[[], bool] | None = None) -> Answer:
+        """What one call gives, tried again where that may be."""
+        if self._reason is not None:
+            self._refuse(self._reason)
+        generation = self._generation
+        self._budget = min(self._budget + self._budget_per_call, self._budget_limit)
+        try:
+            async with asyncio.timeout(self._timeout) as bound:
+                for retry in count():
+                    try:
+                        answer = await call()
+                    except PredictorUnavailable as error:
+                        await self._pause_or_raise(error, retry, bound, wanted)
+                    else:
+                        break
+        except RequestError as error:
+            self._count_failure(error, generation)
+            raise
+        except TimeoutError as exc:
+            raise self._too_late() from exc
+        self._failures_in_a_row = 0
+        self._probe_pause = FIRST_PROBE
+        return answer
+
+    async def _pause_or_raise(
+        self, error: PredictorUnavailable, retry: int, bound: asyncio.Timeout, wanted: Callable[[], bool] | None
+    ) -> None:
+        """Returns when the next try may begin; raises ``error`` if there is to be none."""
+        if retry >= self._retries or error.kind not in kinds.RETRIED:
+            raise error
+        pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
+        ends = bound.when()
+        if ends is not None and asyncio.get_running_loop().time() + pause >= ends:
+            raise error
+        if wanted is not None and not wanted():
+            raise error
+        if not self._withdraw_retry():
+            if self._metrics is not None:
+                self._metrics.count_retry(denied=True)
+            raise error
+        await self._sleep(pause)
+        if wanted is not None and not wanted():
+            raise error
+        if self._metrics is not None:
+            self._metrics.count_retry()
+
+    def _withdraw_retry(self) -> bool:
+        """Takes one retry out of the budget; False if there is none."""
+        now = self._clock()
+        gained = (now - self._budget_since) * RETRIES_PER_SECOND
+        self._budget = min(self._budget + gained, self._budget_limit)
+        self._budget_since = now
+        if self._budget < 1.0:
+            return False
+        self._budget -= 1.0
+        return True
+
+    def _too_late(self) -> PredictorTimeout:
+        """The error for a bound that has passed, counted."""
+        self._count(kinds.TIMEOUT)
+        return PredictorTimeout(
+            f"the predictor at {self._where} gave no answer in {self._timeout:g} s ({TIMEOUT_FLAG})"
+        )
+
+    def _count_failure(self, error: RequestError, generation: int) -> None:
+        kind = kinds.kind_of(error)
+        self._count(kind)
+        if kind in kinds.NEUTRAL or generation != self._generation:
+            return
+        if kind not in kinds.DEAD:
+            self._failures_in_a_row = 0
+            return
+        if isinstance(error, PredictorUnavailable) and error.connection is not None:
+            if error.connection in self._ended_connections:
+                return
+            self._ended_connections.add(error.connection)
+        self._failures_in_a_row += 1
+        if self.is_open:
+            self._reason = str(error)
+        elif self._circuit_failures and self._failures_in_a_row >= self._circuit_failures and not self._closed:
+            self._reason = str(error)
+            logger.warning("the predictor counts as dead after %d calls in a row: %s", self._failures_in_a_row, error)
+            self._start_probe()
+
+    def _count(self, kind: str) -> None:
+        if self._metrics is not None:
+            self._metrics.count_predictor_error(kind)
+
+    def _refuse(self, reason: str) -> Never:
+        """Raises for a call that is not sent."""
+        if self._probe is None or self._probe.done():  # somebody has cancelled it
+            self._start_probe()
+        self._count(kinds.CIRCUIT_OPEN)
+        raise PredictorUnavailable(
+            f"the predictor counts as dead (--predictor_circuit_failures={self._circuit_failures}) until it says that "
+            f"it is ready; the last reason: {reason}",
+            kinds.CIRCUIT_OPEN,
+        )
+
+    def _start_probe(self) -> None:
+        if not self._closed:
+            self._probe = asyncio.get_running_loop().create_task(self._probe_until_ready())
+
+    async def _probe_until_ready(self) -> None:
+        while self.is_open:
+            await self._sleep(self._probe_pause * (0.5 + self._jitter() / 2))
+            self._probe_pause = min(self._probe_pause * 2, LONGEST_PROBE)
+            problem = await self._problem()
+            if problem:
+                self._reason = problem
+                continue
+            self._reason = None
+            self._failures_in_a_row = 0
+            self._generation += 1
+            logger.info("the predictor is ready again")
+
+    async def _problem(self) -> str:
+        """Why the predictor is not ready; empty if it is."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                return "" if await self.inner.model_ready() else "the predictor says that the model is not ready"
+        except TimeoutError:
+            return f"the predictor did not say in {PROBE_SECONDS:g} s whether it is ready"
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                logger.exception("the predictor can't be asked whether it is ready")
+            return str(error) or type(error).__name__

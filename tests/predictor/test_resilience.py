@@ -1,0 +1,603 @@
+"""The bound of a call, retries and the circuit breaker, over a script and without a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor import kinds, resilience
+from hf_transformer.predictor.resilience import Resilience
+from tests.predictor.scripted import OUTPUTS, SPEC, Scripted, until
+
+TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
+
+
+def down(count: int, kind: str = "connection") -> list[BaseException | None]:
+    return [PredictorUnavailable(f"call {number}", kind) for number in range(count)]
+
+
+class Rig:
+    """A Resilience over a script. Its pauses are listed; with ``asleep`` each one lasts until ``wake``."""
+
+    def __init__(
+        self,
+        *errors: BaseException | None,
+        retries: int = 0,
+        failures: int = 0,
+        timeout: float = 60.0,
+        jitter: float = 1.0,
+        budget: float = 100.0,
+        asleep: bool = False,
+    ) -> None:
+        self.inner = Scripted(*errors)
+        self.pauses: list[float] = []
+        self.asleep = asleep or failures > 0
+        self.wake = asyncio.Semaphore(0)
+        self.now = 0.0
+        self.metrics = Metrics("m")
+        self.predictor = Resilience(
+            self.inner,
+            "triton:8000",
+            timeout,
+            retries=retries,
+            retry_budget=budget,
+            circuit_failures=failures,
+            metrics=self.metrics,
+            sleep=self.sleep,
+            jitter=lambda: jitter,
+            clock=lambda: self.now,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if self.asleep:
+            await self.wake.acquire()
+
+    async def infer(self, wanted: Callable[[], bool] | None = None) -> object:
+        reply = await self.predictor.infer([], ["logits"], {}, wanted=wanted)
+        reply.release()
+        return reply.tensors
+
+    async def read(self) -> list[int]:
+        return [int(one["n"].data[0]) async for one in self.predictor.stream([], ["n"], {})]
+
+    async def fail(self, times: int, *, stream: bool = False) -> list[str]:
+        """What calls say that all must fail."""
+        said = []
+        for _ in range(times):
+            with pytest.raises(RequestError) as caught:
+                await (self.read() if stream else self.infer())
+            said.append(str(caught.value))
+        return said
+
+    async def under_way(self, count: int) -> list[asyncio.Task[object]]:
+        """Calls that hang."""
+        self.inner.errors = [None] * count
+        before = self.calls
+        tasks = [asyncio.create_task(self.infer()) for _ in range(count)]
+        await until(lambda: self.calls == before + count)
+        return tasks
+
+    async def probe(self, said: bool | BaseException | None) -> None:
+        """Lets the probe ask once, and waits for its next pause or its end."""
+        await until(lambda: bool(self.pauses))
+        self.inner.ready = [said]
+        pauses = len(self.pauses)
+        self.wake.release()
+        await until(lambda: len(self.pauses) > pauses or not self.predictor.is_open)
+
+    @property
+    def calls(self) -> int:
+        return self.inner.events.count("infer")
+
+    def metric(self, name: str) -> float:
+        lines = self.metrics.render().decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"hf_transformer_predictor_{name} "))
+
+    def errors(self, kind: str) -> float:
+        return self.metric(f'errors_total{{kind="{kind}"}}')
+
+
+# The ordinary way, and the bound
+
+
+async def test_an_answer_is_passed_on() -> None:
+    rig, sizes = Rig(retries=3, failures=3), {"logits": 4}
+
+    def wanted() -> bool:
+        return True
+
+    async with rig.predictor as predictor:
+        reply = await predictor.infer([], ["logits"], {}, sizes=sizes, wanted=wanted, cancellable=True)
+        assert reply.tensors is OUTPUTS
+        assert rig.inner.options == {"sizes": sizes, "wanted": wanted, "cancellable": True}
+        reply.release()
+        assert (await predictor.model_spec(), await predictor.model_ready()) == (SPEC, False)
+    assert rig.inner.events == ["open", "infer", "released", "close"]
+    assert (rig.metric("retries_total"), rig.metric("circuit_open"), rig.errors("connection")) == (0, 0, 0)
+
+
+async def test_all_tries_together_have_the_timeout() -> None:
+    rig = Rig(*down(1), None, retries=5, timeout=0.05, jitter=0.0)
+    with pytest.raises(PredictorTimeout, match=TOO_LATE):
+        await rig.infer()
+    assert rig.inner.events == ["infer", "infer", "cancelled"]
+    assert rig.errors("timeout") == 1
+
+
+async def test_pauses_count_for_the_timeout() -> None:
+    rig = Rig(*down(1), retries=5, timeout=0.05, jitter=0.0, asleep=True)
+    with pytest.raises(PredictorTimeout, match=TOO_LATE):
+        await rig.infer()
+    assert rig.inner.events == ["infer"]
+
+
+async def test_outputs_may_be_used_for_longer_than_the_timeout() -> None:
+    rig = Rig(timeout=0.01)
+    reply = await rig.predictor.infer([], ["logits"], {})
+    await asyncio.sleep(0.02)  # the timeout has ended with the call
+    assert reply.tensors is OUTPUTS
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["in a call", "in a pause"])
+async def test_a_cancelled_caller_is_not_a_timeout(asleep: bool) -> None:
+    rig = Rig(*(down(1) if asleep else [None]), retries=1, failures=1 if not asleep else 0, asleep=asleep)
+    call = asyncio.create_task(rig.infer())
+    await until(lambda: bool(rig.pauses) if asleep else rig.calls == 1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert rig.inner.events == (["infer"] if asleep else ["infer", "cancelled"])
+    assert (rig.errors("timeout"), rig.predictor.is_open) == (0, False)
+
+
+async def test_a_timeout_of_the_caller_is_its_own() -> None:
+    rig = Rig(None, retries=1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await rig.infer()
+    assert rig.errors("timeout") == 0
+
+
+# Retries
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+async def test_pauses_grow_and_vary(share: float) -> None:
+    rig = Rig(*down(8), retries=8, jitter=share)
+    assert await rig.infer() is OUTPUTS
+    assert rig.pauses == [share * pause for pause in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0)]
+    assert rig.metric("retries_total") == 8
+
+
+async def test_it_gives_up_with_the_last_error() -> None:
+    rig = Rig(*down(5), retries=2)
+    assert await rig.fail(1) == ["call 2"]
+    assert (rig.metric("retries_total"), rig.metric("retries_denied_total"), rig.errors("connection")) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("kind", kinds.ALL)
+async def test_what_is_tried_again(kind: str) -> None:
+    """What certainly was not answered, and nothing else."""
+    rig = Rig(PredictorUnavailable("no", kind), retries=5)
+    if kind in {"connection", "no_answer", "unavailable"}:
+        assert await rig.infer() is OUTPUTS
+    else:
+        assert await rig.fail(1) == ["no"]
+        assert rig.calls == 1
+
+
+@pytest.mark.parametrize(
+    "error", [PredictorError("no"), PredictorTimeout("slow"), PredictorTimeout("no route", "connection")], ids=repr
+)
+async def test_other_errors_are_final(error: Exception) -> None:
+    rig = Rig(error, retries=5)
+    await rig.fail(1)
+    assert (rig.inner.events, rig.pauses) == (["infer"], [])
+
+
+async def test_a_pause_that_would_end_too_late_is_not_begun() -> None:
+    rig = Rig(*down(5), retries=5, timeout=0.04)
+    assert await rig.fail(1) == ["call 0"]
+    assert rig.pauses == []
+
+
+@pytest.mark.parametrize(("asked", "pauses"), [([False], 0), ([True, False], 1)], ids=["at once", "after the pause"])
+async def test_no_retry_begins_for_an_answer_that_is_not_wanted(asked: list[bool], pauses: int) -> None:
+    rig = Rig(*down(5), retries=5)
+    with pytest.raises(PredictorUnavailable, match=r"^call 0$"):
+        await rig.infer(lambda: asked.pop(0))
+    assert (rig.calls, len(rig.pauses), rig.metric("retries_total")) == (1, pauses, 0)
+
+
+async def test_a_spent_budget_ends_the_retries() -> None:
+    rig = Rig(*down(100), retries=100, budget=0.0)
+    assert await rig.fail(2) == ["call 10", "call 11"]
+    assert (rig.metric("retries_total"), rig.metric("retries_denied_total")) == (10, 2)
+    rig.now = 2.0  # two more have come with time
+    assert await rig.fail(2) == ["call 14", "call 15"]
+    rig.now = 10_000.0
+    assert await rig.fail(1) == ["call 26"], "there are never more than ten in hand"
+
+
+async def test_an_outage_is_not_multiplied() -> None:
+    rig = Rig(*down(10_000), retries=3, budget=0.1)
+    await rig.fail(1000)
+    assert 1000 + 100 <= rig.calls <= 1000 + 110
+
+
+# The circuit
+
+
+async def test_the_circuit_opens_refuses_at_once_and_closes() -> None:
+    rig = Rig(*down(3), failures=3)
+    async with rig.predictor:
+        assert await rig.fail(3) == ["call 0", "call 1", "call 2"]
+        assert (rig.predictor.is_open, rig.metric("circuit_open")) == (True, 1)
+        for said in [*await rig.fail(1), *await rig.fail(1, stream=True)]:
+            assert "--predictor_circuit_failures=3" in said and said.endswith("the last reason: call 2")
+        assert rig.calls == 3 and "stream" not in rig.inner.events
+        await rig.probe(False)
+        assert (await rig.fail(1))[0].endswith("the predictor says that the model is not ready")
+        await rig.probe(PredictorUnavailable("still starting"))
+        assert (await rig.fail(1))[0].endswith("still starting")
+        await rig.probe(True)
+        assert (rig.predictor.is_open, rig.metric("circuit_open")) == (False, 0)
+        assert await rig.infer() is OUTPUTS
+    assert (rig.errors("connection"), rig.errors("circuit_open")) == (3, 4)
+
+
+async def test_a_refusal_is_a_503_with_retry_after() -> None:
+    rig = Rig(*down(1), failures=1)
+    async with rig.predictor:
+        await rig.fail(1)
+        with pytest.raises(PredictorUnavailable) as caught:
+            await rig.infer()
+    assert (caught.value.status, caught.value.retry_after, caught.value.kind) == (503, 1, "circuit_open")
+
+
+@pytest.mark.parametrize(
+    ("errors", "opens"),
+    [
+        *((down(3, kind), True) for kind in ("connection", "no_answer", "lost", "unavailable")),
+        ([PredictorTimeout("no connection", "connection")] * 3, True),
+        ([*down(2), PredictorTimeout("slow"), *down(1)], True),
+        ([*down(2), PredictorError("bad"), *down(2)], False),
+        ([*down(2), PredictorUnavailable("queue", "busy"), *down(2)], False),
+        ([PredictorError("bad")] * 9, False),
+        ([PredictorUnavailable("queue", "busy")] * 9, False),
+        ([PredictorTimeout("slow")] * 9, False),
+    ],
+    ids=[
+        "no connection",
+        "no answer",
+        "lost",
+        "unavailable",
+        "timeout while connecting",
+        "timeouts do not end a row",
+        "the model's errors end a row",
+        "a full queue ends a row",
+        "the model's errors",
+        "a full queue",
+        "timeouts",
+    ],
+)
+async def test_what_opens_the_circuit(errors: list[BaseException | None], opens: bool) -> None:
+    rig = Rig(*errors, failures=3)
+    async with rig.predictor:
+        await rig.fail(len(errors))
+        assert rig.predictor.is_open is opens
+
+
+async def test_an_answer_ends_a_row() -> None:
+    rig = Rig(*down(2), failures=3)
+    async with rig.predictor:
+        await rig.fail(2)
+        await rig.infer()
+        rig.inner.errors = down(2)
+        await rig.fail(2)
+        assert not rig.predictor.is_open
+
+
+async def test_a_call_that_is_tried_again_is_one_failure() -> None:
+    rig = Rig(*down(100), retries=2, failures=3, jitter=0.0)
+    rig.asleep = False
+    async with rig.predictor:
+        await rig.fail(2)
+        assert (rig.calls, rig.predictor.is_open) == (6, False)
+        rig.asleep = True
+        rig.wake.release()
+        rig.wake.release()
+        await rig.fail(1)
+        assert rig.predictor.is_open
+
+
+async def test_without_a_number_of_failures_errors_are_counted_only() -> None:
+    rig = Rig(*down(20))
+    async with rig.predictor:
+        await rig.fail(20)
+        assert await rig.infer() is OUTPUTS
+    assert rig.errors("connection") == 20
+
+
+class Connection:
+    """One that calls share."""
+
+
+def ended(connection: Connection, count: int) -> list[BaseException | None]:
+    """What calls say that the end of one connection ended."""
+    errors = [PredictorUnavailable(f"call {number}", "lost") for number in range(count)]
+    for error in errors:
+        error.connection = connection
+    return [*errors]
+
+
+async def test_the_end_of_a_connection_is_one_failure() -> None:
+    one, other = Connection(), Connection()
+    mixed = [error for pair in zip(ended(one, 10), ended(other, 10), strict=True) for error in pair]
+    rig = Rig(*mixed, *down(1), failures=3)
+    async with rig.predictor:
+        await rig.fail(20)
+        assert not rig.predictor.is_open
+        await rig.fail(1)
+        assert rig.predictor.is_open
+    assert rig.errors("lost") == 20
+
+
+async def test_the_end_of_a_connection_does_not_count_again_after_an_answer() -> None:
+    one = Connection()
+    rig = Rig(*ended(one, 1), failures=3)
+    async with rig.predictor:
+        await rig.fail(1)
+        await rig.infer()
+        rig.inner.errors = [*ended(one, 5), *down(2)]
+        await rig.fail(7)
+        assert not rig.predictor.is_open
+        rig.inner.errors = down(1)
+        await rig.fail(1)
+        assert rig.predictor.is_open
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
+async def test_calls_under_way_are_left_alone(fails: bool) -> None:
+    rig = Rig(failures=3)
+    async with rig.predictor:
+        calls = await rig.under_way(2)
+        rig.inner.errors = down(3)
+        await rig.fail(3)
+        assert rig.predictor.is_open and not any(call.done() for call in calls)
+        rig.inner.failure = PredictorUnavailable("after all", "lost") if fails else None
+        rig.inner.go_on.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert results == [rig.inner.failure or OUTPUTS] * 2
+        assert rig.predictor.is_open, "only the probe closes it"
+
+
+async def test_failures_from_before_it_came_back_do_not_open_it_again() -> None:
+    rig = Rig(failures=3)
+    async with rig.predictor:
+        calls = await rig.under_way(5)
+        rig.inner.errors = down(3)
+        await rig.fail(3)
+        await rig.probe(True)
+        rig.inner.failure = PredictorUnavailable("of the outage", "lost")
+        rig.inner.go_on.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert not rig.predictor.is_open
+        assert await rig.infer() is OUTPUTS
+    assert rig.errors("lost") == 5
+
+
+# The probe
+
+
+@pytest.mark.parametrize(("jitter", "first"), [(1.0, 0.1), (0.0, 0.05)])
+async def test_pauses_between_probes_grow_and_vary(jitter: float, first: float) -> None:
+    rig = Rig(*down(1), failures=1, jitter=jitter)
+    async with rig.predictor:
+        await rig.fail(1)
+        for _ in range(6):
+            await rig.probe(False)
+        assert rig.pauses == pytest.approx([first * factor for factor in (1, 2, 4, 8, 16, 20, 20)])
+        await rig.probe(True)
+        rig.inner.errors = down(1)
+        await rig.fail(1)
+        await until(lambda: len(rig.pauses) == 8)
+        assert rig.pauses[-1] == pytest.approx(20 * first), "it has only said that it is ready"
+        await rig.probe(True)
+        assert await rig.infer() is OUTPUTS
+        rig.inner.errors = down(1)
+        await rig.fail(1)
+        await until(lambda: len(rig.pauses) == 9)
+        assert rig.pauses[-1] == pytest.approx(first), "a call that is answered begins anew"
+
+
+async def test_there_is_one_probe_for_many_failures_at_once() -> None:
+    rig = Rig(failures=3)
+    rig.inner.failure = PredictorUnavailable("all together", "lost")
+    async with rig.predictor:
+        calls = await rig.under_way(50)
+        rig.inner.go_on.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await rig.fail(50)
+        await rig.probe(False)
+        assert (rig.inner.questions, len(rig.pauses)) == (1, 2)
+
+
+async def test_a_cancelled_probe_is_replaced() -> None:
+    rig = Rig(*down(3), failures=3)
+    async with rig.predictor:
+        await rig.fail(3)
+        await until(lambda: len(rig.pauses) == 1)
+        probe = rig.predictor._probe
+        assert probe is not None
+        probe.cancel()
+        await asyncio.wait([probe])
+        assert rig.predictor.is_open
+        await rig.fail(2)
+        await until(lambda: len(rig.pauses) == 2)
+        await rig.probe(True)
+        assert not rig.predictor.is_open
+
+
+@pytest.mark.parametrize("trouble", [ValueError("a fault of ours"), PredictorError("400")], ids=repr)
+async def test_a_probe_survives_errors(trouble: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(*down(3), failures=3)
+    async with rig.predictor:
+        await rig.fail(3)
+        await rig.probe(trouble)
+        assert rig.predictor.is_open
+        await rig.probe(True)
+        assert not rig.predictor.is_open
+    assert ("Traceback" in caplog.text) is isinstance(trouble, ValueError)
+
+
+async def test_a_question_without_an_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resilience, "PROBE_SECONDS", 0.01)
+    rig = Rig(*down(3), failures=3)
+    async with rig.predictor:
+        await rig.fail(3)
+        await rig.probe(None)
+        assert (await rig.fail(1))[0].endswith("the predictor did not say in 0.01 s whether it is ready")
+        await rig.probe(True)
+        assert not rig.predictor.is_open
+
+
+@pytest.mark.parametrize("asking", [False, True], ids=["in a pause", "while it asks"])
+async def test_closing_ends_the_probe(asking: bool) -> None:
+    rig = Rig(*down(3), failures=3)
+    async with rig.predictor:
+        await rig.fail(3)
+        if asking:
+            rig.inner.ready = [None]
+            rig.wake.release()
+            await until(lambda: rig.inner.questions == 1)
+        probe = rig.predictor._probe
+        assert probe is not None and not probe.done()
+    assert probe.cancelled() and rig.inner.events[-1] == "close"
+    await rig.fail(1)
+    assert rig.predictor._probe is probe, "none is begun after the end"
+
+
+async def test_calls_that_fail_at_the_end_begin_no_probe() -> None:
+    rig = Rig(failures=3)
+    rig.inner.failure = PredictorUnavailable("the client is closed", "lost")
+    async with rig.predictor:
+        calls = await rig.under_way(3)
+    rig.inner.go_on.set()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert rig.predictor._probe is None
+
+
+async def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig(*down(3), failures=3)
+    async with rig.predictor:
+        await rig.fail(30)
+        await rig.probe(False)
+        await rig.probe(True)
+    lines = [record.getMessage() for record in caplog.records if "resilience" in record.name]
+    assert lines == ["the predictor counts as dead after 3 calls in a row: call 2", "the predictor is ready again"]
+
+
+# Streams
+
+DOWN = PredictorUnavailable("down", "connection")
+LOST = PredictorUnavailable("lost", "lost")
+BUSY = PredictorUnavailable("busy", "busy")
+FAILED = PredictorError("failed")
+
+
+async def test_a_stream_is_tried_again_before_its_first_response() -> None:
+    rig = Rig(retries=2)
+    rig.inner.streams = [[DOWN], [DOWN], [1, 2]]
+    assert await rig.read() == [1, 2]
+    assert rig.inner.events == ["stream", "closed"] * 3
+    assert rig.metric("retries_total") == 2
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [[[DOWN], [DOWN], [DOWN]], [[BUSY]], [[FAILED]], [[LOST]], [[1, DOWN]]],
+    ids=["too often", "busy", "failed", "lost", "after a response"],
+)
+async def test_a_stream_that_is_not_tried_again(streams: list[list[int | Exception | None]]) -> None:
+    rig = Rig(retries=2)
+    raised = streams[-1][-1]
+    assert isinstance(raised, RequestError)
+    rig.inner.streams = [*streams, [5]]
+    with pytest.raises(RequestError) as caught:
+        await rig.read()
+    assert caught.value is raised and rig.inner.streams == [[5]]
+    assert rig.errors(kinds.kind_of(raised)) == 1
+
+
+async def test_a_stream_without_responses_is_answered() -> None:
+    rig = Rig(retries=2)
+    rig.inner.streams = [[], [1]]
+    assert await rig.read() == []
+    assert rig.inner.streams == [[1]]
+
+
+@pytest.mark.parametrize("responses", [[None], [1, 2, None]], ids=["the first response", "a silence"])
+async def test_a_stream_that_goes_silent(responses: list[int | None]) -> None:
+    rig, found = Rig(timeout=0.05), list[int]()
+    rig.inner.streams = [responses]
+    with pytest.raises(PredictorTimeout, match=TOO_LATE):
+        async for one in rig.predictor.stream([], ["n"], {}):
+            found.append(int(one["n"].data[0]))
+    assert found == responses[:-1]
+    assert rig.inner.events == ["stream", "closed"] and rig.errors("timeout") == 1
+
+
+async def test_a_slow_reader_is_no_silence() -> None:
+    rig = Rig(timeout=0.02)
+    rig.inner.streams = [[1, 2, 3]]
+    async for _ in rig.predictor.stream([], ["n"], {}):
+        await asyncio.sleep(0.03)
+    assert rig.errors("timeout") == 0
+
+
+@pytest.mark.parametrize(
+    ("streams", "opens"),
+    [
+        ([[DOWN], [1, LOST]], False),
+        ([[DOWN], [LOST]], True),
+        ([[1, LOST], [DOWN]], True),
+        ([[DOWN], [], [DOWN]], False),
+        ([[DOWN], [1], [DOWN]], False),
+        ([[DOWN], [FAILED], [DOWN]], False),
+    ],
+    ids=["answered and lost", "twice", "lost later", "an end", "a response", "the model's error"],
+)
+async def test_streams_open_the_circuit(streams: list[list[int | Exception | None]], opens: bool) -> None:
+    rig = Rig(failures=2)
+    rig.inner.streams = list(streams)
+    async with rig.predictor:
+        await asyncio.gather(rig.read(), return_exceptions=True)
+        for _ in streams[1:]:
+            assert not rig.predictor.is_open
+            await asyncio.gather(rig.read(), return_exceptions=True)
+        assert rig.predictor.is_open is opens
+
+
+async def test_closing_a_stream_closes_the_one_inside_and_says_nothing() -> None:
+    rig = Rig(failures=1)
+    rig.inner.streams = [[1, 2], [1]]
+    async with aclosing(rig.predictor.stream([], ["n"], {})) as responses:
+        await anext(responses)
+        assert rig.inner.events == ["stream"]
+    assert rig.inner.events == ["stream", "closed"]
+    assert not rig.predictor.is_open and await rig.read() == [1]
+
+
+async def test_nothing_is_sent_before_the_first_response_is_asked_for() -> None:
+    rig = Rig()
+    rig.predictor.stream([], ["n"], {})
+    assert rig.inner.events == []
