@@ -108,7 +108,7 @@ class TinyModel:
 
 
 class TinyPredictor(Predictor):
-    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``wanted`` is what those that are held were given.
+    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``wanted`` what those were given that are held.
 
     While ``held`` a call waits for ``release``. ``faults`` are raised by the calls of these numbers, ``change`` sees
     every call's outputs before they are given.
