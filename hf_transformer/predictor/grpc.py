@@ -2,9 +2,9 @@
 
 **Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash a Triton before
 25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call goes on and ends by itself; the result is
-dropped. When more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after the
-timeout, when its calls are over. Two kinds of calls are cancelled on the wire: those of generations (``cancellable``),
-and streams that are closed early.
+dropped. When more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after
+the timeout, when its calls are over. Two kinds of calls are cancelled on the wire: those of generations
+(``cancellable``), and streams that are closed early.
 
 **One channel is one TCP connection** at a time; grpc.aio opens it for the first call and again when it was lost.
 With 32 small calls in flight to Triton, two and four channels were not faster than one.
@@ -444,8 +444,8 @@ _CONNECTION_LOST = (
     _BROKEN_FRAMES,
 )
 _NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
-"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2, which may have the status
-UNKNOWN too; the connection ended; while connecting: the server may speak something else."""
+"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2, which may have the
+status UNKNOWN too; the connection ended; while connecting: the server may speak something else."""
 
 _CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
 """In messages with the status INTERNAL about a connection, ours or a proxy's, that was lost; Triton says INTERNAL too
