@@ -138,6 +138,7 @@ class ScriptedTransport(Scripted, Transport):
         destination: Destination | None = None,
     ) -> Reply:
         self.calls += 1
+        self.options = {"sizes": sizes, "wanted": wanted, "cancellable": cancellable}
         await asyncio.sleep(0)  # as on a network, calls that begin together are under way together
         data = inputs[0].data.astype("<f4")
         if destination is not None and destination.region not in self.regions:

@@ -66,7 +66,8 @@ async def test_every_layer_passes_questions_on(monkeypatch: pytest.MonkeyPatch, 
         assert (await opened.model_spec(), await opened.model_ready()) == (SPEC, False)
         assert opened.streams_json and not opened.shares(1024)
         ids = Tensor("input_ids", "INT64", np.array([5]))
-        reply = await opened.infer([ids], ["logits"], {}, sizes={"logits": 4})
+        reply = await opened.infer([ids], ["logits"], {}, sizes={"logits": 4}, cancellable=True)
+        assert transport.options["cancellable"]
         assert reply.tensors["logits"].data.tolist() == [5]
         reply.release()
     assert transport.events == ["open", "close"]

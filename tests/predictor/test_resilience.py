@@ -232,6 +232,13 @@ async def test_an_outage_is_not_multiplied() -> None:
     assert 1000 + 100 <= rig.calls <= 1000 + 110
 
 
+def test_failure_codes() -> None:
+    assert kinds.RETRIED < kinds.DEAD < set(kinds.ALL)
+    assert not kinds.NEUTRAL & kinds.DEAD
+    errors = PredictorError("x"), PredictorTimeout("x"), PredictorUnavailable("x")
+    assert [kinds.kind_of(error) for error in errors] == ["error", "timeout", "unavailable"]
+
+
 # The circuit
 
 
