@@ -34,7 +34,6 @@ from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.load import LoadedTokenizer
 from hf_transformer.tokenizer.tokenizer import Tokenizer as OurTokenizer
-from hf_transformer.tokenizer.vocabulary import rust_vocabulary
 from hf_transformer.types import Array
 
 VOCABULARY = 30_522
@@ -174,9 +173,9 @@ def made_up_tokenizer() -> OurTokenizer:
     backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     backend.decoder = decoders.WordPiece()
     named = {"mask_token": "[MASK]", "cls_token": "[CLS]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
-    table = rust_vocabulary(LoadedTokenizer(backend, VOCABULARY, named, "right", "right", 512, clean_up=False))
+    loaded = LoadedTokenizer(backend, VOCABULARY, named, "right", "right", 512, cleans_up=False)
     engine = RustEngine(backend, 512, special_tokens=True, truncation_side="right")
-    return OurTokenizer(engine, table, named, max_length=512, padding_side="right")
+    return OurTokenizer(loaded, engine, 512)
 
 
 def cost(case: Case, tokenizer: OurTokenizer, seconds: float, rounds: int) -> tuple[int, float]:

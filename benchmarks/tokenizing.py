@@ -113,6 +113,7 @@ def engines(folder: Path) -> tuple[RustEngine, RustEngine]:
 
     def engine(cache: bool) -> RustEngine:
         backend = load_fast(folder, {}, lower_case=True).backend
+        assert backend is not None
         return RustEngine(backend, 512, special_tokens=True, truncation_side="right", word_cache=cache)
 
     return engine(True), engine(False)

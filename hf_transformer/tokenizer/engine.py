@@ -13,9 +13,6 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.words import WordCache
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
 
-BYTES = 4
-"""Bytes of a character in UTF-8, at most."""
-
 LONGEST_FIRST = "longest_first"
 """Of a pair, the longer text is truncated until they are equally long, then both."""
 
@@ -172,29 +169,32 @@ class RustEngine:
         return excess(encoded, pair, max(0, limit - added), from_left=self._truncation_side == "left")
 
     def _by_library(self, texts: Sequence[TextInput], limit: int, how: Tokenization) -> list[list[Encoding]]:
-        """The windows that the library makes."""
+        """The windows of each text. Of those that don't fit, the library makes them, once their number is known."""
         stride = min(limit // 2, 128) if how.stride is None else how.stride
-        rooms = self._rooms(texts, limit, stride, how)
-        if how.windows:
-            self._count_windows(texts, rooms, stride, how)
-        with self._lock:
-            if min(rooms) > stride:
-                encoded = self._run(self._truncating_at(limit, stride, how), texts, how)
-            else:
-                encoded = [
-                    self._run(self._truncating_at(limit, stride, how), [text], how)[0]
-                    if room > stride
-                    else self._one_window(text, limit, stride, how)
-                    for text, room in zip(texts, rooms, strict=True)
-                ]
-        return [self._windows(one, limit, how) for one in encoded]
-
-    def _truncating_at(self, limit: int, stride: int, how: Tokenization) -> tokenizers.Tokenizer:
-        """The second object, truncating as asked. Call it with the lock held."""
-        self._truncating = self._truncating or _copy(self._backend)
-        strategy = "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
-        self._truncating.enable_truncation(limit, stride=stride, strategy=strategy, direction=self._truncation_side)
-        return self._truncating
+        room = self._room(limit, how)
+        if stride >= room:
+            raise InvalidInput(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
+        found: list[list[Encoding]] = []
+        long: dict[int, TextInput] = {}
+        total = 0
+        for text, whole in zip(texts, self._run(self._backend, texts, how), strict=True):
+            fits = len(whole) <= limit
+            total += 1 if fits else self._count_windows(text, whole, room, stride, limit, how)
+            if total > how.max_windows:
+                raise TooLarge(
+                    f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
+                    "send shorter texts, or share fewer tokens between windows"
+                )
+            if not fits:
+                long[len(found)] = text
+            found.append([_convert(whole, whole.ids, False, how.detail)] if fits else [])
+        for index, first in zip(long, self._truncate([*long.values()], limit, stride, how), strict=True):
+            if len(first) > limit:
+                # The library doesn't truncate at all where the special tokens alone are too many.
+                raise _does_not_fit(limit)
+            windows = [first, *first.overflowing] if how.windows else [first]
+            found[index] = [_convert(one, one.ids, not how.windows, how.detail) for one in windows]
+        return found
 
     def _room(self, limit: int, how: Tokenization) -> int:
         """How many tokens of text fit into a window. Raises InvalidInput if there is none."""
@@ -204,63 +204,37 @@ class RustEngine:
             raise InvalidInput(f"{limit} tokens leave no room for text beside the special tokens")
         return room
 
-    def _rooms(self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization) -> list[int]:
-        """For each text, how many tokens a window has for what is truncated of it.
+    def _count_windows(
+        self, text: TextInput, whole: tokenizers.Encoding, room: int, stride: int, limit: int, how: Tokenization
+    ) -> int:
+        """How many windows a text has that doesn't fit into ``limit`` tokens. Raises InvalidInput if it can't have any.
 
-        Of some pairs the text that is never truncated leaves no more than ``stride``: no windows can be made of these,
-        and the library would panic, which no ``except Exception`` catches.
+        Of some pairs the text that is never truncated leaves no more than ``stride``. The library would panic then,
+        which no ``except Exception`` catches.
         """
-        room = self._room(limit, how)
-        if stride >= room:
-            raise InvalidInput(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
-        if not how.one_side or not (stride or how.windows):
-            return [room] * len(texts)
-        kept = [text[0 if how.only_second else 1] if isinstance(text, tuple) else "" for text in texts]
-        return [room - len(one.ids) for one in self._run(self._backend, kept, BARE)]
-
-    def _count_windows(self, texts: Sequence[TextInput], rooms: Sequence[int], stride: int, how: Tokenization) -> None:
-        """Raises TooLarge where there would be too many."""
-
-        def windows(tokens: int, room: int) -> int:
-            # Without room for windows there is one.
-            return 1 + (-(-tokens // (room - stride)) if room > stride and tokens > 0 else 0)
-
-        # No tokenizer makes more tokens of a text than it has bytes.
-        sizes = (BYTES * characters(text) for text in texts)
-        if sum(map(windows, sizes, rooms)) <= how.max_windows:
-            return
-        total = 0
-        for text, room in zip(texts, rooms, strict=True):
-            cut = text[1 if how.only_second else 0] if how.one_side and isinstance(text, tuple) else text
-            [encoded] = self._run(self._backend, [cut], BARE)
-            total += windows(len(encoded.ids) - room, room)
-            if total > how.max_windows:
-                raise TooLarge(
-                    f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
-                    "send shorter texts, or share fewer tokens between windows"
-                )
-
-    def _one_window(self, text: TextInput, limit: int, stride: int, how: Tokenization) -> tokenizers.Encoding:
-        """A pair that can't become windows, and need not if it fits. Call it with the lock held."""
-        encoded = self._run(self._truncating_at(limit, 0, how), [text], how)[0]
-        if encoded.overflowing:
+        owners = whole.sequence_ids
+        kept = owners.count(0 if how.only_second else 1) if how.one_side and isinstance(text, tuple) else 0
+        room -= kept
+        if room <= stride and (stride or how.windows):
+            self._truncate([text], limit, 0, how)  # raises InvalidInput where the other text alone is too long
             raise InvalidInput(
                 f"a stride of {stride} tokens is too long for windows of {limit} tokens, most of which the other text "
                 "of the pair takes; shorten that text"
             )
-        return encoded
+        rest = len(owners) - owners.count(None) - kept - room
+        return 1 + -(-rest // (room - stride)) if how.windows else 1
 
-    def _windows(self, encoded: tokenizers.Encoding, limit: int, how: Tokenization) -> list[Encoding]:
-        ids = encoded.ids
-        if len(ids) > limit:
-            # The library doesn't truncate at all where the special tokens alone are too many.
-            raise _does_not_fit(limit)
-        # Only a text that was truncated is as long as the limit and has a rest; reading the rest costs time. A pair of
-        # which one certain text is truncated can be shorter.
-        rest = encoded.overflowing if len(ids) == limit or how.one_side else []
-        if how.windows:
-            return [_convert(one, one.ids, False, how.detail) for one in (encoded, *rest)]
-        return [_convert(encoded, ids, bool(rest), how.detail)]
+    def _truncate(
+        self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization
+    ) -> list[tokenizers.Encoding]:
+        """The first window of each text by the library, with the others as its ``overflowing``."""
+        if not texts:
+            return []
+        strategy = "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
+        with self._lock:
+            self._truncating = self._truncating or _copy(self._backend)
+            self._truncating.enable_truncation(limit, stride=stride, strategy=strategy, direction=self._truncation_side)
+            return self._run(self._truncating, texts, how)
 
     def _run(
         self, backend: tokenizers.Tokenizer, texts: Sequence[TextInput], how: Tokenization

@@ -15,20 +15,9 @@ import orjson
 from hf_transformer.errors import LoadError
 from hf_transformer.types import Json
 
-VOCABULARY_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "tokenizer.model",
-    "tiktoken.model",
-    "tekken.json",
-    "source.spm",
-    "bpe.codes",
-    "prophetnet.tokenizer",
+VOCABULARY_FILES = tuple(
+    "tokenizer.json vocab.txt vocab.json spiece.model spm.model sentencepiece.bpe.model sentencepiece.model"
+    " tokenizer.model tiktoken.model tekken.json source.spm bpe.codes prophetnet.tokenizer".split()
 )
 """Each of these makes a folder one that holds a tokenizer."""
 

@@ -27,21 +27,9 @@ log = logging.getLogger(__name__)
 DOWNLOADS = (
     *SETTINGS_FILES,
     *VOCABULARY_FILES,
-    "merges.txt",
-    "vocab.bpe",
-    "dict.txt",
-    "target.spm",
-    "vocab-src.json",
-    "vocab-tgt.json",
-    "*.tiktoken",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-    "modules.json",
-    "sentence_*_config.json",
-    "config_sentence_transformers.json",
-    "?_*/config.json",
+    *"merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken".split(),
+    *"generation_config.json chat_template.jinja chat_template.json additional_chat_templates/*.jinja".split(),
+    *"modules.json sentence_*_config.json config_sentence_transformers.json ?_*/config.json".split(),
 )
 """What is downloaded, as patterns; ``?_*/config.json`` are sentence-transformers' modules such as 1_Pooling."""
 

@@ -34,15 +34,9 @@ NO_LIMIT = 10**12
 """Larger values mean no limit: transformers writes int(1e30) for it."""
 
 LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
+    "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_sequence_length max_seq_length"
+    " seq_len"
+).split()
 """Names that config.json has for the longest sequence; the smallest counts."""
 
 OFFSET_POSITIONS = frozenset(
@@ -61,31 +55,30 @@ class NotMirrored(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """A Rust tokenizer, without padding or truncation, and what the settings say beside it.
+    """A tokenizer, and what the settings say beside it.
 
-    ``size`` is the highest id plus one, ``tokens`` are the named special tokens (``pad_token`` and so on).
-    ``model_max_length`` is None where none is set.
+    ``backend`` is the Rust tokenizer, None if it is written in Python; ``slow`` is transformers' tokenizer, None if it
+    is not needed. ``size`` is the highest id plus one, ``tokens`` are the named special tokens (``pad_token`` and so
+    on). ``model_max_length`` is None where none is set. ``cleans_up``: decoding removes spaces before punctuation.
     """
 
-    backend: Tokenizer
+    backend: Tokenizer | None
     size: int
     tokens: Mapping[str, str]
     padding_side: str
     truncation_side: str
     model_max_length: int | None
-    clean_up: bool
+    cleans_up: bool
+    slow: Any = None
 
 
-def load_backend(
+def load_folder(
     folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
-) -> tuple[LoadedTokenizer | None, Any]:
-    """The Rust tokenizer, or None, and the tokenizer of transformers, or None where it is not needed.
-
-    Raises LoadError; custom code runs only with ``trust_remote_code``.
-    """
+) -> LoadedTokenizer:
+    """Load a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
     if (folder / "tokenizer.json").is_file():
         try:
-            return load_fast(folder, config, lower_case=lower_case), None
+            return load_fast(folder, config, lower_case=lower_case)
         except NotMirrored as exc:
             log.info("the tokenizer in %s is loaded by transformers (%s)", folder, exc)
     return _load_with_transformers(folder, lower_case=lower_case, trust_remote_code=trust_remote_code)
@@ -312,12 +305,7 @@ def _add_tokens(
         backend.add_tokens(tokens)
 
 
-def _load_with_transformers(
-    folder: Path, *, lower_case: bool, trust_remote_code: bool
-) -> tuple[LoadedTokenizer | None, Any]:
-    """Load a folder with AutoTokenizer: its Rust part, None if it is written in Python, and the whole.
-
-    Raises LoadError; custom code runs only with ``trust_remote_code``."""
+def _load_with_transformers(folder: Path, *, lower_case: bool, trust_remote_code: bool) -> LoadedTokenizer:
     try:
         import transformers
     except ImportError as exc:
@@ -326,29 +314,32 @@ def _load_with_transformers(
             " tokenizer.json there"
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
-    options = {} if lower_case else {"do_lower_case": False}
+    options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}
+    options |= {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(folder),
-            trust_remote_code=trust_remote_code,
-            local_files_only=not trust_remote_code,
-            **options,
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
     except Exception as exc:  # custom code and a dozen libraries can raise anything here
         if "trust_remote_code" in str(exc) and not trust_remote_code:
             raise LoadError(
                 f"the tokenizer in {folder} has code of its own: allow it with --trust_remote_code"
             ) from exc
-        raise LoadError(f"the tokenizer in {folder} can't be loaded: {_one_line(exc)}") from exc
-    return _rust_part(tokenizer, lower_case), tokenizer
+        why = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
+        raise LoadError(f"the tokenizer in {folder} can't be loaded: {why}") from exc
+    tokens = {name: getattr(tokenizer, name, None) for name in NAMED}
+    return LoadedTokenizer(
+        _rust_part(tokenizer, lower_case),
+        1 + max(tokenizer.get_vocab().values(), default=-1),
+        {name: str(token) for name, token in tokens.items() if token is not None},
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+        tokenizer.model_max_length,
+        bool(tokenizer.clean_up_tokenization_spaces),
+        tokenizer,
+    )
 
 
-def _one_line(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
-
-
-def _rust_part(tokenizer: Any, lower_case: bool) -> LoadedTokenizer | None:
-    """The Rust tokenizer inside, if encoding goes straight to it."""
+def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
+    """A copy of the Rust tokenizer inside, if encoding goes straight to it."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -358,31 +349,12 @@ def _rust_part(tokenizer: Any, lower_case: bool) -> LoadedTokenizer | None:
         PreTrainedTokenizerBase.__call__,
     ):
         return None
-    return LoadedTokenizer(
-        _own_backend(tokenizer.backend_tokenizer, lower_case),
-        1 + max(tokenizer.get_vocab().values(), default=-1),
-        named_tokens(tokenizer),
-        tokenizer.padding_side,
-        tokenizer.truncation_side,
-        tokenizer.model_max_length,
-        clean_up=False,
-    )
-
-
-def _own_backend(backend: Tokenizer, lower_case: bool) -> Tokenizer:
-    """A copy of its own, because truncation is set on it and transformers sets it per call."""
-    document = orjson.loads(backend.to_str())
+    document = orjson.loads(tokenizer.backend_tokenizer.to_str())
     if not lower_case:
         document["normalizer"] = without_lower_case(document.get("normalizer"))
-    own = Tokenizer.from_buffer(orjson.dumps(document))
-    own.encode_special_tokens = backend.encode_special_tokens
-    return own
-
-
-def named_tokens(tokenizer: Any) -> Mapping[str, str]:
-    """The special tokens that are set, by name."""
-    tokens = {name: getattr(tokenizer, name, None) for name in NAMED}
-    return {name: str(token) for name, token in tokens.items() if token is not None}
+    backend = Tokenizer.from_buffer(orjson.dumps(document))
+    backend.encode_special_tokens = tokenizer.backend_tokenizer.encode_special_tokens
+    return backend
 
 
 def choose_max_length(asked: int | None, tokenizer_limit: int | None, config: Mapping[str, Json]) -> int:

@@ -1,8 +1,9 @@
-"""What each of transformers' tokenizer classes builds around the vocabulary of a tokenizer.json.
+"""Which of transformers' tokenizer classes a folder has, and what each builds around the vocabulary.
 
-One recipe per class: the vocabulary's model and its options, the special tokens that hold where
-tokenizer_config.json names none, and the stages of the pipeline. The facts are those of transformers 5.23,
-models/*/tokenization_*.py.
+Since version 5 most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
+tokenizer_config.json. One recipe per class has the vocabulary's model and its options, the special tokens that hold
+where tokenizer_config.json names none, and the stages of the pipeline. The facts are those of transformers 5.23,
+models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests compare them with the installed version.
 """
 
 from __future__ import annotations
@@ -31,11 +32,7 @@ BERT_TOKENS = named("unk=[UNK] sep=[SEP] pad=[PAD] cls=[CLS] mask=[MASK]")
 ROBERTA_TOKENS = named("bos=<s> eos=</s> unk=<unk> sep=</s> pad=<pad> cls=<s> mask=<mask>")
 GPT2_TOKENS = named("unk=<|endoftext|> bos=<|endoftext|> eos=<|endoftext|>")
 DEBERTA_TOKENS = BERT_TOKENS | named("bos=[CLS] eos=[SEP]")
-BYTE_LEVEL_BPE: Mapping[str, Json] = {
-    "continuing_subword_prefix": "",
-    "end_of_word_suffix": "",
-    "fuse_unk": False,
-}
+BYTE_LEVEL_BPE: Mapping[str, Json] = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +75,7 @@ def _template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> Non
 
 
 def _wordpiece_options(settings: Settings, vocab: Json, tokens: SpecialTokens) -> dict[str, Json]:
-    return {
-        "unk_token": tokens["unk_token"],
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-    }
+    return {"unk_token": tokens["unk_token"], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 
 
 def _bert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
@@ -253,18 +246,9 @@ RECIPES: Mapping[str, Recipe] = {
         extra=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
     ),
     "AlbertTokenizer": Recipe(
-        "Unigram",
-        DEBERTA_TOKENS | named("unk=<unk> pad=<pad>"),
-        _albert_stages,
-        options=_unigram(1),
+        "Unigram", DEBERTA_TOKENS | named("unk=<unk> pad=<pad>"), _albert_stages, options=_unigram(1)
     ),
-    "T5Tokenizer": Recipe(
-        "Unigram",
-        named("eos=</s> unk=<unk> pad=<pad>"),
-        _t5_stages,
-        _t5_finish,
-        _unigram(2),
-    ),
+    "T5Tokenizer": Recipe("Unigram", named("eos=</s> unk=<unk> pad=<pad>"), _t5_stages, _t5_finish, _unigram(2)),
     "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
 }
 """Class -> recipe; the generic class needs none."""
@@ -308,14 +292,8 @@ MODEL_TYPES: Mapping[str, str] = {
 """Tokenizer class -> the values of config.json's model_type that are registered for it."""
 
 ALIASES: Mapping[str, str] = {
-    "DistilBertTokenizer": "BertTokenizer",
-    "ElectraTokenizer": "BertTokenizer",
-    "LayoutLMTokenizer": "BertTokenizer",
-    "MobileBertTokenizer": "BertTokenizer",
-    "SqueezeBertTokenizer": "BertTokenizer",
-    "BartTokenizer": "RobertaTokenizer",
-    "LEDTokenizer": "RobertaTokenizer",
-    "LongformerTokenizer": "RobertaTokenizer",
+    **{f"{name}Tokenizer": "BertTokenizer" for name in "DistilBert Electra LayoutLM MobileBert SqueezeBert".split()},
+    **{f"{name}Tokenizer": "RobertaTokenizer" for name in "Bart LED Longformer".split()},
 }
 """Classes that behave exactly as another one."""
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tokenizer.engine import BARE, Engine, PythonEngine, RustEngine, characters, too_many_tokens
-from hf_transformer.tokenizer.load import choose_max_length, load_backend, named_tokens
-from hf_transformer.tokenizer.vocabulary import MANY_IDS, TokenTable, python_vocabulary, rust_vocabulary
+from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
+from hf_transformer.tokenizer.vocabulary import MANY_IDS, TokenVocabulary
 from hf_transformer.types import PLAIN, Encoding, Json, TextInput, TokenIds, Tokenization
 
 INLINE_CHARACTERS = 2000
@@ -29,43 +29,20 @@ them are done, which for a thousand long texts would be gigabytes, and other req
 
 DETAILED = Tokenization(detail=True)
 
-MASK_TOKENS = ("[MASK]", "<mask>")
-"""Taken as the mask token where the settings name none and the vocabulary has one of them."""
-
 Result = TypeVar("Result")
 
 
-class Tokenizer:
+class Tokenizer(TokenVocabulary):
     """One model's tokenizer. Threads and requests share it: no call changes what another one gives.
 
-    Attributes: ``max_length``, the limit in tokens, special ones included; ``padding_side``, ``left`` or ``right``;
-    ``special_tokens``, those with a name of their own, by it (``pad_token`` and so on); ``pad_token_id``, None if there
-    is no padding token; ``pad_id``, an id that always exists, for positions that are masked out; ``mask_token`` and
-    ``mask_id``, None if there is no mask token; ``cls_id`` and ``unk_id``, None if there is no token that stands for
-    the text, or for unknown words; ``vocab_size``, the highest id plus one, what a model's logits need at least;
-    ``marks_subwords``, whether a token that continues a word has a prefix (## of WordPiece); ``cleans_up``, whether
-    ``decode`` removes spaces before punctuation (vocabulary.CLEAN_UP); ``byte_level``, whether tokens are bytes in
-    GPT-2's alphabet.
+    ``max_length`` is the limit in tokens, special ones included. The other attributes are those of TokenVocabulary.
     """
 
-    def __init__(
-        self, engine: Engine, table: TokenTable, tokens: Mapping[str, str], *, max_length: int, padding_side: str
-    ) -> None:
+    def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
+        super().__init__(loaded)
+        self._loaded = loaded
         self._engine = engine
-        self._table = table
-        self.special_tokens = tokens
         self.max_length = max_length
-        self.padding_side = padding_side
-        self.mask_token = tokens.get("mask_token") or next((text for text in MASK_TOKENS if table.to_id(text)), None)
-        self.mask_id = table.to_id(self.mask_token) if self.mask_token else None
-        ids = {name: table.to_id(token) for name, token in tokens.items()}
-        self.cls_id, self.unk_id, self.pad_token_id = map(ids.get, ("cls_token", "unk_token", "pad_token"))
-        usable = (self.pad_token_id, ids.get("eos_token"), self.unk_id)
-        self.pad_id = next((number for number in usable if number is not None), 0)
-        self.vocab_size = table.size
-        self.marks_subwords = table.marks_subwords
-        self.cleans_up = table.cleans_up
-        self.byte_level = table.byte_level
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
         """One encoding per text or pair: no padding, truncated to ``max_length``.
@@ -149,14 +126,6 @@ class Tokenizer:
             return self._encode_chunks((texts,), how)
         return await _in_thread(executor, lambda stop: self._encode_chunks(_chunks(texts), how, stop))
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of some ids, as AutoTokenizer.decode gives it."""
-        return self._table.decode(ids, skip_special_tokens)
-
-    def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """``decode`` before the spaces are removed that ``cleans_up`` is about."""
-        return self._table.decode_unclean(ids, skip_special_tokens)
-
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
     ) -> list[str]:
@@ -167,18 +136,6 @@ class Tokenizer:
         return await _in_thread(
             executor, lambda stop: [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
         )
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token, None if there is no such token."""
-        return self._table.to_id(token)
-
-    def id_to_token(self, number: int) -> str | None:
-        """The token with an id, None if there is no such id."""
-        return self._table.to_token(number)
-
-    def join_tokens(self, tokens: list[str]) -> str:
-        """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
-        return self._table.join(tokens)
 
     def first_token_id(self, text: str) -> int | None:
         """The id of a text's first token, special tokens left out; None for a text that has no tokens or can't be
@@ -193,8 +150,7 @@ class Tokenizer:
         """The same tokenizer with another limit in tokens."""
         if length == self.max_length:
             return self
-        engine = self._engine.with_max_length(length)
-        return Tokenizer(engine, self._table, self.special_tokens, max_length=length, padding_side=self.padding_side)
+        return Tokenizer(self._loaded, self._engine.with_max_length(length), length)
 
 
 async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:
@@ -243,23 +199,16 @@ def load_tokenizer(
     Raises:
         LoadError: the files are broken or missing, need code that is not allowed, or the limit does not fit.
     """
-    loaded, slow = load_backend(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
-    own_limit = loaded.model_max_length if loaded else slow.model_max_length
-    max_length = choose_max_length(max_model_len, own_limit, model_config)
+    loaded = load_folder(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    backend = loaded.backend
+    max_length = choose_max_length(max_model_len, loaded.model_max_length, model_config)
     if at_most is not None and max_model_len is None:
         max_length = min(max_length, at_most)
-    added = (loaded.backend if loaded else slow).num_special_tokens_to_add(False) if special_tokens else 0
+    added = (backend or loaded.slow).num_special_tokens_to_add(False) if special_tokens else 0
     if max_length <= added:
         raise LoadError(f"a limit of {max_length} tokens leaves no room for text: {added} special tokens are added")
-    table = python_vocabulary(slow, loaded) if slow is not None or loaded is None else rust_vocabulary(loaded)
-    if loaded is None:
-        engine: Engine = PythonEngine(slow, max_length, special_tokens)
-        return Tokenizer(engine, table, named_tokens(slow), max_length=max_length, padding_side=slow.padding_side)
-    engine = RustEngine(
-        loaded.backend,
-        max_length,
-        special_tokens=special_tokens,
-        truncation_side=loaded.truncation_side,
-        word_cache=word_cache,
-    )
-    return Tokenizer(engine, table, loaded.tokens, max_length=max_length, padding_side=loaded.padding_side)
+    if backend is None:
+        return Tokenizer(loaded, PythonEngine(loaded.slow, max_length, special_tokens), max_length)
+    side = loaded.truncation_side
+    engine = RustEngine(backend, max_length, special_tokens=special_tokens, truncation_side=side, word_cache=word_cache)
+    return Tokenizer(loaded, engine, max_length)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import decoders
 
 from hf_transformer.tokenizer.load import LoadedTokenizer
 
@@ -21,80 +20,78 @@ CLEAN_UP = (
 """What clean_up_tokenization_spaces replaces, in this order."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTable:
-    """A tokenizer's vocabulary and the way back from ids to text.
+MASK_TOKENS = ("[MASK]", "<mask>")
+"""Taken as the mask token where the settings name none and the vocabulary has one of them."""
 
-    ``size`` is the highest id plus one. ``decode`` takes ids and whether special tokens are left out;
-    ``decode_unclean`` is the same before spaces are removed (CLEAN_UP), if ``cleans_up``. ``marks_subwords``: a token
-    that continues a word has a prefix. ``byte_level``: tokens are bytes, written in GPT-2's alphabet.
+
+class TokenVocabulary:
+    """A tokenizer's vocabulary, and the way back from ids to text.
+
+    Attributes: ``special_tokens``, those with a name of their own, by it (``pad_token`` and so on); ``pad_token_id``,
+    None if there is no padding token; ``pad_id``, an id that always exists, for positions that are masked out;
+    ``mask_token`` and ``mask_id``, None if there is no mask token; ``cls_id`` and ``unk_id``, None if there is no token
+    that stands for the text, or for unknown words; ``vocab_size``, the highest id plus one, what a model's logits need
+    at least; ``padding_side``, ``left`` or ``right``; ``marks_subwords``, whether a token that continues a word has a
+    prefix (## of WordPiece); ``cleans_up``, whether ``decode`` removes spaces before punctuation (CLEAN_UP);
+    ``byte_level``, whether tokens are bytes in GPT-2's alphabet.
     """
 
-    size: int
-    to_id: Callable[[str], int | None]
-    to_token: Callable[[int], str | None]
-    decode: Callable[[Sequence[int], bool], str]
-    join: Callable[[list[str]], str]
-    marks_subwords: bool
-    decode_unclean: Callable[[Sequence[int], bool], str]
-    cleans_up: bool
-    byte_level: bool
+    def __init__(self, loaded: LoadedTokenizer) -> None:
+        backend, self._slow = loaded.backend, loaded.slow
+        vocab: dict[str, int] = {} if backend else self._slow.get_vocab()
+        names = {number: token for token, number in vocab.items()}
+        self._to_id: Callable[[str], int | None] = backend.token_to_id if backend else vocab.get
+        self._to_token: Callable[[int], str | None] = backend.id_to_token if backend else names.get
+        decoder = None if backend is None or self._slow is not None else backend.decoder
+        self._backend: Any = backend
+        self._few: Any = WordPieces(backend, decoder) if isinstance(decoder, decoders.WordPiece) else backend
+        self._join: Callable[[list[str]], str] = " ".join if decoder is None else decoder.decode
+        if self._slow is not None:
+            self._join = self._slow.convert_tokens_to_string
+        elif isinstance(self._few, WordPieces):
+            self._join = self._few.join
+        self.vocab_size = loaded.size
+        self.padding_side = loaded.padding_side
+        self.cleans_up = loaded.cleans_up
+        self.byte_level = isinstance(decoder, decoders.ByteLevel)
+        self.marks_subwords = bool(backend and getattr(backend.model, "continuing_subword_prefix", None))
+        self.special_tokens = tokens = loaded.tokens
+        ids = {name: self._to_id(token) for name, token in tokens.items()}
+        self.cls_id, self.unk_id, self.pad_token_id = map(ids.get, ("cls_token", "unk_token", "pad_token"))
+        usable = (self.pad_token_id, ids.get("eos_token"), self.unk_id)
+        self.pad_id = next((number for number in usable if number is not None), 0)
+        self.mask_token = tokens.get("mask_token") or next((text for text in MASK_TOKENS if self._to_id(text)), None)
+        self.mask_id = self._to_id(self.mask_token) if self.mask_token else None
 
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token, None if there is no such token."""
+        return self._to_id(token)
 
-def rust_vocabulary(loaded: LoadedTokenizer) -> TokenTable:
-    """The vocabulary of a Rust tokenizer that was loaded without transformers."""
-    backend, decoder = loaded.backend, loaded.backend.decoder
-    pieces = WordPieces(backend, decoder) if isinstance(decoder, decoders.WordPiece) else None
-    decode_few, join = (pieces or backend).decode, (pieces.join if pieces else decoder.decode if decoder else " ".join)
+    def id_to_token(self, number: int) -> str | None:
+        """The token with an id, None if there is no such id."""
+        return self._to_token(number)
 
-    def decode_unclean(ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if len(ids) <= MANY_IDS:
-            return decode_few(ids, skip_special_tokens)
-        [text] = backend.decode_batch([list(ids)], skip_special_tokens)
-        return str(text)
+    def join_tokens(self, tokens: list[str]) -> str:
+        """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
+        return self._join(tokens)
 
-    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
-        text = decode_unclean(ids, skip_special_tokens)
-        for old, new in CLEAN_UP if loaded.clean_up else ():
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of some ids, as AutoTokenizer.decode gives it."""
+        if self._slow is not None:
+            return str(self._slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        text = self.decode_unclean(ids, skip_special_tokens)
+        for old, new in CLEAN_UP if self.cleans_up else ():
             text = text.replace(old, new)
         return text
 
-    return TokenTable(
-        size=loaded.size,
-        to_id=backend.token_to_id,
-        to_token=backend.id_to_token,
-        decode=decode,
-        join=join,
-        marks_subwords=_marks_subwords(backend),
-        decode_unclean=decode_unclean,
-        cleans_up=loaded.clean_up,
-        byte_level=isinstance(decoder, decoders.ByteLevel),
-    )
-
-
-def python_vocabulary(slow: Any, loaded: LoadedTokenizer | None) -> TokenTable:
-    """The vocabulary of a tokenizer of transformers, and of its Rust part if it has one."""
-    vocab: dict[str, int] = {} if loaded else slow.get_vocab()
-    names = {number: token for token, number in vocab.items()}
-
-    def decode(ids: Sequence[int], skip_special_tokens: bool, **options: bool) -> str:
-        return str(slow.decode(list(ids), skip_special_tokens=skip_special_tokens, **options))
-
-    return TokenTable(
-        size=loaded.size if loaded else 1 + max(names, default=-1),
-        to_id=loaded.backend.token_to_id if loaded else vocab.get,
-        to_token=loaded.backend.id_to_token if loaded else names.get,
-        decode=decode,
-        join=slow.convert_tokens_to_string,
-        marks_subwords=bool(loaded and _marks_subwords(loaded.backend)),
-        decode_unclean=lambda ids, skip: decode(ids, skip, clean_up_tokenization_spaces=False),
-        cleans_up=bool(slow.clean_up_tokenization_spaces),
-        byte_level=False,
-    )
-
-
-def _marks_subwords(backend: Tokenizer) -> bool:
-    return bool(getattr(backend.model, "continuing_subword_prefix", None))
+    def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """``decode`` before the spaces are removed that ``cleans_up`` is about."""
+        if self._slow is not None:
+            options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+            return str(self._slow.decode(list(ids), **options))
+        if len(ids) <= MANY_IDS:
+            return str(self._few.decode(ids, skip_special_tokens))
+        return str(self._backend.decode_batch([list(ids)], skip_special_tokens)[0])
 
 
 class WordPieces:
@@ -104,7 +101,7 @@ class WordPieces:
     these, the tokens are joined and cleaned together, with the same result; else the library's decoder is called.
     """
 
-    def __init__(self, backend: Tokenizer, decoder: decoders.WordPiece) -> None:
+    def __init__(self, backend: Any, decoder: decoders.WordPiece) -> None:
         self._backend = backend
         self._decoder = decoder
         self._prefix = f" {decoder.prefix}"
