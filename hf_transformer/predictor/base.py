@@ -136,8 +136,8 @@ class Destination:
 
     ``region`` is the name that all ``placements`` share. The transport sets ``settled`` as soon as the predictor
     certainly writes nothing (more) there: it has said how the call ended, with an answer or an error, or the request
-    was never sent. A call that ends in any other way, such as a lost connection or a timeout, may go on at the predictor
-    for as long as it likes.
+    was never sent. A call that ends in any other way, such as a lost connection or a timeout, may go on at the
+    predictor for as long as it likes.
     """
 
     region: str
