@@ -166,7 +166,7 @@ class Client:
                     server_hostname=host.rstrip(".") if self._tls is not None else None,
                 )
         except BaseException as exc:
-            connection.abort()  # if it was cancelled in the very turn in which it was made
+            connection.abort()  # it may be open, if this was cancelled in the same turn of the event loop
             if isinstance(exc, TimeoutError):
                 raise ConnectTimeout(f"no connection within {CONNECT_SECONDS:g} s") from exc
             raise
@@ -251,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
     async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> None:
         """Sends a request and waits for the head of its answer, or with ``whole`` for all of it.
 
-        If it raises, the call is over, and the connection is closed.
+        If it raises, the call is over.
         """
         self._reset(whole)
         self._busy = True
@@ -289,6 +289,8 @@ class Connection(asyncio.BufferedProtocol):
     def leave(self) -> None:
         """Ends the call. The connection is closed unless it can serve another one: the answer was whole, the request
         was all sent, and nothing else has come."""
+        if not self._busy:
+            return
         reusable = self.open and self._complete and self.keep_alive and not self._paused
         self._busy = False
         self._fault = self._body = self._unfilled = None  # a raised fault's traceback leads to this connection
