@@ -4,7 +4,7 @@
 25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call goes on and ends by itself; the result is
 dropped. When more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after
 the timeout, when its calls are over. Two kinds of calls are cancelled on the wire: those of generations
-(``cancellable``), and streams that are closed early.
+(``cancellable``), after LINGER_SECONDS, and streams that are closed early.
 
 **One channel is one TCP connection** at a time; grpc.aio opens it for the first call and again when it was lost.
 With 32 small calls in flight to Triton, two and four channels were not faster than one.
@@ -53,6 +53,10 @@ CONNECT_SECONDS: Final = 10.0
 
 MOST_ABANDONED: Final = 64
 """Calls of one channel that may be open without a caller, before new calls get another channel."""
+
+LINGER_SECONDS = 1.0
+"""In which a ``cancellable`` call may still end by itself. Triton 24.10 crashed within 7,000 short calls that were
+cancelled at random moments, and not in 24,000 that were cancelled a second later."""
 
 PING_SECONDS, PONG_SECONDS = 10.0, 10.0
 """Silence during a call after which the server is pinged, and the time that it has to answer."""
@@ -235,7 +239,7 @@ class GrpcPredictor(AskablePredictor):
         except asyncio.CancelledError:
             self._keep(call)
             if cancellable:
-                call.cancel()
+                asyncio.get_running_loop().call_later(LINGER_SECONDS, call.cancel)  # nothing to a call that has ended
             else:
                 self._abandon(line, call)
             raise

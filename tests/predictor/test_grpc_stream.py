@@ -150,7 +150,7 @@ async def test_answers_that_break_the_protocol(response: bytes, message: str) ->
     async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match=message):
             await read(client)
-        await cancelled.wait()
+        await asyncio.wait_for(cancelled.wait(), 20)
 
 
 @pytest.mark.parametrize("by", ["closing", "cancelling"])
@@ -173,7 +173,7 @@ async def test_leaving_early_cancels_the_call(by: str) -> None:
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-        await cancelled.wait()
+        await asyncio.wait_for(cancelled.wait(), 20)
 
 
 async def test_refused() -> None:
@@ -221,7 +221,7 @@ async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureF
         assert caught.value.kind == kinds.LOST
         with pytest.raises(PredictorUnavailable, match="are closed"):
             await anext(stream(client))
-        await cancelled.wait()
+        await asyncio.wait_for(cancelled.wait(), 20)
     assert not caplog.records
 
 
