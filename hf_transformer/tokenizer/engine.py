@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -120,13 +121,9 @@ class RustEngine:
 
     def with_max_length(self, length: int) -> RustEngine:
         """See Engine."""
-        return RustEngine(
-            self._backend,
-            length,
-            special_tokens=self._special_tokens,
-            truncation_side=self._truncation_side,
-            word_cache=self._words is not None,
-        )
+        other = copy(self)
+        other._max_length = length
+        return other
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """What ``encode`` gives, without the word cache."""
@@ -232,7 +229,7 @@ class RustEngine:
             return []
         strategy = "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
         with self._lock:
-            self._truncating = self._truncating or _copy(self._backend)
+            self._truncating = self._truncating or _another(self._backend)
             self._truncating.enable_truncation(limit, stride=stride, strategy=strategy, direction=self._truncation_side)
             return self._run(self._truncating, texts, how)
 
@@ -267,18 +264,18 @@ class RustEngine:
         return [next(found[kind]) for kind in in_words]
 
 
-def _copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _another(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A copy without truncation and padding, with the same vocabulary in memory if the library can share it."""
-    copy = tokenizers.Tokenizer(backend.model)
+    other = tokenizers.Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        setattr(copy, part, getattr(backend, part))
+        setattr(other, part, getattr(backend, part))
     added = backend.get_added_tokens_decoder()
-    copy.add_tokens([added[number] for number in sorted(added)])
-    if copy.get_added_tokens_decoder() != added:
-        copy = tokenizers.Tokenizer.from_str(backend.to_str())
-        copy.no_truncation()
-    copy.encode_special_tokens = backend.encode_special_tokens
-    return copy
+    other.add_tokens([added[number] for number in sorted(added)])
+    if other.get_added_tokens_decoder() != added:
+        other = tokenizers.Tokenizer.from_str(backend.to_str())
+        other.no_truncation()
+    other.encode_special_tokens = backend.encode_special_tokens
+    return other
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
