@@ -147,15 +147,14 @@ class RustEngine:
         for text, one in zip(texts, encoded, strict=True):
             ranges = self._excess(one, text, self._max_length)
             cut = Cut(sum(map(len, ranges)), tuple(span(one, tokens) for tokens in ranges))
-            found.append([_convert(one, one.ids, False, how.detail, cut)])
+            found.append([_convert(one, False, how.detail, cut)])
         return found
 
     def _fitted(self, encoded: tokenizers.Encoding, text: TextInput, limit: int, how: Tokenization) -> Encoding:
         """An encoding of at most ``limit`` tokens."""
-        ids = encoded.ids
-        if len(ids) <= limit:
-            return _convert(encoded, ids, False, how.detail)
-        fitted = without(_convert(encoded, ids, True, how.detail), self._excess(encoded, text, limit))
+        if len(encoded) <= limit:
+            return _convert(encoded, False, how.detail)
+        fitted = without(_convert(encoded, True, how.detail), self._excess(encoded, text, limit))
         if len(fitted) > limit:
             raise _does_not_fit(limit)
         return fitted
@@ -184,13 +183,13 @@ class RustEngine:
                 )
             if not fits:
                 long[len(found)] = text
-            found.append([_convert(whole, whole.ids, False, how.detail)] if fits else [])
+            found.append([_convert(whole, False, how.detail)] if fits else [])
         for index, first in zip(long, self._truncate([*long.values()], limit, stride, how), strict=True):
             if len(first) > limit:
                 # The library doesn't truncate at all where the special tokens alone are too many.
                 raise _does_not_fit(limit)
             windows = [first, *first.overflowing] if how.windows else [first]
-            found[index] = [_convert(one, one.ids, not how.windows, how.detail) for one in windows]
+            found[index] = [_convert(one, not how.windows, how.detail) for one in windows]
         return found
 
     def _room(self, limit: int, how: Tokenization) -> int:
@@ -325,21 +324,12 @@ def span(encoded: tokenizers.Encoding, tokens: range) -> tuple[int, int] | None:
     return (found[0][0], found[-1][1]) if found else None
 
 
-def _convert(
-    encoded: tokenizers.Encoding, ids: list[int], truncated: bool, detail: bool, cut: Cut | None = None
-) -> Encoding:
-    if not detail:
-        return Encoding(ids, encoded.type_ids, truncated, cut=cut)
-    return Encoding(
-        ids,
-        encoded.type_ids,
-        truncated,
-        encoded.offsets,
-        encoded.special_tokens_mask,
-        encoded.word_ids,
-        encoded.sequence_ids,
-        cut=cut,
-    )
+def _convert(encoded: tokenizers.Encoding, truncated: bool, detail: bool, cut: Cut | None = None) -> Encoding:
+    found = Encoding(encoded.ids, encoded.type_ids, truncated, cut=cut)
+    if detail:
+        found.offsets, found.special_mask = encoded.offsets, encoded.special_tokens_mask
+        found.word_ids, found.sequence_ids = encoded.word_ids, encoded.sequence_ids
+    return found
 
 
 def _does_not_fit(limit: int) -> InvalidInput:
