@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -120,13 +121,9 @@ class RustEngine:
 
     def with_max_length(self, length: int) -> RustEngine:
         """See Engine."""
-        return RustEngine(
-            self._backend,
-            length,
-            special_tokens=self._special_tokens,
-            truncation_side=self._truncation_side,
-            word_cache=self._words is not None,
-        )
+        other = copy(self)
+        other._max_length = length
+        return other
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """What ``encode`` gives, without the word cache."""
@@ -150,15 +147,14 @@ class RustEngine:
         for text, one in zip(texts, encoded, strict=True):
             ranges = self._excess(one, text, self._max_length)
             cut = Cut(sum(map(len, ranges)), tuple(span(one, tokens) for tokens in ranges))
-            found.append([_convert(one, one.ids, False, how.detail, cut)])
+            found.append([_convert(one, False, how.detail, cut)])
         return found
 
     def _fitted(self, encoded: tokenizers.Encoding, text: TextInput, limit: int, how: Tokenization) -> Encoding:
         """An encoding of at most ``limit`` tokens."""
-        ids = encoded.ids
-        if len(ids) <= limit:
-            return _convert(encoded, ids, False, how.detail)
-        fitted = without(_convert(encoded, ids, True, how.detail), self._excess(encoded, text, limit))
+        if len(encoded) <= limit:
+            return _convert(encoded, False, how.detail)
+        fitted = without(_convert(encoded, True, how.detail), self._excess(encoded, text, limit))
         if len(fitted) > limit:
             raise _does_not_fit(limit)
         return fitted
@@ -187,13 +183,13 @@ class RustEngine:
                 )
             if not fits:
                 long[len(found)] = text
-            found.append([_convert(whole, whole.ids, False, how.detail)] if fits else [])
+            found.append([_convert(whole, False, how.detail)] if fits else [])
         for index, first in zip(long, self._truncate([*long.values()], limit, stride, how), strict=True):
             if len(first) > limit:
                 # The library doesn't truncate at all where the special tokens alone are too many.
                 raise _does_not_fit(limit)
             windows = [first, *first.overflowing] if how.windows else [first]
-            found[index] = [_convert(one, one.ids, not how.windows, how.detail) for one in windows]
+            found[index] = [_convert(one, not how.windows, how.detail) for one in windows]
         return found
 
     def _room(self, limit: int, how: Tokenization) -> int:
@@ -232,7 +228,7 @@ class RustEngine:
             return []
         strategy = "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
         with self._lock:
-            self._truncating = self._truncating or _copy(self._backend)
+            self._truncating = self._truncating or _another(self._backend)
             self._truncating.enable_truncation(limit, stride=stride, strategy=strategy, direction=self._truncation_side)
             return self._run(self._truncating, texts, how)
 
@@ -267,18 +263,18 @@ class RustEngine:
         return [next(found[kind]) for kind in in_words]
 
 
-def _copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _another(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A copy without truncation and padding, with the same vocabulary in memory if the library can share it."""
-    copy = tokenizers.Tokenizer(backend.model)
+    other = tokenizers.Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        setattr(copy, part, getattr(backend, part))
+        setattr(other, part, getattr(backend, part))
     added = backend.get_added_tokens_decoder()
-    copy.add_tokens([added[number] for number in sorted(added)])
-    if copy.get_added_tokens_decoder() != added:
-        copy = tokenizers.Tokenizer.from_str(backend.to_str())
-        copy.no_truncation()
-    copy.encode_special_tokens = backend.encode_special_tokens
-    return copy
+    other.add_tokens([added[number] for number in sorted(added)])
+    if other.get_added_tokens_decoder() != added:
+        other = tokenizers.Tokenizer.from_str(backend.to_str())
+        other.no_truncation()
+    other.encode_special_tokens = backend.encode_special_tokens
+    return other
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
@@ -328,21 +324,12 @@ def span(encoded: tokenizers.Encoding, tokens: range) -> tuple[int, int] | None:
     return (found[0][0], found[-1][1]) if found else None
 
 
-def _convert(
-    encoded: tokenizers.Encoding, ids: list[int], truncated: bool, detail: bool, cut: Cut | None = None
-) -> Encoding:
-    if not detail:
-        return Encoding(ids, encoded.type_ids, truncated, cut=cut)
-    return Encoding(
-        ids,
-        encoded.type_ids,
-        truncated,
-        encoded.offsets,
-        encoded.special_tokens_mask,
-        encoded.word_ids,
-        encoded.sequence_ids,
-        cut=cut,
-    )
+def _convert(encoded: tokenizers.Encoding, truncated: bool, detail: bool, cut: Cut | None = None) -> Encoding:
+    found = Encoding(encoded.ids, encoded.type_ids, truncated, cut=cut)
+    if detail:
+        found.offsets, found.special_mask = encoded.offsets, encoded.special_tokens_mask
+        found.word_ids, found.sequence_ids = encoded.word_ids, encoded.sequence_ids
+    return found
 
 
 def _does_not_fit(limit: int) -> InvalidInput:

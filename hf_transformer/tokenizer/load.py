@@ -98,12 +98,10 @@ def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> 
         document["normalizer"] = without_lower_case(document.get("normalizer"))
     try:
         return _build(name, settings, document, folder)
-    except (TypeError, ValueError, KeyError, AttributeError, OSError) as exc:
-        raise NotMirrored(f"{name}: {exc}") from exc
     except Exception as exc:  # the Rust library raises bare Exception for a file that it can't read
-        if type(exc) is not Exception:
-            raise
-        raise NotMirrored(f"{name}: {exc}") from exc
+        if type(exc) is Exception or isinstance(exc, TypeError | ValueError | KeyError | AttributeError | OSError):
+            raise NotMirrored(f"{name}: {exc}") from exc
+        raise
 
 
 def without_lower_case(normalizer: Json) -> Json:

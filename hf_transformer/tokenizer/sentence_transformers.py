@@ -5,7 +5,7 @@
     sentence_bert_config.json               max_seq_length, do_lower_case
     config_sentence_transformers.json       model_type, prompts, default_prompt_name, truncate_dim
 
-Modules are told by the last part of their type: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
+The last part of a module's type tells its kind: versions 2 to 5 write sentence_transformers.models.Pooling, version 6
 sentence_transformers.sentence_transformer.modules.pooling.Pooling.
 
 Source: sentence_transformers/base/model.py, base/modules/transformer.py and sentence_transformer/modules/pooling.py of
@@ -45,10 +45,10 @@ NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """Reads the files; None where the folder has no modules.json, or one for reranking or sparse vectors.
+    """Read the files; None where the folder has no modules.json, or one for reranking or sparse vectors.
 
     Raises:
-        LoadError: a file is broken, or names a pooling mode or a default prompt that there is not.
+        LoadError: a file is broken, or names an unknown pooling mode or default prompt.
     """
     path = folder / "modules.json"
     if not path.is_file():
@@ -94,7 +94,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
-    """The last module that only the model itself can have done: one with weights, or pooling that no module does."""
+    """The last module whose work only the model itself can do: one with weights, or pooling if no module does it."""
     kinds = [kind for kind, _ in modules]
     weights = [kind for kind in kinds if kind not in NO_CHANGE]
     if weights:
@@ -103,7 +103,7 @@ def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
 
 
 def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
-    """Whether a Normalize module follows that is for the vector of the text, and not for those of its tokens."""
+    """Whether a Normalize module follows for the vector of the text, not for those of its tokens."""
     return any(
         _read_object(folder / place / "config.json").get("module_input_name", "sentence_embedding")
         == "sentence_embedding"
@@ -113,7 +113,7 @@ def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
 
 
 def _modes(path: Path, pooling: Mapping[str, Json]) -> tuple[str, ...]:
-    """The modes that are on: pooling_mode names one or more of them since version 6; mean is the default."""
+    """The enabled modes: since version 6 pooling_mode names one or more of them; mean is the default."""
     named = pooling.get("pooling_mode")
     if isinstance(named, str):
         modes: tuple[str, ...] = (named,)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -40,7 +41,6 @@ class Tokenizer(TokenVocabulary):
 
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
         super().__init__(loaded)
-        self._loaded = loaded
         self._engine = engine
         self.max_length = max_length
 
@@ -150,7 +150,9 @@ class Tokenizer(TokenVocabulary):
         """The same tokenizer with another limit in tokens."""
         if length == self.max_length:
             return self
-        return Tokenizer(self._loaded, self._engine.with_max_length(length), length)
+        other = copy(self)
+        other._engine, other.max_length = self._engine.with_max_length(length), length
+        return other
 
 
 async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:

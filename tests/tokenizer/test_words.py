@@ -58,7 +58,7 @@ def test_texts_of_the_corpus(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_usual_texts_are_remembered(name: str) -> None:
+def test_usual_texts_are_in_the_cache(name: str) -> None:
     known, reference = cache_of(name), Library(name, 512)
     for text in ("Paris is the capital of France.", "don't you (really) mind? No, élève!"):
         tries = [known.ids(text) for _ in range(len(TURNS) + 1)]
@@ -91,7 +91,7 @@ def test_every_two_characters_of_ascii(name: str) -> None:
         assert known.ids(text) in (encoded.ids, None), text
 
 
-def test_a_text_as_long_as_the_limit_is_the_librarys() -> None:
+def test_a_text_as_long_as_the_limit_is_not_truncated() -> None:
     engine, reference = engine_of("bert", 8), Library("bert", 8)
     for count in range(10):
         for _ in range(2):
@@ -127,7 +127,7 @@ def test_a_copy_with_another_limit() -> None:
         assert encode(copy, text) == encode(copy, text) == reference.encode(text)
 
 
-def test_lone_surrogates_are_refused_as_ever() -> None:
+def test_lone_surrogates_are_refused() -> None:
     engine = engine_of("bert")
     for text in ("\udc80", "Paris \ud800 Paris", "Paris is\udfff"):
         for _ in range(2):
