@@ -32,9 +32,8 @@ from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.tokenizer import Lexicon
+from hf_transformer.tokenizer.load import LoadedTokenizer
 from hf_transformer.tokenizer.tokenizer import Tokenizer as OurTokenizer
-from hf_transformer.tokenizer.word_pieces import WordPieces
 from hf_transformer.types import Array
 
 VOCABULARY = 30_522
@@ -173,19 +172,10 @@ def made_up_tokenizer() -> OurTokenizer:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     backend.decoder = decoders.WordPiece()
-    pieces = WordPieces(backend, backend.decoder)
-    lexicon = Lexicon(
-        size=VOCABULARY,
-        to_id=backend.token_to_id,
-        to_token=backend.id_to_token,
-        decode=pieces.decode,
-        encode_plain=lambda text: backend.encode(text, add_special_tokens=False).ids,
-        join=pieces.join,
-        marks_subwords=True,
-    )
-    engine = RustEngine(backend, 512, special_tokens=True, truncation_side="right")
     named = {"mask_token": "[MASK]", "cls_token": "[CLS]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
-    return OurTokenizer(engine, lexicon, named, max_length=512, padding_side="right")
+    loaded = LoadedTokenizer(backend, VOCABULARY, named, "right", "right", 512, cleans_up=False)
+    engine = RustEngine(backend, 512, special_tokens=True, truncation_side="right")
+    return OurTokenizer(loaded, engine, 512)
 
 
 def cost(case: Case, tokenizer: OurTokenizer, seconds: float, rounds: int) -> tuple[int, float]:

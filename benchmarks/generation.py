@@ -1,6 +1,7 @@
 """What the service adds to a stream of tokens, and what stepping many sequences together gains.
 
     python -m benchmarks.generation [--seconds 5] [--rounds 5] [--triton_environment .venv-triton]
+        [--checkout NAME=PATH]
 
 A real Triton runs models whose tokens come at a known pace, so any delay beyond it is that of passing them on. They
 are asked by the same number of streams, straight and through the service, over gRPC and over REST, in turn. Then a tiny
@@ -26,6 +27,7 @@ from typing import Final
 
 import uvloop
 
+from benchmarks.pairs import Checkout, checkout, paired
 from benchmarks.streams.clients import Client, GenerateClient, ServiceClient, Timed, TritonClient
 from benchmarks.streams.ground import STEPPED, TENSORS, lay_out, model_of
 from benchmarks.stress.ground import ROOT, Service
@@ -38,6 +40,7 @@ MILLISECONDS: Final = 20.0
 STREAMS: Final = (1, 32)
 PROTOCOLS: Final = {"grpc-v2": "gRPC", "v2": "REST"}
 """Of the service's predictor: Triton's ModelStreamInfer, and its generate_stream."""
+OURS: Final = "service"
 TOKENS: Final = 100
 """Of each stream at a known pace."""
 STEPPED_TOKENS: Final = 100
@@ -124,22 +127,42 @@ async def straight(triton: LocalTriton, protocol: str, model: str, streams: int,
 
 
 def measure_pace(
-    triton: LocalTriton, services: Mapping[str, Service], kind: str, options: argparse.Namespace
-) -> list[str]:
-    """Rows of one kind of model, and after them the goals that were missed, which begin with an exclamation mark."""
-    rows, missed = [], []
+    triton: LocalTriton, versions: Mapping[str, Mapping[str, Service]], kind: str, options: argparse.Namespace
+) -> tuple[list[str], list[str]]:
+    """Rows of one kind of model, and after them the goals that were missed, which begin with an exclamation mark; then
+    the rows that compare this version with others.
+
+    ``versions``: the name of a version -> protocol -> its service; OURS is there, and others take turns with it.
+    """
+    rows, missed, pairs = [], [], []
     for streams in STREAMS:
-        alone: dict[str, list[Run]] = {protocol: [] for protocol in services}
-        served: dict[str, list[Run]] = {protocol: [] for protocol in services}
-        for _ in range(options.rounds):
-            for protocol, service in services.items():
-                alone[protocol].append(uvloop.run(straight(triton, protocol, kind, streams, options.seconds)))
-                served[protocol].append(uvloop.run(through_service(service, streams, TOKENS, options.seconds)))
-        for protocol in services:
-            runs, name = (alone[protocol], served[protocol]), PROTOCOLS[protocol]
-            rows += pace_rows(f"{kind} | {name}", streams, *runs)
-            missed += missed_pace(f"{kind} over {name}", streams, *runs)
-    return rows + missed
+        for protocol, name in PROTOCOLS.items():
+            alone: list[Run] = []
+            served: dict[str, list[Run]] = {version: [] for version in versions}
+            for number in range(options.rounds):
+                alone.append(uvloop.run(straight(triton, protocol, kind, streams, options.seconds)))
+                for version in reversed(list(versions)) if number % 2 else versions:
+                    service = versions[version][protocol]
+                    served[version].append(uvloop.run(through_service(service, streams, TOKENS, options.seconds)))
+            rows += pace_rows(f"{kind} | {name}", streams, alone, served[OURS])
+            missed += missed_pace(f"{kind} over {name}", streams, alone, served[OURS])
+            for version in versions:
+                if version != OURS:
+                    pairs += pair_rows(f"{kind} | {name} | {streams}", version, served[OURS], served[version])
+    return rows + missed, pairs
+
+
+def pair_rows(where: str, version: str, ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
+    """A row per figure of this version and another one."""
+    figures: dict[str, Callable[[Run], float]] = {
+        "first token, ms": lambda run: run.first_ms,
+        "service's CPU per token, ms": lambda run: 1000 * run.cpu,
+    }
+    return [
+        f"| {where} | {name} | {version} | {middle(ours, figure):.3f} | {middle(theirs, figure):.3f} | "
+        f"{paired([figure(run) for run in ours], [figure(run) for run in theirs])} |"
+        for name, figure in figures.items()
+    ]
 
 
 def pace_rows(name: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> list[str]:
@@ -195,7 +218,9 @@ def middle(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
     return statistics.median(map(value, runs))
 
 
-def report(pace: Sequence[str], steps: Sequence[str], options: argparse.Namespace) -> tuple[str, list[str]]:
+def report(
+    pace: Sequence[str], pairs: Sequence[str], steps: Sequence[str], options: argparse.Namespace
+) -> tuple[str, list[str]]:
     """The page, and the goals that were missed."""
     missed = [line[1:] for line in (*pace, *steps) if line.startswith("!")]
     lines = [
@@ -208,6 +233,16 @@ def report(pace: Sequence[str], steps: Sequence[str], options: argparse.Namespac
         "| model | protocol | streams | | first token, ms | per token, ms | p99 later than the pace, ms | "
         "service's CPU per token, ms | load generator |\n|---|---|---:|---|---:|---:|---:|---:|---:|",
         *(line for line in pace if not line.startswith("!")),
+        *(
+            [
+                "\n## This version and others\n",
+                "| model | protocol | streams | figure | other | this | other | this / other | 95 % |\n"
+                "|---|---|---:|---|---|---:|---:|---:|---|",
+                *pairs,
+            ]
+            if pairs
+            else []
+        ),
         "\n## Stepping sequences together\n",
         f"| model | tokens/s, one by one | tokens/s, {TOGETHER} at a time | times | service's CPU per token, ms |\n"
         "|---|---:|---:|---:|---:|",
@@ -225,8 +260,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--triton_environment", type=Path, default=ROOT / ".venv-triton")
     parser.add_argument("--only", default="", help="the models whose name has this; nothing is written then")
+    parser.add_argument(
+        "--checkout",
+        action="append",
+        default=[],
+        type=checkout,
+        help="another version, NAME=PATH; nothing is written then",
+    )
     options = parser.parse_args()
+    checkouts: dict[str, Checkout | None] = {OURS: None, **{one.name: one for one in options.checkout}}
     pace: list[str] = []
+    pairs: list[str] = []
     steps: list[str] = []
     with tempfile.TemporaryDirectory(prefix="hf-transformer-generation-") as name:
         folder = Path(name)
@@ -236,19 +280,28 @@ def main() -> int:
                 if options.only not in model:
                     continue
                 with ExitStack() as stack:
-                    services = {
-                        protocol: stack.enter_context(Service(folder, model_of(model), triton, protocol=protocol))
-                        for protocol in (PROTOCOLS if model in TENSORS else ["grpc-v2"])
+                    versions = {
+                        name: {
+                            protocol: stack.enter_context(
+                                Service(folder, model_of(model), triton, protocol=protocol, checkout=other)
+                            )
+                            for protocol in (PROTOCOLS if model in TENSORS else ["grpc-v2"])
+                        }
+                        for name, other in checkouts.items()
+                        if model in TENSORS or name == OURS
                     }
-                    for service in services.values():
-                        service.wait()
+                    for services in versions.values():
+                        for service in services.values():
+                            service.wait()
                     if model in TENSORS:
-                        pace += measure_pace(triton, services, model, options)
+                        rows, compared = measure_pace(triton, versions, model, options)
+                        pace += rows
+                        pairs += compared
                     else:
-                        steps += measure_steps(services["grpc-v2"], options)
-    page, missed = report(pace, steps, options)
+                        steps += measure_steps(versions[OURS]["grpc-v2"], options)
+    page, missed = report(pace, pairs, steps, options)
     print(page)
-    if not options.only:
+    if not (options.only or options.checkout):
         RESULTS.write_text(page)
     return 1 if missed else 0
 

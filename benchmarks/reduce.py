@@ -187,7 +187,7 @@ def rates(pair: tuple[Service, Service], case: Case, texts: Sequence[str], secon
 
 def measure(case: Case, triton: LocalTriton, repository: Path, options: argparse.Namespace) -> Iterator[Row]:
     """The rows of one model."""
-    from hf_transformer.tokenizer.model_files import find_model_files
+    from hf_transformer.tokenizer.files import find_model_files
     from hf_transformer.tokenizer.tokenizer import load_tokenizer
 
     files = find_model_files(None, str(repository / case.name))

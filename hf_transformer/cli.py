@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     That is 2 for a bad flag or variable and 1 for anything else that the service knows to be wrong, each with
     one line on stderr; 130 after Ctrl-C.
     """
+    # gRPC's core would write lines of its own to stderr, such as one for each failed TLS handshake with the predictor.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return run(sys.argv[1:] if argv is None else list(argv), os.environ)
     except TransformerError as exc:

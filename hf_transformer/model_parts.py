@@ -14,7 +14,7 @@ from hf_transformer.tasks.base import SentenceTransformers, Servable, TaskSettin
 from hf_transformer.tasks.flags import check_stride, flags_without_effect
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_activation, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -58,6 +58,7 @@ def load_parts(config: Config) -> Parts:
         lower_case=not config.disable_lower_case,
         special_tokens=not config.disable_special_tokens,
         trust_remote_code=config.trust_remote_code,
+        word_cache=config.enable_word_cache,
     )
     settings = _task_settings(config, files, tokenizer, sentences)
     check_stride(task.name, settings)

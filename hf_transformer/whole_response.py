@@ -1,8 +1,7 @@
-"""Ways past ASGI's messages: for a response that is all there, one write to the socket, where two messages make two;
-for a part of one that comes as it is made, a call, where a message needs a task.
+"""A way past ASGI's messages for a response that is complete: one write to the socket, where two messages make two.
 
-The server puts the functions into the ASGI scope under WHOLE_RESPONSE and SEND_PART. An application that does not know
-of them answers as ever; a middleware that has to see responses puts its own around them, or takes them out.
+The server puts the function into the ASGI scope under WHOLE_RESPONSE. An application may ignore it; a middleware that
+has to see responses wraps it, or takes it out of the scope.
 
 Measured: the two writes, and what is looked at in between, are a seventh of the CPU of a short request.
 """
@@ -17,9 +16,3 @@ WHOLE_RESPONSE: Final = "hf_transformer.whole_response"
 SendWhole = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
 """Takes the status, the headers, lower-case and without a length, and the body. False: nothing was sent, and the
 response has to go the usual way."""
-
-SEND_PART: Final = "hf_transformer.send_part"
-
-SendPart = Callable[[bytes], bool]
-"""Takes a part of a body, which is not empty and not the last one, of a response that has begun. False: nothing was
-sent, for instance because the client does not read, and the part has to go the usual way."""

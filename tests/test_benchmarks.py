@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pairs import paired
 from benchmarks.speed.options import parse
 from benchmarks.speed.report import command_of
 
@@ -33,3 +34,24 @@ def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> Non
 def test_the_results_tell_how_they_were_made(argv: list[str], told: str) -> None:
     options = parse(argv)
     assert command_of(("--quick" * options.quick + options.more).strip()) == told
+
+
+def test_a_checkout_is_a_name_and_a_folder_with_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse(["--checkout", f"this={ROOT}"])
+    [found] = options.checkout
+    assert (found.name, found.folder, options.rounds) == ("this", ROOT, 9)
+    assert found.version(Path(sys.executable), own_python=False)
+    for wrong in (f"this={tmp_path}", "this", f"={ROOT}"):
+        with pytest.raises(SystemExit):
+            parse(["--checkout", wrong])
+        assert "is not NAME=PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rounds", "interval"), [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (20, (6, 15))]
+)
+def test_the_interval_of_paired_ratios(rounds: int, interval: tuple[float, float] | None) -> None:
+    """The ranks are those of any table of the sign test."""
+    ratio = paired([10.0 * one for one in range(rounds, 0, -1)], [10.0] * rounds)
+    assert ratio.median == (rounds + 1) / 2
+    assert ratio.interval == interval

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.speed import cases
 from benchmarks.speed.cases import Cell, Model
+from benchmarks.speed.checkouts import MODELS, measure_checkouts
 from benchmarks.speed.in_flight import measure_in_flight
 from benchmarks.speed.lineup import missing, service_flags, subjects_of, variables
 from benchmarks.speed.load import LoadFailed
@@ -37,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     if shutil.which("wrk") is None:
         print("The load comes from wrk (on Debian and Ubuntu: apt install wrk).", file=sys.stderr)
         return 1
-    if not (options.memory or options.batches_in_flight) and importlib.util.find_spec("matplotlib") is None:
+    plots = not (options.memory or options.batches_in_flight or options.checkout)
+    if plots and importlib.util.find_spec("matplotlib") is None:
         print("The plots need matplotlib: make bench has an environment with it (.venv-bench).", file=sys.stderr)
         return 1
     # As Ctrl-C does: all that was started is ended on the way out.
@@ -64,10 +66,15 @@ def run(options: Options, folder: Path) -> int:
     minilm = options.minilm if options.minilm.is_dir() else None
     lay_out(folder, options.bench_environment / "triton", minilm)
     flags = service_flags(options, say)
-    missing(options, say)
+    if not options.checkout:
+        missing(options, say)
     results: list[Result] = []
     repository = LocalTriton(
-        folder / "triton", environment=options.triton_environment, environ=variables(), log=folder / "triton.log"
+        folder / "triton",
+        environment=options.triton_environment,
+        environ=variables(),
+        log=folder / "triton.log",
+        models=[model.name for model in MODELS] if options.checkout else None,
     )
     with repository as triton:
         ground = Ground(triton, folder, variables())
@@ -75,6 +82,8 @@ def run(options: Options, folder: Path) -> int:
             return measure_memory(options, ground, flags, say)
         if options.batches_in_flight:
             return measure_in_flight(options, ground, say, started)
+        if options.checkout:
+            return measure_checkouts(options, ground, flags, say, started)
         work = [
             (subjects_of(model, ground, options, flags), cells)
             for model, cells in plan(options, with_minilm=minilm is not None)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.pairs import Checkout, add_flags
+
 ROOT = Path(__file__).parents[2]
 SHARED = "--predictor_shared_memory"
 BATCHING_OFF = "--max_batch_tokens=1"
@@ -40,6 +42,8 @@ class Options:
     batches_in_flight: bool
     memory: bool
     memory_requests: int
+    checkout: list[Checkout]
+    own_python: bool
     service_environment: Path
     triton_environment: Path
     bench_environment: Path
@@ -50,7 +54,7 @@ class Options:
     @property
     def more(self) -> str:
         """The flags that say how often and how long, as the results name them; empty where they were not given."""
-        rounds = "" if self.rounds == usual_rounds(self.quick) else f" --rounds {self.rounds}"
+        rounds = "" if self.rounds == usual_rounds(self.quick, self.checkout) else f" --rounds {self.rounds}"
         return rounds if self.seconds == USUAL_SECONDS else f"{rounds} --seconds {self.seconds}"
 
     @property
@@ -71,8 +75,10 @@ class Options:
         return {**SERVICES, **{name.strip(): tuple(flags.split()) for name, _, flags in more}}
 
 
-def usual_rounds(quick: bool) -> int:
+def usual_rounds(quick: bool, checkouts: Sequence[Checkout]) -> int:
     """How many there are unless a flag says it."""
+    if checkouts:
+        return 9
     return 1 if quick else 3
 
 
@@ -82,7 +88,7 @@ def parse(argv: Sequence[str]) -> Options:
     add = parser.add_argument
     add("--quick", action="store_true", help="a few cells, one round: some minutes")
     add("--full", action="store_true", help="every model, text and number of connections: an hour")
-    add("--rounds", type=int, default=0, help="[3, quick: 1]")
+    add("--rounds", type=int, default=0, help="[3, quick: 1, checkout: 9]")
     add("--seconds", type=int, default=USUAL_SECONDS, help="per run, whole ones [1]")
     add("--minutes", type=float, default=40.0, help="after which no further round begins [40]")
     add("--only", action="append", default=[], help="only subjects, or cases, whose names hold this; may be repeated")
@@ -90,6 +96,7 @@ def parse(argv: Sequence[str]) -> Options:
     add("--batches_in_flight", action="store_true", help="nothing but how many batches are best at a time")
     add("--memory", action="store_true", help="nothing but the memory after many requests")
     add("--memory_requests", type=int, default=200_000, help="[200000]")
+    add_flags(parser)
     add("--service_environment", type=Path, default=ROOT / ".venv", help="[.venv]")
     add("--triton_environment", type=Path, default=ROOT / ".venv-triton", help="[.venv-triton]")
     add("--bench_environment", type=Path, default=ROOT / ".venv-bench", help="[.venv-bench]")
@@ -97,5 +104,5 @@ def parse(argv: Sequence[str]) -> Options:
     add("--results", type=Path, default=ROOT / "benchmarks/results", help="where the table and the plots go")
     add("--keep", action="store_true", help="keep the folder with models and logs")
     options = parser.parse_args(argv)
-    options.rounds = options.rounds or usual_rounds(options.quick)
+    options.rounds = options.rounds or usual_rounds(options.quick, options.checkout)
     return Options(**vars(options))

@@ -62,18 +62,23 @@ def write_results(results: Sequence[Result], options: Options, triton: str, seco
 def head(options: Options, results: Sequence[Result], seconds: float, arguments: str) -> list[str]:
     """How it was measured, with these arguments of make bench, and on what."""
     rounds = max((len(one.samples) for one in results), default=0)  # fewer than wanted where the time was over
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return [
         f"`{command_of((arguments + options.more).strip())}`, {time.strftime('%Y-%m-%d')}, "
         f"{seconds / 60:.0f} minutes; medians of {rounds} rounds of {options.seconds} s.",
         "",
-        f"- {_processor()}, {os.cpu_count()} CPUs, {memory:.0f} GiB, Linux {platform.release().partition('-')[0]}",
+        f"- {machine()}",
         f"- load when it was done: {os.getloadavg()[2]:.1f} (15 minutes; the load of the benchmark itself is in it)",
         f"- service: {_versions(options.service_environment, PACKAGES)}",
         f"- Triton: {_versions(options.triton_environment, TRITON_PACKAGES)}",
         f"- peers and clients: {_versions(options.bench_environment, BENCH_PACKAGES)}, {_program(['wrk', '-v'])}"
         + (", perf_analyzer" if options.perf_analyzer else ""),
     ]
+
+
+def machine() -> str:
+    """What it is measured on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {os.cpu_count()} CPUs, {memory:.0f} GiB, Linux {platform.release().partition('-')[0]}"
 
 
 def _processor() -> str:

@@ -123,6 +123,7 @@ class V1Server(WithWrk):
         self._child: ChildProcess | None = None
         self._deadline = 0.0
         self.port = 0
+        self.environ = ground.environ
 
     @abstractmethod
     def command(self, port: int) -> list[str]: ...
@@ -134,7 +135,7 @@ class V1Server(WithWrk):
     def _begin(self) -> None:
         self.port = free_ports(1)[0]
         log = self.ground.folder / f"{self.model.name}, {self.name}.log".replace("/", " ")
-        self._child = ChildProcess(self.command(self.port), self.ground.environ, log)
+        self._child = ChildProcess(self.command(self.port), self.environ, log)
 
     def wait(self) -> None:
         assert self._child is not None

@@ -21,6 +21,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from benchmarks.pairs import Checkout
 from hf_transformer.commands.local_triton import HOST, LocalTriton
 from hf_transformer.commands.local_triton.child_process import ChildProcess, poll
 
@@ -107,18 +108,21 @@ class Service:
         triton: LocalTriton,
         *flags: str,
         protocol: str = "v2",
+        checkout: Checkout | None = None,
     ) -> None:
+        """``checkout``: another version of the service, with this one's Python."""
         self.model = model.name
         address = triton.http_address if protocol == "v2" else triton.grpc_address
         command = [
-            sys.executable,
+            *(checkout.command(Path(sys.executable), own_python=False) if checkout else [sys.executable]),
             *("-m", "hf_transformer", f"--host={HOST}", "--http_port=0", "--grpc_port=0"),
             *(f"--model_name={model.name}", f"--model_dir={folder / model.name}"),
             *(f"--predictor_host={address}", f"--predictor_protocol={protocol}", *flags),
         ]
         self._ports: dict[re.Pattern[str], int] = {}
         self._log = folder / f"{model.name}-{protocol}-{time.monotonic_ns()}.log"
-        self.process = ChildProcess(command, _environ(folder), self._log)
+        environ = _environ(folder)
+        self.process = ChildProcess(command, checkout.environ(environ) if checkout else environ, self._log)
 
     def wait(self) -> Self:
         """Returns when the model is ready. Raises SystemExit with the end of the log if it does not get there."""

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hf_transformer.observability.access_format import Atoms, Exchange, check_format
 from hf_transformer.observability.json_log import REQUEST_ID
-from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE, SendPart, SendWhole
+from hf_transformer.whole_response import WHOLE_RESPONSE, SendWhole
 
 
 class AccessLog:
@@ -30,12 +30,9 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         exchange = Exchange(scope)
-        # What is sent past the messages is noted too.
-        send_whole, send_part = scope.get(WHOLE_RESPONSE), scope.get(SEND_PART)
-        if send_whole is not None:
+        send_whole = scope.get(WHOLE_RESPONSE)
+        if send_whole is not None:  # what is sent past the messages is noted too
             scope[WHOLE_RESPONSE] = partial(_send_whole, exchange, send_whole)
-        if send_part is not None:
-            scope[SEND_PART] = partial(_send_part, exchange, send_part)
 
         async def noting_send(message: Message) -> None:
             exchange.note(message)
@@ -47,9 +44,8 @@ class AccessLog:
             exchange.fail()
             raise
         finally:
-            # They hold the exchange, which holds the scope: only the garbage collector would find them.
+            # It refers to the exchange, and that to the scope: only the garbage collector would free them.
             scope.pop(WHOLE_RESPONSE, None)
-            scope.pop(SEND_PART, None)
             exchange.finish()
             write(self.logger, self.format, exchange)
 
@@ -60,13 +56,6 @@ def _send_whole(
     if not send_whole(status, headers, body):
         return False
     exchange.note_whole(status, headers, body)
-    return True
-
-
-def _send_part(exchange: Exchange, send_part: SendPart, body: bytes) -> bool:
-    if not send_part(body):
-        return False
-    exchange.body_bytes += len(body)
     return True
 
 

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.types import Scope, Send
 
 from hf_transformer.api.body import USUAL_TYPES, Bodies, parse_json, to_utf8
-from hf_transformer.api.running import Running
 from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.core.admission import Admission
 from hf_transformer.errors import UnknownModel
 from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.observability.tracing.spans import Tracing
 from hf_transformer.protocol.json_text import SMALL, JsonLimits
@@ -48,7 +48,7 @@ class Model(Protocol):
 
     async def require_ready(self) -> None: ...
     async def predict(self, query: Query, context: Context) -> Answers: ...
-    async def generate(self, request: GenerationRequest, context: Context) -> Running: ...
+    async def generate(self, request: GenerationRequest, context: Context) -> Generation: ...
     @property
     def chat_template(self) -> ChatTemplate | None: ...
     def describe(self) -> ModelDescription: ...

@@ -13,8 +13,8 @@ from starlette.types import Receive
 
 from hf_transformer.errors import InvalidInput, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.protocol import json_text
-from hf_transformer.protocol.datatypes import Malformed
 from hf_transformer.protocol.json_text import JsonLimits
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Json
 
 CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)

@@ -22,7 +22,6 @@ from hf_transformer.observability.tracing.spans import Trace
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.short_way import Begin, Headers, Response, ShortWay
 from hf_transformer.types import Context
-from hf_transformer.whole_response import SEND_PART
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ class Endpoint:
                     return 200, answer
                 # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
                 watch.begin(asyncio.get_running_loop())
-                sink = AsgiSink(send, scope.get(SEND_PART))
+                sink = AsgiSink(send)
                 sender = Sender(sink, answer, context, timing=self._server_timing)
                 return await sender.run(self._streams), None
             except asyncio.CancelledError:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 
 from hf_transformer.api.base import Model
-from hf_transformer.api.running import Running
 from hf_transformer.api.streaming import Stream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, Json, Query
@@ -67,7 +67,7 @@ class TextStream(Stream):
         self._context = context
         self.texts = len(request.prompts) * request.sampling.n
 
-    def start(self) -> Awaitable[Running]:
+    def start(self) -> Awaitable[Generation]:
         return self._model.generate(self._request, self._context)
 
 

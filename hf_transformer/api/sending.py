@@ -1,27 +1,23 @@
-"""How a stream is sent as an HTTP response: as soon as its pieces come, and no faster than its client reads.
+"""How a stream is sent as an HTTP response: each piece when it comes, and no faster than the client reads.
 
-What the first piece has to wait for counts most. So what is not needed to ask the model is done while it works. On the
-short way head and first piece are one write, and so are the last piece and the end.
+The time to the first piece counts most, so whatever the request to the model does not need is done while the model
+works. On the short way head and first piece are one write, and so are the last piece and the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from starlette.types import Send
 
-from hf_transformer.api.running import Running
 from hf_transformer.api.server_timing import NAME, server_timing
 from hf_transformer.api.streaming import OpenStreams, Stream, shutting_down
 from hf_transformer.errors import RequestError
-from hf_transformer.following import Source
-from hf_transformer.generation.types import Piece
+from hf_transformer.generation.writing import Generation
 from hf_transformer.short_way import Response
 from hf_transformer.types import Context
-from hf_transformer.whole_response import SendPart
 
 logger = logging.getLogger(__name__)
 
@@ -31,59 +27,20 @@ UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 UNBUFFERED_LINES = b"".join([b"%b: %b\r\n" % pair for pair in UNBUFFERED])
 
 
-class Pushing:
-    """Sends the pieces of a source as they come. (A closure in its place would refer to itself, and all that a stream
-    holds wait for the garbage collector.)
-
-    Attributes: ``over`` is done when the generator has to be asked; it gives what could not be sent, if anything.
-    """
-
-    __slots__ = ("_render", "_send_part", "_source", "over")
-
-    def __init__(
-        self,
-        source: Source[Piece],
-        render: Callable[[Piece], bytes],
-        send_part: SendPart,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._source = source
-        self._render = render
-        self._send_part = send_part
-        self.over: asyncio.Future[bytes] = loop.create_future()
-
-    def push(self) -> None:
-        """Sends what there is, and comes again when there is more."""
-        source, over = self._source, self.over
-        if over.done():
-            return
-        try:
-            while (piece := source.take()) is not None:
-                written = self._render(piece)
-                if written and not self._send_part(written):
-                    over.set_result(written)
-                    return
-            if not source.follow(self.push):
-                over.set_result(b"")
-        except Exception as error:
-            over.set_exception(error)
-
-
 class Sink(Protocol):
     """Where the parts of a response go.
 
-    Attributes: ``send_part`` is a way past ``send``, where there is one; ``begun`` says whether the head was sent.
+    Attributes: ``begun`` says whether the head was sent.
     """
 
-    send_part: SendPart | None
     begun: bool
 
     def prepare(self, content_type: bytes, request_id: bytes) -> None:
-        """What the head has beside the timing; once, before ``begin``."""
+        """Sets the headers, apart from the timing; called once, before ``begin``."""
 
     async def begin(self, timing: bytes, piece: bytes) -> None:
         """Sends the head, with status 200, and the first part, which may be empty, as soon as the client reads.
-        ``timing`` is how long the answer took; empty where that is not told."""
+        ``timing`` is the value of server-timing; empty for no such header."""
 
     async def send(self, piece: bytes) -> None:
         """Sends a part as soon as the client reads."""
@@ -95,10 +52,9 @@ class Sink(Protocol):
 class AsgiSink(Sink):
     """The messages of ASGI."""
 
-    def __init__(self, send: Send, send_part: SendPart | None) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
         self._headers: list[tuple[bytes, bytes]] = []
-        self.send_part = send_part
         self.begun = False
 
     def prepare(self, content_type: bytes, request_id: bytes) -> None:
@@ -128,7 +84,6 @@ class ShortSink(Sink):
     def __init__(self, response: Response) -> None:
         self._response = response
         self._lines = b""
-        self.send_part = response.part
         self.begun = False
 
     def prepare(self, content_type: bytes, request_id: bytes) -> None:
@@ -141,7 +96,8 @@ class ShortSink(Sink):
             await self._response.send(piece)
 
     async def send(self, piece: bytes) -> None:
-        await self._response.send(piece)
+        if not self._response.part(piece):
+            await self._response.send(piece)
 
     async def end(self, *pieces: bytes) -> None:
         await self._response.send(b"")
@@ -152,7 +108,7 @@ class Sender:
     """Sends one stream as an HTTP response.
 
     Args:
-        timing: whether the answer tells how long it took until the first piece.
+        timing: whether the head has a server-timing, for the time until the first piece.
     """
 
     __slots__ = ("_context", "_held", "_loop", "_prepared", "_sink", "_stream", "_timing")
@@ -168,8 +124,10 @@ class Sender:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, streams: OpenStreams) -> int:
-        """Sends it to its end; waits while the client does not read. Gives the status that the request counts under:
-        that of the error that ended it, else 200.
+        """Sends it to its end; waits while the client does not read.
+
+        Returns:
+            The status that the request counts under: that of the error that ended it, else 200.
 
         Raises:
             RequestError: what went wrong before the first piece; nothing was sent.
@@ -200,11 +158,9 @@ class Sender:
         await self._sink.end(self._held, last)
         return 200 if failure is None else failure[1]
 
-    async def _pass_on(self, running: Running) -> None:
-        """Sends pieces: in the moment in which they come, until one has to be asked for, or the client does not
-        read."""
+    async def _pass_on(self, running: Generation) -> None:
+        """Sends the pieces as they come."""
         stream, sink, left = self._stream, self._sink, self._stream.texts
-        source, send_part = running.source, sink.send_part
         async for piece in running:
             if not self._prepared:
                 self._prepare()
@@ -220,16 +176,6 @@ class Sender:
                 await sink.send(written)
             else:
                 await self._begin(written)
-            if source is None or send_part is None:
-                continue
-            pushing = Pushing(source, stream.piece, send_part, self._loop)
-            try:
-                pushing.push()
-                unsent = await pushing.over
-            finally:
-                source.unfollow()
-            if unsent:
-                await sink.send(unsent)
 
     def _failure(self, error: RequestError) -> tuple[str, int]:
         try:
@@ -237,7 +183,7 @@ class Sender:
                 raise error
             return str(error), error.status
         finally:
-            del error  # it refers to this frame: only the collector would find what its callers hold
+            del error  # it refers to this frame: only the garbage collector would free what the callers hold
 
     def _our_fault(self) -> tuple[str, int]:
         """The last resort for a fault of our own, as in Endpoint."""

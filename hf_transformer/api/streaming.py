@@ -1,7 +1,7 @@
-"""Answers that are sent as they come, over HTTP and gRPC, and how the end of the service ends those that still run.
+"""Answers that are sent piece by piece, over HTTP and gRPC, and how the end of the service ends those that still run.
 
-The status of an HTTP answer waits for its first piece, so that what goes wrong before is told as ever. What goes wrong
-after stands in the stream, in the API's own form.
+The status of an HTTP answer waits for the first piece, so an error before that has its usual status and body. An error
+after it stands in the stream, in the API's own form.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from hf_transformer.api.running import Running
 from hf_transformer.errors import RequestError, Unavailable
 from hf_transformer.generation.types import Piece
+from hf_transformer.generation.writing import Generation
 
 EVENTS = b"text/event-stream"
 """Server-sent events. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
@@ -25,8 +25,7 @@ LAST_WORDS = 1.0
 
 
 class Stream(Protocol):
-    """What a call is answered with, piece by piece, under status 200: texts while they are written, and how its API
-    tells of them.
+    """An answer that is sent piece by piece, under status 200: texts while they are written, and their form in an API.
 
     Attributes: ``texts`` is how many there are.
     """
@@ -37,7 +36,7 @@ class Stream(Protocol):
     texts: int
 
     @abstractmethod
-    def start(self) -> Awaitable[Running]:
+    def start(self) -> Awaitable[Generation]:
         """Begins to write them. Raises RequestError."""
 
     def prepare(self) -> None:
@@ -46,18 +45,18 @@ class Stream(Protocol):
 
     @abstractmethod
     def piece(self, piece: Piece) -> bytes:
-        """What tells of a piece; nothing is sent where it is empty."""
+        """A piece in the API's form; nothing is sent where it is empty."""
 
-    def end(self, running: Running) -> bytes:
+    def end(self, running: Generation) -> bytes:
         """What follows the last piece; may be empty."""
         return b""
 
     @abstractmethod
     def error(self, message: str, status: int) -> bytes:
-        """What tells of an error in the middle, and ends the stream."""
+        """An error in the middle, in the API's form; it ends the stream."""
 
     def named(self, error: RequestError) -> RequestError:
-        """An error as this client is told of it."""
+        """The same error with the names that this API's clients know."""
         return error
 
 

@@ -10,9 +10,9 @@ import orjson
 from hf_transformer.api.base import Model
 from hf_transformer.api.generation import refuse_stream
 from hf_transformer.errors import InvalidInput, TooLarge, UnknownModel
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.infer import InferRequest, InferResponse
+from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.protocol.json_text import SMALL
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.base import Servable, describe
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
 from hf_transformer.types import Answers, Context, Json, Query, Tensor

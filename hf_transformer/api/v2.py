@@ -27,10 +27,10 @@ from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.triton_tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady
-from hf_transformer.protocol.infer import InferRequest
-from hf_transformer.protocol.specs import data_type
-from hf_transformer.protocol.v2_rest import HEADER_LENGTH, parse_header_length
-from hf_transformer.protocol.v2_rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.descriptions import data_type
+from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
+from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
 from hf_transformer.types import Json, TensorSpec
 
 SERVER = "hf_transformer"

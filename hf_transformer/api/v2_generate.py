@@ -23,11 +23,11 @@ from hf_transformer.api.base import Call, Model, Reply, Service, error_json
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.generate_request import PROMPT, Asked, Outputs, Told, read_body, whole
 from hf_transformer.api.generation import TextStream, generating, place_of
-from hf_transformer.api.running import Running
 from hf_transformer.api.streaming import EVENTS, Stream, event
 from hf_transformer.api.tensors import check_version
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import Piece
+from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Context, Json
 
@@ -109,7 +109,7 @@ class _Events(TextStream):
         """The choices that there was an event of."""
         self._told = [Told(1) for _ in range(self.texts)]
 
-    async def start(self) -> Running:
+    async def start(self) -> Generation:
         running = await super().start()
         self._prompt_tokens = running.prompt_tokens
         return running
@@ -146,7 +146,7 @@ class _OneEvent(_Events):
         self._all.add(piece, piece.choice)
         return b""
 
-    def end(self, running: Running) -> bytes:
+    def end(self, running: Generation) -> bytes:
         outputs = self._all.take(self._asked.further, running.prompt_tokens)
         return event(orjson.dumps({**self._head, **_plain(outputs)}))
 

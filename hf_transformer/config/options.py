@@ -75,6 +75,9 @@ class Config:
         MODEL, "Do not lower-case text, even where the tokenizer does.", BOOLEAN, False, switch=True)
     disable_special_tokens: bool = option(
         MODEL, "Do not add special tokens such as [CLS].", BOOLEAN, False, switch=True)
+    enable_word_cache: bool = option(
+        MODEL, "Keep the token ids of words that were encoded before, in 6 MiB at most; this saves a third of a short "
+        "request's CPU time.", BOOLEAN, True)
     return_token_type_ids: bool = option(
         MODEL, "Send token type ids to the predictor.", BOOLEAN, False, switch=True)
 

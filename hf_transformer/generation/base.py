@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from hf_transformer.core.places import Places
 from hf_transformer.core.scheduler import SchedulerSettings
-from hf_transformer.following import Items
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types import Context
@@ -56,21 +56,22 @@ class Generator(ABC):
     @property
     @abstractmethod
     def honours(self) -> frozenset[str]:
-        """The fields of Sampling that the model, or this class, can honour; a request that sets another one to
-        anything but its neutral value is refused before ``generate``. ``stop`` and ``n`` are everybody's: the text is
-        searched here, and each continuation is a call of its own.
+        """The fields of Sampling that the model, or this class, can honour. A request that sets another one to anything
+        but its neutral value is refused before ``generate``. ``stop`` and ``n`` need no support: the pipeline searches
+        the text itself, and each continuation is a call of its own.
         """
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
-        """Raises RequestError for texts of one request that can't be written together, however long one waits. Called
-        before the first ``generate``."""
+        """Raises RequestError for texts of one request that can never be written together. Called before the first
+        ``generate``."""
         return
 
     @abstractmethod
-    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> Items[Step]:
-        """One continuation of one prompt, step by step, as fast as it is asked for.
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        """One continuation of one prompt, step by step, as fast as the caller asks.
 
-        Closing it early (``aclose``) or cancelling ends the work at the predictor, where that can be.
+        Nothing is sent before the first step is asked for. Closing it early (``aclose``) or cancelling ends the work at
+        the predictor, where that can be.
         ``sampling.max_tokens`` is always a number here, and ``sampling.seed`` differs between the choices of a prompt.
         The caller keeps the deadline.
 
@@ -78,10 +79,13 @@ class Generator(ABC):
             RequestError: the predictor's errors, and InvalidInput for a prompt that can't be continued.
         """
 
-    @abstractmethod
     async def canary(self, prompt: Prompt) -> None:
         """Has the model make one token of a short prompt. Raises RequestError if it can't."""
+        sampling = Sampling(max_tokens=1, greedy=True)
+        async with aclosing(self.generate(prompt, sampling, Context("canary", {}))) as steps:
+            async for _ in steps:
+                pass
 
-    @abstractmethod
     async def close(self) -> None:
-        """Ends what it still does for nobody; called when another model takes its place, or the service ends."""
+        """Gives back what it holds; called when another model takes its place, or the service ends."""
+        return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tasks.base import describe
-from hf_transformer.tokenizer.folder import read_json
+from hf_transformer.tokenizer.files import read_json
 from hf_transformer.types import Json
 
 if TYPE_CHECKING:

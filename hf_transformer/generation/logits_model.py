@@ -126,9 +126,6 @@ class LogitsGenerator(Generator):
         extent = self._extent(prompt, sampling)
         await self._scheduler.canary(self._continuation(extent, sampling, Context("", {})))
 
-    async def close(self) -> None:
-        """Nothing is under way that nobody waits for: a step ends with the text that it is of."""
-
     def _begin(self, prompt: Prompt, sampling: Sampling, context: Context) -> Continuation:
         extent = self._extent(prompt, sampling)
         self._check_ids("logit_bias", sampling.logit_bias, sampling)

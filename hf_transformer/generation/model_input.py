@@ -11,9 +11,6 @@ import numpy as np
 
 from hf_transformer.types import NUMPY_DTYPES, Tensor, TensorSpec
 
-KEPT_NUMBERS: Final = 32
-"""Tensors of one number that an input keeps: making them all was two thirds of what the tensors of a request took."""
-
 _EXPORTED: Final[Mapping[type, str]] = {str: "TYPE_STRING", bool: "BOOL", float: "FP32"}
 """Datatypes that values of Python go into; whole numbers into INT32."""
 
@@ -37,7 +34,6 @@ class ModelInput:
         self.free = self._fixed == 1 and any(size < 0 for size in self.dims)
         """Whether it takes any number of elements."""
         self._shape = self._usual_shape()
-        self._numbers: dict[tuple[float, type], Tensor] = {}
 
     def tensor(self, values: Any) -> Tensor:
         """A tensor of a value or a flat list. Raises ValueError for so many that do not fit the shape, and
@@ -57,21 +53,14 @@ class ModelInput:
         return Tensor(self.name, self.datatype, np.array((value,), np.object_).reshape(self._shape))
 
     def number(self, value: float) -> Tensor:
-        """A tensor of one number; most requests have the same ones.
+        """A tensor of one number.
 
         Raises:
             OverflowError: a whole number that is not among those that its datatype holds.
         """
-        key = value, type(value)
-        found = self._numbers.get(key)
-        if found is None:
-            if type(value) is int and not self.least <= value <= self.most:
-                raise OverflowError(f"{value} is not in {self.least} to {self.most}")
-            found = Tensor(self.name, self.datatype, np.full(self.shape(1), value, self._dtype))
-            found.data.flags.writeable = False
-            if len(self._numbers) < KEPT_NUMBERS:
-                self._numbers[key] = found
-        return found
+        if type(value) is int and not self.least <= value <= self.most:
+            raise OverflowError(f"{value} is not in {self.least} to {self.most}")
+        return Tensor(self.name, self.datatype, np.full(self.shape(1), value, self._dtype))
 
     def shape(self, count: int) -> tuple[int, ...]:
         """The shape of so many elements: the innermost free axis is as long as it takes, other free ones are 1.

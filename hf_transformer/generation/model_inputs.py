@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.model_input import ModelInput
-from hf_transformer.generation.per_sampling import PerSampling
 from hf_transformer.generation.types import Sampling
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import ModelSpec, Tensor
@@ -76,7 +75,7 @@ class ModelInputs:
             spec: the model.
             own: the names of those that the caller fills.
             end: what goes into end_id unless the end is to be ignored; None leaves it to the model.
-            more: of those that the caller fills, the tensors that depend on the sampling alone; kept with the others.
+            more: of those that the caller fills, the tensors that depend on the sampling alone.
         """
         self.by_name = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
         named = {field: next((name for name in names if name in self.by_name), "") for field, names in FIELDS.items()}
@@ -88,7 +87,7 @@ class ModelInputs:
         constant = {name: one for name, one in constant.items() if name in _ALSO_OPTIONAL or not one.optional}
         self.problems = self._unfilled({*own, *constant})
         self._constant: list[Tensor] = []
-        self._kept = PerSampling(lambda sampling: [*self._chosen(sampling), *more(sampling)])
+        self._more = more
         for name, one in constant.items():
             value = spec.decoupled if name in STREAMING else CONSTANT[name]
             problems = one.value_problems(value, "-1, the mark of no words" if value is NO_WORDS else repr(value))
@@ -138,10 +137,7 @@ class ModelInputs:
         What a model does without temperature, top_k, top_p and a seed differs (tensorrtllm_backend is greedy then, and
         has one seed for all), so these are always sent; the rest where it is not neutral, or required.
         """
-        kept, seed = self._kept(sampling), self._fields.get("seed")
-        if seed is None or sampling.greedy or sampling.seed is not None:
-            return [*kept]
-        return [*kept, seed.number(random.getrandbits(63) % (seed.most + 1))]  # each request has a new one
+        return [*self._chosen(sampling), *self._more(sampling)]
 
     def bounded(self, sampling: Sampling) -> Sampling:
         """The sampling for a model that can't be told of as many new tokens: where the client leaves it to the service
@@ -162,15 +158,15 @@ class ModelInputs:
         return replace(sampling, max_tokens=most)
 
     def _chosen(self, sampling: Sampling) -> Sequence[Tensor]:
-        """All but a seed that nobody has chosen. Raises InvalidInput for a number that an input can't hold."""
+        """All but those of ``more``. Raises InvalidInput for a number that an input can't hold."""
         tensors = [*self._constant]
         greedy = self._greedy if sampling.greedy else {}
         for field, one in self._fields.items():
             value = greedy[field] if field in greedy else getattr(sampling, field)
             if field == "seed":
                 seed = 0 if sampling.greedy else sampling.seed
-                if seed is not None:
-                    tensors.append(one.number(seed % (one.most + 1)))
+                seed = random.getrandbits(63) if seed is None else seed  # each request has a new one
+                tensors.append(one.number(seed % (one.most + 1)))
             elif field == "top_k":  # a client may say "all" by any number, however large
                 tensors.append(one.number(min(value, one.most)))
             elif field == "logprobs":

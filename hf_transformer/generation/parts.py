@@ -9,8 +9,7 @@ from typing import Any
 
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
-from hf_transformer.tokenizer.folder import read_json
-from hf_transformer.tokenizer.model_files import ModelFiles
+from hf_transformer.tokenizer.files import ModelFiles, read_json
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Json
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from hf_transformer.core.worklist import Limits
@@ -19,16 +18,14 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.per_sampling import PerSampling
 from hf_transformer.generation.tally import Tally
-from hf_transformer.generation.text import Continuation
 from hf_transformer.generation.text_ends import TokenCounter
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Prompt, Sampling
 from hf_transformer.generation.writing import Collected as Collected
 from hf_transformer.generation.writing import Generation as Generation
-from hf_transformer.generation.writing import OneText, SeveralTexts
+from hf_transformer.generation.writing import TextPlan
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Json, Query, Tensor, TextInput, TokenIds, Tokenization
 
 EVERYBODYS = frozenset({"stop", "n", "max_tokens", "max_length"})
@@ -79,8 +76,6 @@ class GenerationPipeline:
         self._log_texts = log_texts
         self._vocabulary = Vocabulary(tokenizer)
         self._count_text = TokenCounter(tokenizer, executor).count
-        self._accept = PerSampling(self._refuse)
-        self._short_length = min(INLINE_CHARACTERS, limits.max_text_length, limits.max_total_length)
 
     @property
     def kind(self) -> str:
@@ -95,31 +90,25 @@ class GenerationPipeline:
             TooLarge: too many prompts, or too long ones.
         """
         began = time.perf_counter()
-        self._accept(request.sampling)
-        short, place = self._short_text(request), context.place
-        if short is None:
-            length = self._check_limits(request)
-            if place is not None:  # a short text is counted at once
-                place.expect(length)
+        place = context.place
+        self._refuse(request.sampling)
+        length = self._check_limits(request)
+        if place is not None:
+            place.expect(length)
         if self._log_texts is not None:
             self._log_texts(request.prompts, context)
         read = time.perf_counter()
-        prompts = await self._prompts(request) if short is None else [self._prompt(short, request)]
-        if len(prompts) == 1:
-            tokens, continuations = len(prompts[0].ids), self._choices(request, 0, prompts[0])
-        else:
-            tokens = sum(len(prompt.ids) for prompt in prompts)
-            continuations = [
-                one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)
-            ]
-        self._generator.check([(one.prompt, one.sampling) for one in continuations])
+        prompts = await self._prompts(request)
+        tokens = sum(len(prompt.ids) for prompt in prompts)
+        plans = [one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)]
+        self._generator.check([(one.prompt, one.sampling) for one in plans])
         context.instances, context.tokens = len(prompts), tokens
         context.timings.tokenized(began, read)
         if place is not None:
             place.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
-        return (OneText if len(continuations) == 1 else SeveralTexts)(
-            continuations,
+        return Generation(
+            plans,
             self._generator,
             Tally(context, self._metrics.generation, tokens),
             count_text=self._count_text,
@@ -164,14 +153,6 @@ class GenerationPipeline:
         """Ends the generator; texts that are being written go on to their end, or fail."""
         await self._generator.close()
 
-    def _short_text(self, request: GenerationRequest) -> str | None:
-        """The only prompt, where it is a short text that no limit forbids."""
-        if len(request.prompts) == 1 and request.sampling.n <= self._limits.max_sequences:
-            only = request.prompts[0]
-            if type(only) is str and len(only) <= self._short_length:
-                return only
-        return None
-
     def _check_limits(self, request: GenerationRequest) -> int:
         """How many characters the prompts have together. Raises RequestError for too many, too few or too long ones."""
         if not request.prompts:
@@ -208,13 +189,6 @@ class GenerationPipeline:
             ids = encoding.ids[: max(1, self._settings.max_length - 1)]
         return Prompt(CANARY, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
 
-    def _prompt(self, text: str, request: GenerationRequest) -> Prompt:
-        """What ``_prompts`` gives for the only text, which is short."""
-        ids = self.tokenizer.ids(text, special_tokens=request.special_tokens)
-        if not ids:
-            raise InvalidInput(f"{_where(request, 0)}: the prompt has no tokens")
-        return Prompt(text, tuple(ids), request.special_tokens, request.sampling.n)
-
     async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
         """The prompts in tokens, all of each: one that is too long is not cut, but refused by ``_max_tokens``."""
         special, count = request.special_tokens, request.sampling.n
@@ -242,7 +216,7 @@ class GenerationPipeline:
         if wrong is not None:
             raise InvalidInput(f"{where}: {wrong} is no token id; they go from 0 to {size - 1}")
 
-    def _choices(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Continuation]:
+    def _choices(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[TextPlan]:
         """What the texts of one prompt are written from."""
         sampling, most = request.sampling, self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != most:
@@ -252,9 +226,8 @@ class GenerationPipeline:
         found = []
         for choice in range(request.sampling.n):
             own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
-            place = (index, choice)
-            assemble = partial(Assembler, self._vocabulary, prompt, own, place, before, alone)
-            found.append(Continuation(prompt, own, assemble))
+            assembler = Assembler(self._vocabulary, prompt, own, (index, choice), before, alone)
+            found.append(TextPlan(prompt, own, assembler))
         return found
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:

@@ -21,9 +21,7 @@ import orjson
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import PredictorError
-from hf_transformer.following import Items
 from hf_transformer.generation.base import Generator, GeneratorSettings
-from hf_transformer.generation.followed_steps import FollowedSteps, Responses
 from hf_transformer.generation.model_inputs import ModelInputs, json_problems
 from hf_transformer.generation.text_ends import Leading, TokenCounter, leading_token
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step
@@ -101,44 +99,28 @@ class TextGenerator(Generator):
     def honours(self) -> frozenset[str]:
         return self._honours
 
-    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> Items[Step]:
-        if self._decoupled and self._is_limited:
-            return FollowedSteps(partial(self._stream, prompt, sampling, context))
-        return self._counted(prompt, sampling, context)
-
-    def _stream(self, prompt: Prompt, sampling: Sampling, context: Context) -> tuple[Responses, _Reading]:
-        text, sampling = self._sent(prompt), self._told(sampling)
-        responses = self._predictor.stream(self._tensors(text, sampling), self._outputs, context.headers)
-        return responses, self._reading(prompt, text, sampling)
-
-    async def _counted(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """The text of a model that answers once, or whose tokens have to be counted as they come, which takes a turn:
-        nobody follows it."""
+    async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text, sampling = self._sent(prompt), self._told(sampling)
         inputs, reading = self._tensors(text, sampling), self._reading(prompt, text, sampling)
         limit = None if self._is_limited else sampling.max_tokens
         if not self._decoupled:
-            async with self._predictor.infer(inputs, self._outputs, context.headers) as tensors:
-                new = reading.take(tensors)
+            reply = await self._predictor.infer(inputs, self._outputs, context.headers, cancellable=True)
+            try:
+                new = reading.take(reply.tensors)
+            finally:
+                reply.release()
             yield await reading.last(await self._cut(reading, new + reading.rest(), limit))
             return
         async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:
             async for tensors in responses:
-                written = await self._cut(reading, reading.take(tensors), limit)
-                if written:
-                    yield Step(text=written)
+                new = reading.take(tensors)
+                if limit is not None:
+                    new = await self._cut(reading, new, limit)
+                if new:
+                    yield Step((), new)
                 if reading.is_over:
                     break
         yield await reading.last(await self._cut(reading, reading.rest(), limit))
-
-    async def canary(self, prompt: Prompt) -> None:
-        sampling = Sampling(max_tokens=1, greedy=True)
-        async with aclosing(self.generate(prompt, sampling, Context("canary", {}))) as steps:
-            async for _ in steps:
-                pass
-
-    async def close(self) -> None:
-        """Nothing goes on for nobody: each call is one continuation's own."""
 
     def _sent(self, prompt: Prompt) -> str:
         """The prompt, without what the model's tokenizer puts in front of it."""
@@ -163,9 +145,7 @@ class TextGenerator(Generator):
         """What asks for outputs, and the parameters as JSON."""
         if not self._json:
             return self._asked
-        parameters = self._inputs.by_name[PARAMETERS].text(orjson.dumps(_parameters(sampling)).decode())
-        parameters.data.flags.writeable = False  # so a transport writes it once
-        return [*self._asked, parameters]
+        return [*self._asked, self._inputs.by_name[PARAMETERS].text(orjson.dumps(_parameters(sampling)).decode())]
 
     async def _cut(self, reading: _Reading, new: str, limit: int | None) -> str:
         """The new text, up to the last token that may be there, of a model that is not told how many these are."""
@@ -248,11 +228,6 @@ class _Reading:
             self._note(tensors)
         return new
 
-    def new(self, tensors: Mapping[str, Tensor]) -> Step | None:
-        """What an answer adds to the text, None for nothing. Raises PredictorError as ``take`` does."""
-        new = self.take(tensors)
-        return Step((), new) if new else None
-
     def rest(self) -> str:
         """What was held back: there are no more answers."""
         rest = "" if self._decoder is None else self._certain(self._decoder.decode(b"", True))
@@ -260,9 +235,6 @@ class _Reading:
             self._parts.append(held)
             rest += held
         return rest
-
-    async def end(self) -> Step:
-        return await self.last(self.rest())
 
     async def last(self, text: str) -> Step:
         """The last step, with the rest of the text, and why it has ended: what the model says, or whether there are as

@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.following import Items
 from hf_transformer.generation.base import Generator, GeneratorSettings
-from hf_transformer.generation.followed_steps import FollowedSteps, Responses
 from hf_transformer.generation.model_inputs import NO_WORDS, ModelInputs, json_problems
 from hf_transformer.generation.token_rows import RowHabits, Rows
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
@@ -70,22 +67,25 @@ class TokenGenerator(Generator):
     def honours(self) -> frozenset[str]:
         return self._honours
 
-    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> Items[Step]:
-        if self._decoupled:
-            return FollowedSteps(partial(self._stream, prompt, sampling, context))
-        return self._whole(prompt, sampling, context)
-
-    async def _whole(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """The only step of a model that answers once."""
+    async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         reading, inputs, outputs = self._call(prompt, sampling)
-        async with self._predictor.infer(inputs, outputs, context.headers) as tensors:
-            step = reading.step(tensors)
-        step.finish = (await reading.end()).finish
-        yield step
-
-    def _stream(self, prompt: Prompt, sampling: Sampling, context: Context) -> tuple[Responses, _Reading]:
-        reading, inputs, outputs = self._call(prompt, sampling)
-        return self._predictor.stream(inputs, outputs, context.headers), reading
+        if not self._decoupled:
+            reply = await self._predictor.infer(inputs, outputs, context.headers, cancellable=True)
+            try:
+                step = reading.step(reply.tensors)
+            finally:
+                reply.release()
+            step.finish = reading.end().finish
+            yield step
+            return
+        async with aclosing(self._predictor.stream(inputs, outputs, context.headers)) as responses:
+            async for tensors in responses:
+                if reading.finish is not None:  # but the model goes on
+                    break
+                step = reading.step(tensors)
+                if step.ids:
+                    yield step
+        yield reading.end()
 
     def _call(self, prompt: Prompt, sampling: Sampling) -> tuple[_Reading, list[Tensor], Sequence[str]]:
         """What reads a call's responses, its inputs, and the names of its outputs."""
@@ -110,15 +110,6 @@ class TokenGenerator(Generator):
         reading = _Reading(rows, ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         return reading, self._tensors(prompt, sampling), outputs
-
-    async def canary(self, prompt: Prompt) -> None:
-        sampling = Sampling(max_tokens=1, greedy=True)
-        async with aclosing(self.generate(prompt, sampling, Context("canary", {}))) as steps:
-            async for _ in steps:
-                pass
-
-    async def close(self) -> None:
-        """Nothing goes on for nobody: each call is one continuation's own."""
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
         inputs, ids = self._inputs.by_name, prompt.ids
@@ -220,17 +211,7 @@ class _Reading:
             self._scores += _scores(tensors, len(row))
         return self._step(self._rows.take(row, total))
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the text has ended."""
-        return self.finish is not None
-
-    def new(self, tensors: Mapping[str, Tensor]) -> Step | None:
-        """``step``, None for one without ids."""
-        step = self.step(tensors)
-        return step if step.ids else None
-
-    async def end(self) -> Step:
+    def end(self) -> Step:
         """The last step: nothing more comes."""
         step = self._step(self._rows.rest())
         step.finish = self.finish or ("length" if self._count >= self._most else "stop")

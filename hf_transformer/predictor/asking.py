@@ -37,11 +37,11 @@ def open_askable(protocol: str, settings: PredictorSettings) -> AskablePredictor
         ConfigError: the protocol is unknown, or the settings can't be used.
     """
     if protocol == "v2":
-        from hf_transformer.predictor.rest_asking import AskableRestPredictor
+        from hf_transformer.predictor.rest import AskableRestPredictor
 
         return AskableRestPredictor(settings)
     if protocol == "grpc-v2":
-        from hf_transformer.predictor.grpc_asking import AskableGrpcPredictor
+        from hf_transformer.predictor.grpc import GrpcPredictor
 
-        return AskableGrpcPredictor(settings)
+        return GrpcPredictor(settings)
     raise ConfigError(f"predictor_protocol is {protocol!r}, expected one of v2, grpc-v2")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import PredictorUnavailable
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import ModelSpec, Tensor
 
 Outputs = Mapping[str, Tensor]
@@ -135,8 +135,8 @@ class Destination:
     """Where the outputs of one call go instead of into its response.
 
     ``region`` is the name that all ``placements`` share. The transport sets ``settled`` as soon as the predictor
-    certainly writes nothing (more) there: it has said how the call ended, with an answer or an error, or the request was
-    never sent. A call that ends in any other way, such as a lost connection or a timeout, may go on at the predictor
+    certainly writes nothing (more) there: it has said how the call ended, with an answer or an error, or the request
+    was never sent. A call that ends in any other way, such as a lost connection or a timeout, may go on at the predictor
     for as long as it likes.
     """
 

@@ -1,196 +1,332 @@
-"""gRPC: the V2 protocol over one HTTP/2 connection, tensors as raw contents."""
+"""The V2 protocol over gRPC (grpc.aio), tensors as raw contents.
+
+**Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash a Triton before
+25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call goes on and ends by itself; the result is
+dropped. When more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after
+the timeout, when its calls are over. Two kinds of calls are cancelled on the wire: those of generations
+(``cancellable``), and streams that are closed early.
+
+**One channel is one TCP connection** at a time; grpc.aio opens it for the first call and again when it was lost.
+With 32 small calls in flight to Triton, two and four channels were not faster than one.
+
+**Failures.** ``_error_of`` is the one place where a status of gRPC becomes one of the service's errors.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
+from urllib.parse import quote
 
-from hf_transformer.errors import ConfigError, PredictorError, PredictorUnavailable, RequestError
+import grpc
+import grpc.aio
+from grpc import StatusCode
+
+from hf_transformer.errors import (
+    ConfigError,
+    PredictorDenied,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
 from hf_transformer.predictor import kinds
-from hf_transformer.predictor.address import parse_address
-from hf_transformer.predictor.answers import verified
-from hf_transformer.predictor.base import Destination, HeldCall, PlacingPredictor, PredictorSettings, UnknownRegion
-from hf_transformer.predictor.certificates import ssl_context
-from hf_transformer.predictor.grpc_call import StreamingCall
-from hf_transformer.predictor.grpc_client import GrpcClient, authority
-from hf_transformer.predictor.grpc_errors import has_ended, mapped, status_of
-from hf_transformer.predictor.grpc_messages import Message
-from hf_transformer.predictor.grpc_status import RpcError, Status
-from hf_transformer.predictor.grpc_stream import ERROR_STATUS, GrpcResponses, StreamInfers
+from hf_transformer.predictor.address import Address, parse_address
+from hf_transformer.predictor.answers import TIMEOUT_FLAG, TLS_FLAGS, quoted, said, verified
+from hf_transformer.predictor.asking import AskablePredictor
+from hf_transformer.predictor.base import Destination, Outputs, PredictorSettings, Reply, UnknownRegion
+from hf_transformer.predictor.certificates import own_certificate, root_certificates, ssl_context
 from hf_transformer.predictor.headers import forwarded
-from hf_transformer.predictor.responses import Watch
-from hf_transformer.protocol import v2_grpc
-from hf_transformer.protocol.v2_grpc_stream import StreamEncoder
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.protocol import grpc as codec
+from hf_transformer.protocol.tensors import NOWHERE
+from hf_transformer.renewal import Renewable, keep_renewing
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
-_LARGEST = 2**32 - 1
-"""Bytes of a message: its length is told in 32 bits."""
+CONNECT_SECONDS: Final = 10.0
+"""How long a connection may take to open, TLS and the server's first frame included."""
+
+MOST_ABANDONED: Final = 64
+"""Calls of one channel that may be open without a caller, before new calls get another channel."""
+
+PING_SECONDS, PONG_SECONDS = 10.0, 10.0
+"""Silence during a call after which the server is pinged, and the time that it has to answer."""
+
+_IDLE_SECONDS = 240.0
+"""After which an idle connection is closed: a firewall or NAT on the way may have forgotten it without a word."""
+
+_METADATA_BYTES = 2**16
+"""Of a response. Triton puts a backend's traceback there, and gRPC's own limit of 16 KiB would hide it."""
+
+_EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
+
+_STREAM_METADATA = ("triton_grpc_error", "true")
+"""Asks Triton (24.08 and newer) to end a failed stream with the error's own status. Without it, and from an older
+one, only a message comes."""
 
 
-class GrpcPredictor(PlacingPredictor):
-    """A predictor behind gRPC, with connections of its own.
-
-    Messages go in and come out as bytes, written and read by the codec in wire.v2_grpc. A stream whose caller goes away
-    is cancelled, at the predictor too; any other call a moment later, unless it has ended by then.
-    """
+class GrpcPredictor(AskablePredictor):
+    """A predictor behind gRPC, with a connection of its own. Also answers what the doctor asks of the server."""
 
     def __init__(self, settings: PredictorSettings) -> None:
-        self._address = parse_address(settings)
+        address = parse_address(settings)
         try:
-            authority(self._address)
+            self._target, self._options = _target(address), _options(settings, address)
         except UnicodeError as exc:
             raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
-        self._where = str(self._address)
+        self._where = str(address)
         self._model_name = settings.model_name
         self._timeout = settings.timeout
-        self._ssl: ssl.SSLContext | None = ssl_context(settings) if self._address.use_ssl else None
-        longest = settings.max_receive_message_length
-        self._largest_response = (
-            settings.max_response_bytes if longest == -1 else min(longest, settings.max_response_bytes)
-        )
-        self._largest_request = _LARGEST if settings.max_send_message_length == -1 else settings.max_send_message_length
-        self._client: GrpcClient
-        self._methods: dict[str, bytes] = {}
-        self._stream: bytes
-        self._encoder = StreamEncoder(settings.model_name)
-        self._streams = StreamInfers(self._begin, self._where, self._timeout)
+        self._credentials: Renewable[grpc.ChannelCredentials] | None = None
+        if address.use_ssl:
+            files = [settings.ca_file, settings.ca_path, settings.cert_file, settings.key_file]
+            paths = [path for path in files if path is not None]
+            self._credentials = Renewable("certificates for the predictor", paths, lambda: _credentials(settings))
+        self._line: _Line | None = None
+        self._retired: set[_Line] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        """The renewal of certificates, channels that are closing, and calls without a caller."""
 
     async def __aenter__(self) -> Self:
-        self._client = GrpcClient(
-            self._address, self._ssl, self._timeout, self._largest_response, self._largest_request
-        )
-        self._methods = {}
-        self._stream = self._client.method(f"/{v2_grpc.SERVICE}/ModelStreamInfer", [ERROR_STATUS])
+        self._line = self._new_line()
+        if self._credentials is not None:
+            self._in_background(keep_renewing(self._credentials, lambda _: self._replace_line()))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._client.close()
+        lines = [self._open_line(), *self._retired]
+        self._line = None
+        for task in self._background:
+            task.cancel()
+        for line in lines:
+            await line.channel.close(None)
+        if self._background:
+            await asyncio.wait(self._background)
 
     async def model_spec(self) -> ModelSpec:
-        metadata = await self._ask("ModelMetadata")
+        metadata = await self._ask("ModelMetadata", self._about_model("ModelMetadata"))
         try:
-            config = await self._ask("ModelConfig")
+            config = await self._ask("ModelConfig", self._about_model("ModelConfig"))
         except PredictorError as exc:
-            if status_of(exc) is not Status.UNIMPLEMENTED:
+            if _status_of(exc) is not StatusCode.UNIMPLEMENTED:
                 raise
-            return v2_grpc.parse_model_spec(metadata, None)
-        return v2_grpc.parse_model_spec(metadata, config)
+            return codec.parse_model_spec(metadata, None)
+        return codec.parse_model_spec(metadata, config)
 
     async def model_ready(self) -> bool:
         try:
-            return v2_grpc.decode_model_ready(await self._ask("ModelReady"))
+            return codec.decode_model_ready(await self._ask("ModelReady", self._about_model("ModelReady")))
         except PredictorUnavailable as exc:
-            if status_of(exc) is Status.NOT_FOUND:
+            if _status_of(exc) is StatusCode.NOT_FOUND:
                 return False
             raise
 
-    def infer(
+    async def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
         destination: Destination | None = None,
-    ) -> HeldCall:
-        return _Inference(self.run, inputs, outputs, headers, destination)
-
-    async def run(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        destination: Destination | None,
-        held: float | None,
-    ) -> Mapping[str, Tensor]:
-        """The outputs of one call of ``infer``, and raises what that does. ``held`` is what HeldCall.hold was told."""
-        if destination is None:
-            request = v2_grpc.encode_infer_request(self._model_name, inputs, outputs)
-            response = await self._exchange("ModelInfer", request, metadata_of(headers), held)
-            return verified(outputs, v2_grpc.decode_infer_response(response))
-        placements = destination.placements
-        request = v2_grpc.encode_infer_request(self._model_name, inputs, outputs, placements)
+    ) -> Reply:
+        placements = NOWHERE if destination is None else destination.placements
+        request = codec.encode_infer_request(self._model_name, inputs, outputs, placements)
         try:
-            response = await self._exchange("ModelInfer", request, metadata_of(headers), held)
+            response = await self._call("ModelInfer", request, metadata_of(headers), cancellable)
         except RequestError as error:
-            destination.settled = has_ended(error)
-            if status_of(error) is Status.NOT_FOUND and destination.region in str(error):
-                raise UnknownRegion(str(error)) from error
+            if destination is not None:
+                destination.settled = has_ended(error)
+                if _status_of(error) is StatusCode.NOT_FOUND and destination.region in str(error):
+                    raise UnknownRegion(str(error)) from error
             raise
-        destination.settled = True
-        return verified(outputs, v2_grpc.decode_infer_response(response, placements))
+        if destination is not None:
+            destination.settled = True
+        return Reply(verified(outputs, codec.decode_infer_response(response, placements)))
 
-    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> GrpcResponses:
-        return GrpcResponses(self._streams, inputs, outputs, headers)
-
-    def watches_streams(self, watch: Watch) -> bool:
-        self._streams.watch = watch
-        return True
-
-    def _begin(
+    async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
-    ) -> Coroutine[Any, Any, StreamingCall]:
-        """Makes the call of a stream."""
-        self._check_open()
-        request = self._encoder.encode(inputs, outputs)
-        return self._client.stream(self._stream, request, metadata_of(headers))
+    ) -> AsyncGenerator[Outputs, None]:
+        request = codec.encode_infer_request(self._model_name, inputs, outputs, streamed=True)
+        line = self._open_line()
+        connection = line.connection
+        call = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(headers)])
+        answered = final = False
+        try:
+            while (body := await call.read()) is not _EOF:
+                if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
+                    continue
+                error, tensors, final = codec.decode_stream_response(body)
+                if error:
+                    raise said(error, self._where)
+                if unknown := [name for name in tensors if outputs and name not in outputs]:
+                    names = ", ".join(map(repr, unknown))
+                    raise PredictorError(f"the predictor answered with {names}, which was not asked for")
+                answered = True
+                if tensors:
+                    yield tensors
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(error, line, connection, kinds.LOST if answered else kinds.NO_ANSWER) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._closed() from None  # by closing the channel
+        finally:
+            call.cancel()  # does nothing to a call that has ended
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._call("SystemSharedMemoryRegister", v2_grpc.encode_registration(name, key, byte_size))
+        await self._ask("SystemSharedMemoryRegister", codec.encode_registration(name, key, byte_size))
 
     async def unregister_region(self, name: str) -> None:
-        await self._call("SystemSharedMemoryUnregister", v2_grpc.encode_unregistration(name))
+        await self._ask("SystemSharedMemoryUnregister", codec.encode_unregistration(name))
 
     async def region_names(self) -> Sequence[str]:
-        return v2_grpc.parse_region_names(await self._call("SystemSharedMemoryStatus", b""))
+        return codec.parse_region_names(await self._ask("SystemSharedMemoryStatus"))
 
-    async def _ask(self, method: str) -> bytes:
-        return await self._call(method, v2_grpc.encode_model_request(method, self._model_name))
+    async def server_live(self) -> bool:
+        return codec.decode_live(await self._ask("ServerLive"))
 
-    async def _call(self, method: str, request: bytes) -> bytes:
-        return bytes(await self._exchange(method, request))
+    async def server_ready(self) -> bool:
+        return codec.decode_ready(await self._ask("ServerReady"))
 
-    async def _exchange(
-        self, method: str, request: bytes, metadata: Sequence[tuple[str, str]] = (), held: float | None = None
-    ) -> Message:
-        self._check_open()
-        head = self._methods.get(method)
-        if head is None:
-            head = self._methods[method] = self._client.method(f"/{v2_grpc.SERVICE}/{method}")
+    async def describe_server(self) -> ServerDescription:
+        return codec.parse_server(await self._ask("ServerMetadata"))
+
+    async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         try:
-            return await self._client.unary(head, request, metadata, held)
-        except RpcError as error:
-            raise mapped(error, self._where, self._timeout) from error
+            answer = await self._ask("RepositoryIndex")
+        except PredictorError:
+            return None  # it has no such method, or has it switched off
+        return codec.parse_index(answer)
 
-    def _check_open(self) -> None:
-        if self._client.closed:
-            raise PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
+    def _about_model(self, method: str) -> bytes:
+        return codec.encode_model_request(method, self._model_name)
+
+    async def _ask(self, method: str, request: bytes = b"") -> bytes:
+        """A call other than an inference, which has the timeout as its bound."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._call(method, request)
+        except TimeoutError as exc:
+            raise PredictorTimeout(
+                f"the predictor at {self._where} gave no answer in time"
+                f" (the timeout is {self._timeout:g} s, {TIMEOUT_FLAG})"
+            ) from exc
+
+    async def _call(
+        self, method: str, request: bytes, metadata: Sequence[tuple[str, str]] = (), cancellable: bool = False
+    ) -> bytes:
+        """The response of a unary call."""
+        line = self._open_line()
+        connection = line.connection
+        call = asyncio.ensure_future(line.method(method)(request, metadata=metadata))
+        try:
+            await asyncio.wait((call,))  # which leaves the call alone when it is cancelled itself
+        except asyncio.CancelledError:
+            self._keep(call)
+            if cancellable:
+                call.cancel()
+            else:
+                self._abandon(line, call)
+            raise
+        if call.cancelled():  # nothing else does that
+            raise self._closed()
+        try:
+            response: bytes = call.result()
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(error, line, connection, kinds.NO_ANSWER) from error
+        return response
+
+    def _abandon(self, line: _Line, call: asyncio.Task[bytes]) -> None:
+        """Lets a call end by itself."""
+        call.add_done_callback(line.abandoned.discard)
+        line.abandoned.add(call)
+        if len(line.abandoned) > MOST_ABANDONED and line is self._line:
+            self._replace_line()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._keep(asyncio.get_running_loop().create_task(work))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()  # or asyncio would log that nobody has asked for it
+
+    def _new_line(self) -> _Line:
+        credentials = self._credentials.value if self._credentials is not None else None
+        return _Line(self._target, self._options, credentials)
+
+    def _open_line(self) -> _Line:
+        if self._line is None:
+            raise self._closed()
+        return self._line
+
+    def _replace_line(self) -> None:
+        """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
+        old, self._line = self._open_line(), self._new_line()
+        self._retired.add(old)
+        self._in_background(self._retire(old))
+
+    async def _retire(self, line: _Line) -> None:
+        await asyncio.sleep(self._timeout)
+        self._retired.discard(line)
+        await line.channel.close(None)
+
+    def _closed(self) -> PredictorUnavailable:
+        return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
+
+    def _failed(self, error: grpc.aio.AioRpcError, line: _Line, connection: _Connection, lost: str) -> RequestError:
+        """The service's error; ``lost`` is the kind of one whose connection ended."""
+        found = _error_of(error, self._where, self._timeout, self._credentials is not None, lost)
+        if isinstance(found, PredictorUnavailable) and found.kind in (kinds.LOST, kinds.NO_ANSWER):
+            found.connection = connection
+            if line.connection is connection:
+                line.connection = _Connection()
+        return found
 
 
-class _Inference(HeldCall):
-    """One call of ``infer``. A generator in its place costs 3 us more, of 36 for a small call among many."""
+class _Connection:
+    """Stands for one connection of a channel, which gRPC does not show: all calls between two losses share it.
 
-    __slots__ = ("_asked", "_held", "_run")
+    The first call that fails with its connection ends it. Those that began before that have failed for the same reason.
+    """
 
-    def __init__(self, run: Callable[..., Awaitable[Mapping[str, Tensor]]], *asked: object) -> None:
-        self._run = run
-        self._asked = asked
-        self._held: float | None = None
 
-    def hold(self, deadline: float) -> None:
-        self._held = deadline
+class _Line:
+    """A channel with its methods, made once."""
 
-    async def __aenter__(self) -> Mapping[str, Tensor]:
-        return await self._run(*self._asked, self._held)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, target: str, options: Sequence[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
     ) -> None:
-        """The response's memory lives as long as the tensors do."""
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(target, options)
+        else:
+            self.channel = grpc.aio.secure_channel(target, credentials, options)
+        self.connection = _Connection()
+        self.abandoned: set[asyncio.Task[bytes]] = set()
+        self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
+        self._methods: dict[str, Any] = {}
+
+    def method(self, name: str) -> Any:
+        """What makes a unary call of this method, with bytes in and out."""
+        found = self._methods.get(name)
+        if found is None:
+            found = self._methods[name] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
+        return found
 
 
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -204,3 +340,190 @@ def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
         for key, value in forwarded(headers)
         if value.isascii() and not key.endswith("-bin") and not key.startswith("grpc-")
     ]
+
+
+# What a channel is made with.
+
+
+def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:
+    """The options of a channel. Raises UnicodeError where the host is no host name."""
+    longest = settings.max_receive_message_length
+    largest = settings.max_response_bytes if longest == -1 else min(longest, settings.max_response_bytes)
+    return [
+        ("grpc.default_authority", _authority(address)),
+        ("grpc.max_send_message_length", settings.max_send_message_length),
+        ("grpc.max_receive_message_length", largest),
+        ("grpc.max_metadata_size", _METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+        # Else channels with the same arguments share a connection, also with one that is to be replaced.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        # A bit per algorithm: identity alone. Compressed logits cost Triton far more time than they save.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        # A restarted predictor is found again within some 0.3 s. The minimum is the bound of one attempt, not a pause.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
+        ("grpc.dns_min_time_between_resolutions_ms", 500),
+        ("grpc.dns_ares_query_timeout", int(CONNECT_SECONDS * 1000)),
+        ("grpc.client_idle_timeout_ms", int(_IDLE_SECONDS * 1000)),
+        # At most two pings after each request, and none without a call: gRPC's servers (Triton's too) end a connection
+        # with too_many_pings at the fourth ping that they get in five minutes without sending anything themselves.
+        ("grpc.keepalive_time_ms", int(PING_SECONDS * 1000)),
+        ("grpc.keepalive_timeout_ms", int(PONG_SECONDS * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(PONG_SECONDS * 1000)),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 2),
+    ]
+
+
+def _authority(address: Address) -> str:
+    """What stands for Host: always with the port, without an IPv6 zone. TLS expects this host in the certificate."""
+    host, _, _ = address.host.partition("%")
+    name = f"[{host}]" if ":" in host else host.encode("idna").decode()
+    return f"{name.rstrip('.') if address.use_ssl else name}:{address.port}"
+
+
+def _target(address: Address) -> str:
+    """The address as gRPC's resolver wants it. Raises UnicodeError where the host is no host name."""
+    name = f"[{address.host}]" if ":" in address.host else address.host.encode("idna").decode()
+    return f"dns:///{quote(name, safe='[]:')}:{address.port}"
+
+
+def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
+    """The certificates to trust and to show, read now. Raises ConfigError where they can't be used."""
+    ssl_context(settings)  # checks what gRPC would only complain about in a handshake
+    roots, own = root_certificates(settings), own_certificate(settings)
+    if roots is None:  # the system's: gRPC would take a list of its own
+        paths = ssl.get_default_verify_paths()
+        with suppress(ConfigError):
+            folder = None if paths.cafile else paths.capath
+            roots = root_certificates(replace(settings, ca_file=paths.cafile, ca_path=folder))
+    pem = None if roots is None else roots.encode("ascii", "replace")
+    return grpc.ssl_channel_credentials(pem, *((own.key, own.chain) if own is not None else ()))
+
+
+# What became of a call.
+
+ERRORS: Mapping[StatusCode, type[RequestError]] = {
+    StatusCode.UNAVAILABLE: PredictorUnavailable,
+    StatusCode.NOT_FOUND: PredictorUnavailable,
+    StatusCode.CANCELLED: PredictorUnavailable,  # by the server, which is going away
+    StatusCode.DEADLINE_EXCEEDED: PredictorTimeout,
+    StatusCode.RESOURCE_EXHAUSTED: PredictorError,
+    StatusCode.UNKNOWN: PredictorError,
+    StatusCode.INVALID_ARGUMENT: PredictorError,
+    StatusCode.ALREADY_EXISTS: PredictorError,
+    StatusCode.PERMISSION_DENIED: PredictorDenied,
+    StatusCode.UNAUTHENTICATED: PredictorDenied,
+    StatusCode.FAILED_PRECONDITION: PredictorError,
+    StatusCode.ABORTED: PredictorError,
+    StatusCode.OUT_OF_RANGE: PredictorError,
+    StatusCode.UNIMPLEMENTED: PredictorError,
+    StatusCode.INTERNAL: PredictorError,
+    StatusCode.DATA_LOSS: PredictorError,
+}
+"""Every status a call can end with, except OK."""
+
+_SAID: Mapping[StatusCode, str] = {
+    StatusCode.UNAVAILABLE: "is unavailable",
+    StatusCode.DEADLINE_EXCEEDED: "gave no answer in time",
+}
+"""Statuses that are found here more often than a server says them."""
+
+_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)
+"""What gRPC puts around the reason when it ends a call itself."""
+
+_NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "name resolution failure")
+_BROKEN_FRAMES = "Failed parsing HTTP/2"
+_CONNECTION_LOST = (
+    *("Socket closed", "recvmsg", "Connection reset", "Broken pipe", "ping timeout", "GOAWAY received"),
+    _BROKEN_FRAMES,
+)
+_NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
+"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2, which may have the
+status UNKNOWN too; the connection ended; while connecting: the server may speak something else."""
+
+_CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
+"""In messages with the status INTERNAL about a connection, ours or a proxy's, that was lost; Triton says INTERNAL too
+when a model fails."""
+
+_REFUSALS = ("queue size", "Request timeout expired", "stopped accepting", "unknown model")
+"""In Triton's own messages with the status UNAVAILABLE. Those of a proxy are about connections lost during a call."""
+
+_ENDED = frozenset(
+    {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.ALREADY_EXISTS, StatusCode.UNIMPLEMENTED}
+)
+"""Statuses after which the predictor certainly does nothing more for a call."""
+
+
+def _error_of(error: grpc.aio.AioRpcError, where: str, seconds: float, tls: bool, lost: str) -> RequestError:
+    """The service's error for a call that failed.
+
+    Args:
+        where: the predictor's address.
+        seconds: the timeout.
+        tls: whether the channel speaks TLS.
+        lost: the kind of a failure where the connection ended.
+    """
+    status, details = error.code(), _reason(error)
+    if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
+        status = StatusCode.UNAVAILABLE
+    message = f"the predictor at {where} {_SAID.get(status, f'answered {status.name}')}: {quoted(details)}"
+    kind = _kind(status, details, lost)
+    if kind == kinds.CONNECTION:
+        if not tls and any(words in details for words in _NO_GRPC):
+            message += " (if that is its REST port, use --predictor_protocol=v2)"
+        if tls and "handshake" in details.lower():
+            message += f" ({TLS_FLAGS} ask for TLS)"
+    if status is StatusCode.DEADLINE_EXCEEDED:
+        message += f" (the timeout is {seconds:g} s, {TIMEOUT_FLAG})"
+    if status is StatusCode.RESOURCE_EXHAUSTED:
+        message += (
+            " (a message may be too large: see --grpc_max_send_message_length,"
+            " --grpc_max_receive_message_length, --max_predictor_response_bytes and the predictor's own limits)"
+        )
+    found = ERRORS[status](message)
+    if isinstance(found, PredictorUnavailable):
+        found.kind = kind
+    return found
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    details = error.details() or ""
+    removed = _REMOVED.fullmatch(details)
+    return removed[1] if removed is not None else details
+
+
+def _kind(status: StatusCode, details: str, lost: str) -> str:
+    """Which kind of unavailability a status is."""
+    if status is StatusCode.CANCELLED:
+        return kinds.LOST
+    if status is StatusCode.UNAVAILABLE:
+        if any(words in details for words in _NOT_CONNECTED):
+            return kinds.CONNECTION
+        if any(words in details for words in _CONNECTION_LOST):
+            return lost
+    return kinds.refusal(details)
+
+
+def _status_of(error: RequestError) -> StatusCode | None:
+    """The status behind an error, None where it came from elsewhere."""
+    return error.__cause__.code() if isinstance(error.__cause__, grpc.aio.AioRpcError) else None
+
+
+def has_ended(error: RequestError) -> bool:
+    """Whether a failed call has certainly ended at the predictor too; not sure is no."""
+    cause = error.__cause__
+    if not isinstance(cause, grpc.aio.AioRpcError):
+        return False
+    status, details = cause.code(), _reason(cause)
+    match status:
+        case StatusCode.INTERNAL:
+            return not any(words in details for words in _CONNECTION_FAULTS)
+        case StatusCode.UNAVAILABLE:
+            return any(words in details for words in (*_REFUSALS, *_NOT_CONNECTED))
+        case StatusCode.RESOURCE_EXHAUSTED:
+            return "larger than max" in details
+    return status in _ENDED

@@ -3,254 +3,308 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+import gzip
+import io
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Final, Self
 from urllib.parse import quote
 
+import numpy as np
 import orjson
 
-from hf_transformer.errors import ConfigError, PredictorError, PredictorUnavailable, RequestError
+from hf_transformer.errors import (
+    ConfigError,
+    PredictorDenied,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
 from hf_transformer.predictor import kinds
 from hf_transformer.predictor.address import Address, parse_address
-from hf_transformer.predictor.answers import verified
+from hf_transformer.predictor.answers import TIMEOUT_FLAG, quoted, reason, said, tls_hint, verified
+from hf_transformer.predictor.asking import AskablePredictor
 from hf_transformer.predictor.base import (
     Destination,
-    PlacingPredictor,
+    Outputs,
     PredictorSettings,
+    Reply,
+    StaleConnection,
+    Transport,
     UnknownRegion,
 )
 from hf_transformer.predictor.certificates import ssl_context
 from hf_transformer.predictor.headers import header_lines
-from hf_transformer.predictor.http1 import Http1Client
-from hf_transformer.predictor.http1_errors import ConnectDeadline, ConnectTimeout, Http1Error, NoAnswer
-from hf_transformer.predictor.http1_parser import Answer
-from hf_transformer.predictor.http1_streams import StreamedCalls
-from hf_transformer.predictor.responses import Watch
-from hf_transformer.predictor.rest_bodies import JOINED, LENGTH_KEY, aligned_room, header_length_of, pieces
-from hf_transformer.predictor.rest_call import RestCall
-from hf_transformer.predictor.rest_errors import has_ended, mapped, message_of, refused
-from hf_transformer.predictor.rest_stream import GenerateStreams, RestResponses
-from hf_transformer.protocol import v2_rest, v2_rest_regions
-from hf_transformer.protocol.placements import NOWHERE, Placement
-from hf_transformer.protocol.v2_rest_calls import InferCalls
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.predictor.http import (
+    Answer,
+    AnswerTooLarge,
+    Client,
+    ClientClosed,
+    Connection,
+    ConnectTimeout,
+    Disconnected,
+    HttpError,
+    NoAnswer,
+    NotHttp,
+)
+from hf_transformer.protocol import rest as codec
+from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
+from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
-_NO_CONFIG = frozenset({400, 404, 405, 501})
-"""What servers other than Triton say of a route that they do not have."""
+_NOT_THERE: Final = frozenset({400, 404, 405, 501})
+"""What servers say of a route that they do not have. Triton's list of models may also be switched off."""
+
+_UNAVAILABLE: Final[Mapping[int, str]] = {404: kinds.UNAVAILABLE, 429: kinds.BUSY, 502: kinds.LOST, 503: ""}
+"""Statuses that mean that the predictor can't take the request or does not have the model, and their failure codes.
+That of 503 depends on the message. 429 and 502 come from proxies on the way."""
+
+_OF_PROXIES: Final = frozenset({408, 429, 502, 504})
+"""Statuses that a proxy sends for a call that may still go on behind it."""
+
+_JOINED: Final = 2**16
+"""Larger pieces of a request are sent from where they are: joining 100 MB of keys and values takes 50 ms."""
+
+_ALIGNMENT: Final = 64
+_WORTH_ALIGNING: Final = 2**14
+"""Bytes of a body. Finding the address of a smaller one costs more than alignment saves."""
+
+_ERROR_BYTES: Final = 2**16
+"""How much is read of a stream's answer that is an error."""
+
+_LENGTH_KEY: Final = codec.HEADER_LENGTH.lower()
 
 
-class RestPredictor(PlacingPredictor):
-    """A predictor behind HTTP.
-
-    Connections are kept and used again, as many as there are calls in flight. Where the predictor closes one at
-    the moment in which it is used, the request is sent once more, on a new connection, which is safe because an
-    inference changes nothing.
-    """
-
-    holds: ClassVar[bool] = True
+class RestPredictor(Transport):
+    """A predictor behind HTTP. Cancelling a call closes its connection, of which there are as many as calls."""
 
     def __init__(self, settings: PredictorSettings) -> None:
-        self._address = parse_address(settings)
-        self._where = str(self._address)
-        self._ssl = ssl_context(settings) if self._address.use_ssl else None
+        address = self._address = parse_address(settings)
+        self._tls = ssl_context(settings) if address.use_ssl else None
+        self._where = str(address)
         self._seconds = settings.timeout
         self._largest = settings.max_response_bytes
         # identity: or Triton spends 30 times longer on gzip than on the inference
-        fields = f"HTTP/1.1\r\nHost: {host_header(settings, self._address)}\r\nAccept-Encoding: identity\r\n"
-        path = f"/v2/models/{_escaped(settings.model_name)}"
-        self._metadata, self._config, self._ready = (
-            f"GET {path}{action} {fields}\r\n".encode() for action in ("", "/config", "/ready")
-        )
-        self._infer = f"POST {path}/infer {fields}Content-Type: application/octet-stream\r\n"
-        generate = f"POST {path}/generate_stream {fields}Content-Type: application/json\r\n".encode()
-        self._region = f"/v2/systemsharedmemory/region/{{}}/{{}} {fields}"
-        self._regions = f"GET /v2/systemsharedmemory/status {fields}\r\n".encode()
-        self._calls = InferCalls()
-        self._head = lru_cache(maxsize=256)(self._head_of)
-        self._client: Http1Client
-        self._streams = StreamedCalls(self._address, self._ssl, self._largest)
-        self._generate = GenerateStreams(self._streams, generate, self._where, self._seconds, self._largest)
+        self._fields = f"HTTP/1.1\r\nHost: {host_header(settings, address)}\r\nAccept-Encoding: identity\r\n"
+        self._path = f"/v2/models/{_escaped(settings.model_name)}"
+        self._infer_head = (
+            f"POST {self._path}/infer {self._fields}Content-Type: application/octet-stream\r\n{codec.HEADER_LENGTH}: "
+        ).encode()
+        self._stream_head = (
+            f"POST {self._path}/generate_stream {self._fields}Content-Type: application/json\r\nContent-Length: "
+        ).encode()
+        self._client: Client
 
     async def __aenter__(self) -> Self:
-        self._client = Http1Client(self._address, self._ssl, self._seconds, aligned_room, self._largest)
+        self._client = Client(self._address, self._tls, _room, self._largest)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._streams.close()
         await self._client.close()
 
-    async def model_spec(self) -> ModelSpec:
-        metadata = await self._call(self._metadata)
-        self._raise_for_status(metadata)
-        config = await self._call(self._config)
-        if config.status not in _NO_CONFIG:
-            self._raise_for_status(config)
-        try:
-            return v2_rest.parse_model_spec(metadata.body, None if config.status in _NO_CONFIG else config.body)
-        except PredictorError as exc:  # Triton's port for metrics says 200 to everything
-            raise PredictorError(f"{exc} (is {self._where} Triton's REST port? see --predictor_host)") from exc
-
-    async def model_ready(self) -> bool:
-        """Triton's body is empty; other servers may say ``{"ready": false}`` with a 200."""
-        answer = await self._call(self._ready)
-        if answer.status in (400, 404, 503):
-            return False
-        self._raise_for_status(answer)
-        try:
-            said = orjson.loads(answer.body) if answer.body else None
-        except orjson.JSONDecodeError:
-            said = None
-        return not (isinstance(said, dict) and said.get("ready") is False)
-
-    def infer(
+    async def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
         destination: Destination | None = None,
-    ) -> RestCall:
-        return RestCall(self.run, inputs, outputs, headers, destination)
-
-    async def run(self, call: RestCall) -> Mapping[str, Tensor]:
-        """The outputs of one call."""
-        destination, hold = call.destination, call.held
-        placements = NOWHERE if destination is None else destination.placements
-        head, body = self._request(call, placements)
+    ) -> Reply:
+        placements = NOWHERE
+        if destination is not None:
+            placements = destination.placements
+            destination.settled = True  # as long as nothing is sent
+        request = self._infer_request(inputs, outputs, headers, placements)
         try:
-            answer = await self._client.request(
-                head, *body, resend=destination is None, deadline=call.deadline, hold=hold
-            )
-        except (Exception, asyncio.CancelledError) as error:
-            answer, placements = await self._unanswered(call, error), NOWHERE
-        else:
-            if destination is not None:
-                destination.settled = answer.status == 200 or has_ended(answer)
-        if hold is not None and hold.cancelled is not None:
-            raise hold.cancelled
+            if destination is None:
+                answer = await self._client.request(*request)
+            else:
+                answer = await self._request_once(request, destination)
+        except (OSError, HttpError) as exc:
+            raise _mapped(exc, self._where) from exc
         if answer.status != 200 or "content-encoding" in answer.headers:
-            if placements and answer.status == 404:
+            if answer.status == 404:
                 self._check_region(answer, placements)
             self._raise_for_status(answer)
-        length = header_length_of(answer.headers) if LENGTH_KEY in answer.headers else None
-        return verified(call.outputs, self._calls.decode(answer.body, length, placements))
+        tensors = codec.decode_infer_response(answer.body, _header_length(answer.headers), placements)
+        return Reply(verified(outputs, tensors))
 
-    def _request(
-        self, call: RestCall, placements: Mapping[str, Placement]
-    ) -> tuple[bytes, Sequence[bytes | memoryview]]:
-        """A request: all of it, or, if it is large, its beginning and what follows."""
+    def _infer_request(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[str],
+        headers: Mapping[str, str],
+        placements: Mapping[str, Placement],
+    ) -> list[bytes | memoryview]:
+        """A request in pieces. Large tensors are views of the inputs."""
+        header, chunks, length = codec.encode_infer_request(inputs, outputs, placements)
+        fields = header_lines(headers)
+        head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(header), length, fields)
+        return _joined((head, header, *chunks))
+
+    async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> Answer:
+        """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
+        connection = await self._client.acquire()
+        destination.settled = False
         try:
-            if self._client.closed:
-                raise self._closed()
-            header, chunks, length = self._calls.encode(call.inputs, call.outputs, placements)
-        except RequestError:
-            if call.destination is not None and placements:
-                call.destination.settled = True  # it is not sent
-            raise
-        head, fields = self._head(len(header), length), header_lines(call.headers)
-        if length <= JOINED:
-            return b"".join((head, fields, b"\r\n", header, *chunks)), ()
-        return pieces(b"".join((head, fields, b"\r\n", header)), chunks)
+            await connection.begin(request, whole=True)
+        except NoAnswer as exc:
+            if not connection.kept:
+                raise
+            raise self._stale(str(exc)) from exc
+        stale = connection.kept and not connection.keep_alive and connection.status == 408
+        answer = connection.answer()
+        if stale:
+            raise self._stale("it was closing the idle connection (408)")
+        destination.settled = answer.status == 200 or _has_ended(answer)
+        return answer
 
-    def _head_of(self, header_length: int, length: int) -> bytes:
-        """The head of a request that infers, up to the client's headers and the empty line."""
-        return f"{self._infer}{v2_rest.HEADER_LENGTH}: {header_length}\r\nContent-Length: {length}\r\n".encode()
-
-    async def _unanswered(self, call: RestCall, error: BaseException) -> Answer:
-        """Goes on after a request that had no answer: with the answer to another one, else raises what that means."""
-        destination, hold = call.destination, call.held
-        try:
-            if destination is not None:
-                match error:
-                    case asyncio.CancelledError():
-                        if hold is not None and not hold.released and not call.goes_on:
-                            destination.settled = True  # there was no connection yet: else it would have gone on
-                    case NoAnswer(kept=True) if hold is None or hold.cancelled is None:
-                        # What becomes of the request is not known. Sent again with the same places, two may write
-                        # there. Only for a kept connection, as anywhere: else it is a retry, which RetryingPredictor
-                        # decides on.
-                        destination.inline = True
-                        head, body = self._request(call, NOWHERE)
-                        return await self._client.request(head, *body, fresh=True, deadline=call.deadline, hold=hold)
-                    case OSError() | ConnectTimeout() | ConnectDeadline():
-                        destination.settled = True  # it was not sent
-            raise error
-        except asyncio.CancelledError:
-            call.left()
-            raise
-        except Exception as exc:
-            if hold is not None and hold.cancelled is not None:
-                raise hold.cancelled from None
-            if isinstance(exc, OSError | Http1Error):
-                # Its traceback leads to frames that lead back to it, and hold the inputs: only the collector would
-                # find these.
-                raise mapped(exc, self._where, self._seconds) from exc.with_traceback(None)
-            raise
+    def _stale(self, why: str) -> StaleConnection:
+        return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", kinds.NO_ANSWER)
 
     def _check_region(self, answer: Answer, placements: Mapping[str, Placement]) -> None:
         """Raises UnknownRegion for a 404 that is about the region of a call."""
-        region = next(iter(placements.values())).region
-        if region in (message := message_of(answer.body, "identity")):
+        message = _message_of(answer.body, "identity")
+        if any(placement.region in message for placement in placements.values()):
             raise UnknownRegion(f"the predictor at {self._where} answered 404: {message}")
 
     @property
     def streams_json(self) -> bool:
         return True
 
-    def watches_streams(self, watch: Watch) -> bool:
-        self._generate.watch = watch
-        return True
+    async def stream(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Outputs, None]:
+        """Calls Triton's generate_stream. Closing it early closes its connection."""
+        body = encode_generate_request(inputs)
+        request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), header_lines(headers), body)
+        reader = EventReader(self._largest)
+        try:
+            connection = await self._client.begin(request)
+            try:
+                await self._check_stream(connection)
+                while data := await connection.read():
+                    for event in reader.feed(data):
+                        error, tensors = decode_generate_response(event, outputs)
+                        if error:
+                            raise said(error, self._where)
+                        if tensors:
+                            yield tensors
+            finally:
+                connection.leave()
+        except (OSError, HttpError) as exc:
+            raise _mapped(exc, self._where) from exc
+        except Malformed as exc:
+            raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 
-    def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> RestResponses:
-        """Over Triton's generate_stream. Closing it early closes its connection."""
-        return RestResponses(self._generate, inputs, outputs, headers)
+    async def _check_stream(self, connection: Connection) -> None:
+        """Raises the predictor's error, or PredictorError for an answer that is no stream of events."""
+        headers = connection.headers
+        if connection.status != 200 or "content-encoding" in headers:
+            body = b""
+            while len(body) < _ERROR_BYTES and (data := await connection.read()):
+                body += data
+            body = body.removeprefix(b"data: ")  # Triton's body is JSON, or an event where the model failed
+            self._raise_for_status(Answer(connection.status, headers, memoryview(body)))
+        content_type = headers.get("content-type", "")
+        if not content_type.startswith("text/event-stream"):
+            raise PredictorError(
+                f"the predictor at {self._where} answered with the content type {content_type[:80]!r}, expected "
+                "text/event-stream (has it Triton's generate_stream? --predictor_protocol=grpc-v2 does without)"
+            )
+
+    async def model_spec(self) -> ModelSpec:
+        metadata = await self._get(self._path)
+        self._raise_for_status(metadata)
+        config = await self._get(f"{self._path}/config")
+        if config.status not in _NOT_THERE:
+            self._raise_for_status(config)
+        try:
+            return codec.parse_model_spec(metadata.body, None if config.status in _NOT_THERE else config.body)
+        except PredictorError as exc:  # Triton's port for metrics says 200 to everything
+            raise PredictorError(f"{exc} (is {self._where} Triton's REST port? see --predictor_host)") from exc
+
+    async def model_ready(self) -> bool:
+        """Triton's body is empty; other servers may say ``{"ready": false}`` with a 200."""
+        answer = await self._get(f"{self._path}/ready")
+        if answer.status in (400, 404, 503):
+            return False
+        self._raise_for_status(answer)
+        try:
+            status = orjson.loads(answer.body) if answer.body else None
+        except orjson.JSONDecodeError:
+            status = None
+        return not (isinstance(status, dict) and status.get("ready") is False)
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._change_region(name, "register", v2_rest_regions.encode_registration(key, byte_size))
+        await self._change_region(name, "register", codec.encode_registration(key, byte_size))
 
     async def unregister_region(self, name: str) -> None:
         await self._change_region(name, "unregister", b"")
 
     async def region_names(self) -> Sequence[str]:
-        answer = await self._call(self._regions)
+        answer = await self._get("/v2/systemsharedmemory/status")
         self._raise_for_status(answer)
-        return v2_rest_regions.parse_region_names(answer.body)
+        return codec.parse_region_names(answer.body)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
-        head = f"POST {self._region.format(_escaped(name), action)}Content-Length: {len(body)}\r\n\r\n"
-        self._raise_for_status(await self._call(head.encode() + body))
+        self._raise_for_status(await self._post(f"/v2/systemsharedmemory/region/{_escaped(name)}/{action}", body))
+
+    async def _get(self, path: str) -> Answer:
+        return await self._call(f"GET {path} {self._fields}\r\n".encode())
+
+    async def _post(self, path: str, body: bytes = b"") -> Answer:
+        return await self._call(f"POST {path} {self._fields}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
     async def _call(self, request: bytes) -> Answer:
-        if self._client.closed:
-            raise self._closed()
+        """A question about the model or the server. These have a bound here, since no other layer has one for them."""
         try:
-            return await self._client.request(request)
-        except (OSError, Http1Error) as exc:
-            raise mapped(exc, self._where, self._seconds) from exc
-
-    def _closed(self) -> PredictorUnavailable:
-        return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
+            async with asyncio.timeout(self._seconds):
+                return await self._client.request(request)
+        except TimeoutError as exc:
+            message = f"the predictor at {self._where} gave no answer in {self._seconds:g} s ({TIMEOUT_FLAG})"
+            raise PredictorTimeout(message) from exc
+        except (OSError, HttpError) as exc:
+            raise _mapped(exc, self._where) from exc
 
     def _raise_for_status(self, answer: Answer) -> None:
         encoding = answer.headers.get("content-encoding", "identity").lower()
-        if answer.status == 200:
-            if encoding != "identity":
-                raise PredictorError(
-                    f"the predictor at {self._where} answered with Content-Encoding {encoding},"
-                    " although identity was asked for"
-                )
-            return
-        raise refused(answer.status, f"the predictor at {self._where} answered {answer.status}", answer.body, encoding)
+        if answer.status != 200:
+            raise _refusal(answer.status, self._where, _message_of(answer.body, encoding))
+        if encoding != "identity":
+            raise PredictorError(
+                f"the predictor at {self._where} answered with Content-Encoding {encoding},"
+                " although identity was asked for"
+            )
 
 
-def _escaped(name: str) -> str:
-    """A name as one part of a path."""
-    return quote(name, safe="")
+class AskableRestPredictor(RestPredictor, AskablePredictor):
+    """RestPredictor, with the questions of AskablePredictor."""
+
+    async def server_live(self) -> bool:
+        return (await self._get("/v2/health/live")).status == 200
+
+    async def server_ready(self) -> bool:
+        return (await self._get("/v2/health/ready")).status == 200
+
+    async def describe_server(self) -> ServerDescription:
+        answer = await self._get("/v2")
+        self._raise_for_status(answer)
+        return codec.parse_server(answer.body)
+
+    async def repository_index(self) -> Sequence[RepositoryEntry] | None:
+        answer = await self._post("/v2/repository/index")
+        if answer.status in _NOT_THERE:
+            return None
+        self._raise_for_status(answer)
+        return codec.parse_index(answer.body)
 
 
 def host_header(settings: PredictorSettings, address: Address) -> str:
@@ -265,3 +319,110 @@ def host_header(settings: PredictorSettings, address: Address) -> str:
     except UnicodeError as exc:
         raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
     return name if address.port == (443 if address.use_ssl else 80) else f"{name}:{address.port}"
+
+
+def _escaped(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+def _joined(pieces: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The same bytes in fewer pieces: large ones as they are, the small ones between them joined."""
+    joined: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for piece in pieces:
+        if len(piece) <= _JOINED:
+            small.append(piece)
+            continue
+        if small:
+            joined.append(b"".join(small))
+            small = []
+        joined.append(piece)
+    if small:
+        joined.append(b"".join(small))
+    return joined
+
+
+def _room(size: int, headers: Mapping[str, str]) -> memoryview:
+    """Memory for a body in which the first binary tensor, behind the JSON header, is aligned.
+
+    Over elements at odd addresses numpy's argmax takes more than twice as long.
+    """
+    if size < _WORTH_ALIGNING:
+        return memoryview(bytearray(size))
+    try:
+        room = np.empty(size + _ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as exc:
+        raise PredictorError(f"the predictor's response of {size} bytes does not fit into memory") from exc
+    start = -(room.ctypes.data + (_header_length(headers) or 0)) % _ALIGNMENT
+    return room.data[start : start + size]
+
+
+def _header_length(headers: Mapping[str, str]) -> int | None:
+    """Bytes of the JSON header of a body; None where all of it is JSON. Raises PredictorError."""
+    try:
+        return codec.parse_header_length(headers.get(_LENGTH_KEY))
+    except Malformed as exc:
+        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
+
+
+def _mapped(exc: OSError | HttpError, where: str) -> RequestError:
+    """The client's error as ours; ``where`` names the predictor in the message."""
+    why = quoted(reason(exc))
+    match exc:
+        case ConnectTimeout():
+            return PredictorUnavailable(f"no connection to the predictor at {where} in time", kinds.CONNECTION)
+        case ClientClosed():
+            return PredictorUnavailable(f"the connections to the predictor at {where} are closed", kinds.LOST)
+        case OSError() | Disconnected():
+            kind = kinds.CONNECTION if isinstance(exc, OSError) else kinds.LOST
+            hint = tls_hint(exc) or tls_hint(exc.__cause__)
+            message = f"the predictor at {where} is unavailable: {why}{hint}"
+            return PredictorUnavailable(message, kinds.NO_ANSWER if isinstance(exc, NoAnswer) else kind)
+        case AnswerTooLarge():
+            flag = "--max_predictor_response_bytes"
+            return PredictorError(f"the response of the predictor at {where} is too large: {why} ({flag})")
+        case NotHttp():
+            return PredictorError(
+                f"the predictor at {where} does not speak HTTP/1.1; if that is its gRPC port, "
+                "use --predictor_protocol=grpc-v2"
+            )
+        case _:
+            return PredictorError(f"the call to the predictor at {where} failed: {why}")
+
+
+def _refusal(status: int, where: str, said: str) -> RequestError:
+    """The error for an answer with another status than 200."""
+    message = f"the predictor at {where} answered {status}: {said}"
+    if status in _UNAVAILABLE:
+        return PredictorUnavailable(message, _UNAVAILABLE[status] or kinds.refusal(message))
+    if status in (401, 403):
+        return PredictorDenied(message)
+    return (PredictorTimeout if status == 504 else PredictorError)(message)
+
+
+def _has_ended(answer: Answer) -> bool:
+    """Whether a refused call has certainly ended at the predictor; not sure is no.
+
+    An error without the V2 protocol's body may come from a proxy, which knows nothing of the model. So may one with a
+    proxy's status.
+    """
+    try:
+        return answer.status not in _OF_PROXIES and isinstance(orjson.loads(answer.body)["error"], str)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _message_of(body: memoryview, encoding: str) -> str:
+    """What the predictor says is wrong: the value of "error" in JSON, or the text as it is."""
+    data = bytes(body)
+    if encoding in ("gzip", "x-gzip"):  # some proxies do not ask
+        try:
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(2**16)
+        except (OSError, EOFError, zlib.error):
+            return "a message in broken gzip"
+    try:
+        error = orjson.loads(data)["error"]
+    except (ValueError, KeyError, TypeError):
+        return quoted(data.decode("utf-8", "replace"))
+    return quoted(error if isinstance(error, str) else repr(error))

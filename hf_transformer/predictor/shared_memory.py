@@ -47,7 +47,7 @@ from hf_transformer.predictor.base import (
     Transport,
     UnknownRegion,
 )
-from hf_transformer.protocol.placements import Placement
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor
 
 logger = logging.getLogger(__name__)

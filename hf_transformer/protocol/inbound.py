@@ -1,68 +1,100 @@
-"""What the V2 protocol has in common over REST and over gRPC, as a server reads it: names, parameters and limits."""
+"""Inference requests and responses as a server has them over REST and over gRPC: shapes, names, parameters, limits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-from hf_transformer.protocol.datatypes import Malformed, json_kind, shorten
-from hf_transformer.protocol.infer import RequestedOutput
-from hf_transformer.types import Json, Texts
+from hf_transformer.protocol.tensors import Malformed, check_count, decode_raw, json_kind, raw_elements, shorten
+from hf_transformer.types import Json, Tensor, Texts
+
+
+@dataclass(slots=True)  # a frozen one takes three times as long to make
+class RequestedOutput:
+    """An output that a request names; immutable by convention. ``binary`` is None where the whole request decides."""
+
+    name: str
+    binary: bool | None = None
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """A client's request; immutable by convention.
+
+    ``inputs`` are by name. ``id`` is empty if the client gave none. ``outputs`` is empty if the client wants all of
+    them. ``parameters`` are the request's without ``binary_data_output``, which is in ``binary``: whether outputs
+    without a wish of their own are sent raw. ``model_name`` and ``model_version`` are those in the body, empty if there
+    are none.
+    """
+
+    inputs: Mapping[str, Tensor | Texts]
+    outputs: Sequence[RequestedOutput] = ()
+    parameters: Mapping[str, Json] = field(default_factory=dict)
+    id: str = ""
+    binary: bool = False
+    model_name: str = ""
+    model_version: str = ""
+
+    def wants_binary(self, output: str) -> bool:
+        """Whether an output is sent raw."""
+        for wanted in self.outputs:
+            if wanted.name == output and wanted.binary is not None:
+                return wanted.binary
+        return self.binary
+
+
+@dataclass(slots=True)
+class InferResponse:
+    """The answer to a request; ``id`` is the request's, empty if it had none."""
+
+    model_name: str
+    model_version: str
+    outputs: Sequence[Tensor]
+    id: str = ""
+
 
 BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE = "binary_data", "binary_data_output", "binary_data_size"
 CONTENT_TYPE = "content_type"
-"""A parameter of an input by which clients of MLServer and Seldon say what a tensor of bytes is."""
+"""The parameter of an input with which clients of MLServer and Seldon tell the content of a tensor of bytes."""
 TEXT = "str"
-"""Its value for text in UTF-8, which is all that BYTES are here."""
+"""Its value for text in UTF-8, the only content of BYTES here."""
 
-_OF_INPUTS = dict.fromkeys((BINARY_DATA_SIZE, CONTENT_TYPE)).keys()
-_OF_OUTPUTS = dict.fromkeys((BINARY_DATA,)).keys()
-"""Parameters of inputs and of outputs."""
-
-MOST_INPUTS = 16
+MOST_INPUTS = MOST_OUTPUTS = 16
 """More than any task has."""
-MOST_OUTPUTS = 16
 
 
-def check_inputs(count: int) -> None:
-    """Raises Malformed for more inputs than any task has."""
-    if count > MOST_INPUTS:
-        raise Malformed(f"inputs: more than {MOST_INPUTS} tensors")
+def check_number(what: Literal["inputs", "outputs"], count: int) -> None:
+    """Raises Malformed for more tensors than any task has."""
+    most = MOST_INPUTS if what == "inputs" else MOST_OUTPUTS
+    if count > most:
+        raise Malformed(f"{what}: more than {most} tensors")
 
 
-def check_outputs(count: int) -> None:
-    """Raises Malformed for more outputs than any task has."""
-    if count > MOST_OUTPUTS:
-        raise Malformed(f"outputs: more than {MOST_OUTPUTS} tensors")
-
-
-def check_keys(where: str, found: Mapping[str, Json], known: KeysView[str]) -> None:
-    """Raises Malformed for a key that means nothing; ``known`` are in the order that messages have."""
-    if found.keys() <= known:
-        return
+def check_keys(where: str, found: Mapping[str, Json], known: Sequence[str]) -> None:
+    """Raises Malformed for an unknown key."""
     for name in found:
         if name not in known:
             raise Malformed(f"{where}: {shorten(name, 40)!r} is not understood here, expected {', '.join(known)}")
 
 
 def read_flag(where: str, value: Json) -> bool | None:
-    """True, false, or nothing. Raises Malformed."""
+    """True, false, or None for null. Raises Malformed for anything else."""
     if value is not None and not isinstance(value, bool):
         raise Malformed(f"{where}: expected true or false, got {json_kind(value)}")
     return value
 
 
 def check_input_parameters(name: str, parameters: Mapping[str, Json]) -> None:
-    """Raises Malformed for a parameter of an input that means nothing, or that calls it anything but text."""
-    if not parameters or (len(parameters) == 1 and BINARY_DATA_SIZE in parameters):  # as most are
-        return
+    """Raises Malformed for an unknown parameter of an input, and for a content other than text."""
     where = f"inputs: the parameters of tensor {name!r}"
-    check_keys(where, parameters, _OF_INPUTS)
+    check_keys(where, parameters, (BINARY_DATA_SIZE, CONTENT_TYPE))
     if parameters.get(CONTENT_TYPE, TEXT) != TEXT:
         raise Malformed(f"{where}: {CONTENT_TYPE} is {shorten(parameters[CONTENT_TYPE], 40)!r}, expected {TEXT!r}")
 
 
 def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> Texts:
-    """The BYTES tensor with these elements, as many as the shape takes. Raises Malformed for one that is no text."""
+    """The BYTES tensor with these elements, as many as the shape takes. Raises Malformed unless they are UTF-8."""
     texts = []
     for index, element in enumerate(elements):
         try:
@@ -72,21 +104,30 @@ def read_texts(name: str, shape: tuple[int, ...], elements: Sequence[bytes]) -> 
     return Texts(name, shape, texts)
 
 
+def read_raw(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview, max_elements: int) -> Tensor | Texts:
+    """The input with these raw elements. Raises Malformed and TooLarge as the decoders of requests do."""
+    if datatype != "BYTES":
+        return Tensor(name, datatype, decode_raw(name, datatype, shape, raw))
+    check_count(name, shape, len(raw) // 4, max_elements)  # each element's length takes four bytes
+    return read_texts(name, shape, raw_elements(name, shape, raw))
+
+
 def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list[RequestedOutput]:
-    """The outputs of a request, from their checked names and their parameters. Raises Malformed."""
+    """The outputs of a request, from their checked names and their parameters.
+
+    Raises:
+        Malformed: a name comes twice, or a parameter is unknown.
+    """
     outputs: dict[str, RequestedOutput] = {}
     for name, parameters in entries:
         if name in outputs:
             raise Malformed(f"outputs: {name!r} comes twice")
-        outputs[name] = RequestedOutput(name, _wants_binary(name, parameters) if parameters else None)
+        outputs[name] = RequestedOutput(name, _wants_binary(name, parameters))
     return list(outputs.values())
 
 
 def _wants_binary(name: str, parameters: Mapping[str, Json]) -> bool | None:
-    """What the parameters of an output say of its form. Raises Malformed for others."""
-    value = parameters.get(BINARY_DATA)
-    if len(parameters) == 1 and isinstance(value, bool):
-        return value
+    """The flag ``binary_data``, None if there is none. Raises Malformed for other parameters."""
     where = f"outputs: the parameters of {name!r}"
-    check_keys(where, parameters, _OF_OUTPUTS)
-    return read_flag(f"{where}: {BINARY_DATA}", value)
+    check_keys(where, parameters, (BINARY_DATA,))
+    return read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA))

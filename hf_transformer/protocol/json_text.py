@@ -1,9 +1,9 @@
-"""JSON that a client has sent: parsed only once it is sure that it does not become far more than its bytes are.
+"""Limits for clients' JSON, checked before it is parsed.
 
-A list of two bytes, ``[]``, becomes an object of 56 bytes that Python's garbage collector keeps an eye on, and a key of
-an object becomes a string and a place in a hash table. 16 MB of these take a second and a gigabyte, during which
-nothing else is answered: orjson holds the interpreter's lock, so that a thread would not help. No request that makes
-sense has many of them. So they are counted first, outside strings, where brackets mean nothing.
+A list of two bytes, ``[]``, becomes an object of 56 bytes that Python's garbage collector tracks, and a key becomes a
+string and an entry of a hash table. 16 MB of these take a second and a gigabyte. Nothing else is answered meanwhile:
+orjson holds the interpreter's lock, so a thread would not help. No sensible request has many of them, so they are
+counted first, outside strings.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import orjson
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.datatypes import Malformed
+from hf_transformer.protocol.tensors import Malformed, json_kind
 from hf_transformer.types import Array, Json
 
 SMALL = 64 * 1024
-"""Bytes of a text that is parsed without a look at it: that takes a few milliseconds, whatever is in it."""
+"""Bytes of a text that is parsed without counting: that takes a few milliseconds at worst."""
 CHUNK = 256 * 1024
-"""Bytes that are looked at together; they and what is made of them fit into a processor's cache."""
+"""Bytes that are counted at a time; they and the arrays made of them fit into a processor's cache."""
 PER_TEXT, BESIDE = 16, 10_000
-"""Lists, objects and keys for each text of a request, and beside the texts. The most that a text has is about four: an
-object, two keys, and a list of words or labels."""
+"""Lists, objects and keys for each text of a request, and beside the texts. A text has about four at most: an object,
+two keys, and a list of words or labels."""
 VALUE_BYTES = 8
-"""Of the largest body, for each value: a word or a token's id with its comma. A smaller body may have shorter ones."""
+"""Bytes of the largest body for each value: a word or a token's id with its comma. Smaller bodies may have more."""
 QUOTE, COMMA, COLON, BRACKET = b'",:['
 OPENING = 0xDF
-"""The bits of the two opening brackets, ``[`` and ``{``, that they have in common."""
+"""The bits that the two opening brackets, ``[`` and ``{``, have in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLimits:
-    """What a text may hold. ``parts`` are lists, objects and keys; ``values`` what stands between commas."""
+    """The most that a text may hold. ``parts`` are lists, objects and keys; ``values`` stand between commas."""
 
     parts: int
     values: int
@@ -58,26 +59,34 @@ def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
 
     Raises:
         Malformed: it is not JSON, or not UTF-8.
-        TooLarge: it has more than the limits allow; that is found before it is parsed.
+        TooLarge: it has more than the limits allow. It is not parsed then.
     """
     if len(text) <= SMALL:
-        return _parse(text)
+        return parse(text)
     check_size(bytes(text), limits)
     with collector_paused():
-        return _parse(text)
+        return parse(text)
 
 
-def _parse(text: bytes | memoryview) -> Json:
+def parse(text: bytes | memoryview) -> Json:
+    """The value in a JSON text of any size. Raises Malformed for anything else."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as exc:
         raise Malformed(f"body: not JSON: {exc}") from exc
 
 
+def json_object(value: Json) -> dict[str, Any]:
+    """The value if it is a JSON object. Raises Malformed otherwise."""
+    if not isinstance(value, dict):
+        raise Malformed(f"body: {json_kind(value)} is not a JSON object")
+    return value
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keeps Python's garbage collector from looking at a structure again and again while it is built, which would take
-    three times as long as building it. Uses may stand in each other, and in several threads."""
+    """Pauses Python's garbage collector while a large structure is built; its passes would take three times as long as
+    building it. Reentrant, and safe in several threads."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -90,11 +99,11 @@ def collector_paused() -> Iterator[None]:
 def check_size(text: bytes, limits: JsonLimits) -> None:
     """Raises TooLarge for more than the limits allow.
 
-    Of a text that is not JSON, what stands before the first mistake is counted right; a parser comes no further.
+    In a text that is not JSON the count is right up to the first mistake, where parsers stop.
     """
     parts, values = sum(map(text.count, (b"[", b"{", b":"))), text.count(b",")
     if parts > limits.parts or values > limits.values:
-        # Only now it matters how many of them stand in strings, as in a prompt with code in it.
+        # Some of them may be in strings, such as a prompt with code in it.
         parts, values = count_outside_strings(text)
     for found, most, what in (
         (parts, limits.parts, "lists, objects and keys"),
@@ -108,7 +117,7 @@ def check_size(text: bytes, limits: JsonLimits) -> None:
 
 
 def count_outside_strings(text: bytes) -> tuple[int, int]:
-    """How many lists, objects and keys begin in a JSON text, and how many commas it has, those in strings left out."""
+    """The numbers of lists, objects and keys in a JSON text, and of its commas, without those in strings."""
     if b"\\" in text:  # from left to right, so that of three backslashes the third is the quote's
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     parts = commas = 0

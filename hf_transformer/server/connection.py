@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from hf_transformer.server.http10 import Unchunked
 from hf_transformer.server.short_requests import ShortWayProtocol
-from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
+from hf_transformer.whole_response import WHOLE_RESPONSE
 
 LINGER = 1.0
 """Seconds in which a client that is refused may go on sending: a connection that is closed under it would be reset, and
@@ -106,7 +106,6 @@ class Connection(ShortWayProtocol):
         # Keys of our own: an ASGI scope may have any, though uvicorn's type for one names only the usual ones.
         self.running = cycle
         cycle.scope[WHOLE_RESPONSE] = partial(self._send_whole, cycle)  # type: ignore[typeddict-unknown-key]
-        cycle.scope[SEND_PART] = partial(self._send_part, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _send_whole(
@@ -136,13 +135,6 @@ class Connection(ShortWayProtocol):
         if not cycle.keep_alive:
             self.transport.close()
         cycle.on_response()
-        return True
-
-    def _send_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
-        """What the cycle's ``send`` does, for a part of a body in chunks; see whole_response."""
-        if not cycle.chunked_encoding or self.flow.write_paused or cycle.disconnected or cycle.response_complete:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
     def on_message_begin(self) -> None:

@@ -1,23 +1,26 @@
-"""What turns texts into encodings: the Rust tokenizers library, or a tokenizer written in Python."""
+"""From texts to encodings: by the Rust tokenizers library, or by a tokenizer written in Python."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import compress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer.cutting import BYTES, cut_ranges, many_pieces, span, without
-from hf_transformer.tokenizer.uncut import uncut
-from hf_transformer.tokenizer.word_memo import WordMemo
+from hf_transformer.tokenizer.words import WordCache
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
 
 LONGEST_FIRST = "longest_first"
-"""Of a pair, the longer text is cut until they are equally long, then both."""
+"""Of a pair, the longer text is truncated until they are equally long, then both."""
+
+LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
+"""What an encoding has for each token."""
+
+FIRST_ALONE = Tokenization(only_first=True)
+WHOLE, BARE = Tokenization(whole=True), Tokenization(whole=True, special_tokens=False)
 
 
 def strings(text: TextInput) -> Sequence[str]:
@@ -31,9 +34,9 @@ def strings(text: TextInput) -> Sequence[str]:
 
 def characters(text: TextInput) -> int:
     """How many characters a text has, both of a pair, all of the words; of token ids, one for each."""
-    if isinstance(text, TokenIds):
-        return len(text.ids)
-    return len(text) if isinstance(text, str) else sum(map(len, strings(text)))
+    if isinstance(text, str):
+        return len(text)
+    return len(text.ids) if isinstance(text, TokenIds) else sum(map(len, strings(text)))
 
 
 def too_many_tokens(how: Tokenization) -> TooLarge:
@@ -45,201 +48,198 @@ def too_many_tokens(how: Tokenization) -> TooLarge:
 
 
 class Engine(Protocol):
-    """What encodes."""
+    """Encodes texts. Threads share it."""
 
-    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
-    def encode_one(self, text: str) -> Encoding: ...
-    def ids(self, text: str, *, special_tokens: bool) -> list[int]: ...
-    def with_max_length(self, length: int) -> Engine: ...
+    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text, one unless ``how`` asks for more. No text comes in token ids.
+
+        Raises:
+            InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks this.
+            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
+        """
+
+    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
+        """All ids of one text, not truncated, with the special tokens that the service adds, or without any."""
+
+    def with_max_length(self, length: int) -> Engine:
+        """The same with another limit in tokens."""
 
 
 class RustEngine:
-    """A tokenizer of the Rust library, shared by threads.
+    """A tokenizer of the Rust library.
 
-    Where to cut is a setting inside the library's object. The usual one is made once and never changes; for a request
-    that wants another there is a second object behind a lock, made when it is first needed. A third one never cuts.
-    They share one vocabulary. Short texts of words that were there before need none of them (WordMemo).
+    ``backend`` does not truncate, and is not changed: what doesn't fit is removed from the whole encoding. Windows,
+    and pairs of which one certain text is truncated, are made by the library. There truncation is a setting of the
+    object, so these use a second object, behind a lock, with the same vocabulary. The word cache needs neither.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, max_length: int, *, special_tokens: bool, truncation_side: str
+        self,
+        backend: tokenizers.Tokenizer,
+        max_length: int,
+        *,
+        special_tokens: bool,
+        truncation_side: str,
+        word_cache: bool = True,
     ) -> None:
         backend.no_padding()
-        backend.enable_truncation(max_length, stride=0, strategy=LONGEST_FIRST, direction=truncation_side)
+        backend.no_truncation()
         self._backend = backend
         self._max_length = max_length
         self._special_tokens = special_tokens
         self._truncation_side = truncation_side
+        self._words = WordCache.of(backend, special_tokens) if word_cache else None
         self._lock = threading.Lock()
-        self._adjustable: tokenizers.Tokenizer | None = None
-        self._uncut = uncut(self._backend)
-        self._memo = WordMemo.of(self._uncut, special_tokens)
+        self._truncating: tokenizers.Tokenizer | None = None
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, one unless ``how`` asks for more.
-
-        Raises:
-            InvalidInput: a text is not Unicode, a pair can't fit, or a stride is too long.
-            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``; that is found before they are made.
-        """
-        if how is not PLAIN or self._memo is None:
+        """See Engine. TooLarge is found before the windows are made."""
+        if how is not PLAIN or self._words is None:
             return self._encode(texts, how)
-        found = [self._remembered(text) if isinstance(text, str) else None for text in texts]
-        others = [text for text, one in zip(texts, found, strict=True) if one is None]
-        rest = iter(self._encode(others, how) if others else ())
-        return [next(rest) if one is None else [one] for one in found]
-
-    def encode_one(self, text: str) -> Encoding:
-        """What ``encode`` gives for one text in the usual way, with little around it."""
-        ids = None if self._memo is None else self._memo.ids(text)
-        if ids is None or len(ids) >= self._max_length:
-            return self._one(text)[0]
-        return Encoding(ids, [0] * len(ids))
-
-    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
-        """All ids of one text: it is not cut. Special ones are added as usual, or not at all."""
-        found = None
-        if self._memo is not None:
-            found = self._memo.ids(text) if special_tokens else self._memo.bare(text)
-        if found is None:
-            return self._run_one(self._uncut, text, special_tokens and self._special_tokens).ids
+        limit, known = self._max_length, self._words.ids
+        found: list[list[Encoding]] = []
+        others: dict[int, TextInput] = {}
+        for index, text in enumerate(texts):
+            ids = known(text) if isinstance(text, str) else None
+            if ids is None or len(ids) > limit:
+                others[index] = text
+                found.append([])
+            else:
+                found.append([Encoding(ids, [0] * len(ids))])
+        if others:
+            for index, windows in zip(others, self._encode([*others.values()], how), strict=True):
+                found[index] = windows
         return found
 
-    def _remembered(self, text: str) -> Encoding | None:
-        """An encoding made of known words, if it need not be cut."""
-        ids = None if self._memo is None else self._memo.ids(text)
-        return Encoding(ids, [0] * len(ids)) if ids is not None and len(ids) < self._max_length else None
+    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
+        """See Engine."""
+        found = None
+        if self._words is not None:
+            found = self._words.ids(text) if special_tokens else self._words.bare_ids(text)
+        return self._run(self._backend, [text], WHOLE if special_tokens else BARE)[0].ids if found is None else found
+
+    def with_max_length(self, length: int) -> RustEngine:
+        """See Engine."""
+        return RustEngine(
+            self._backend,
+            length,
+            special_tokens=self._special_tokens,
+            truncation_side=self._truncation_side,
+            word_cache=self._words is not None,
+        )
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """What ``encode`` gives, by the library."""
-        if how is PLAIN and len(texts) == 1 and isinstance(texts[0], str):
-            return [self._one(texts[0])]
+        """What ``encode`` gives, without the word cache."""
         if how.whole:
             return self._whole(texts, how)
         limit = min(how.max_length or self._max_length, self._max_length)
-        if not how.windows and not how.one_side:
-            if any(apart := [many_pieces(text, limit) for text in texts]):
-                pairs = iter(self._cut_pairs([*compress(texts, apart)], limit, how))
-                others = [text for text, many in zip(texts, apart, strict=True) if not many]
-                rest = iter(self._encode(others, how) if others else ())
-                return [[next(pairs)] if many else next(rest) for many in apart]
-            if limit == self._max_length:
-                return [self._windows(one, limit, how) for one in self._run(self._backend, texts, how)]
-        stride = min(limit // 2, 128) if how.stride is None else how.stride
-        rooms = self._rooms(texts, limit, stride, how)
-        with self._lock:
-            if how.windows:
-                self._count_windows(texts, rooms, stride, how)
-            if min(rooms) > stride:
-                encoded = self._run(self._adjust(limit, stride, how), texts, how)
-            else:
-                encoded = [
-                    self._run(self._adjust(limit, stride, how), [text], how)[0]
-                    if room > stride
-                    else self._one_window(text, limit, stride, how)
-                    for text, room in zip(texts, rooms, strict=True)
-                ]
-        return [self._windows(one, limit, how) for one in encoded]
+        # The library may give the first token that is left on the left other offsets than it has in the whole text.
+        if how.windows or how.one_side or (how.detail and self._truncation_side == "left"):
+            return self._by_library(texts, limit, how)
+        if limit < self._max_length:
+            self._room(limit, how)
+        encoded = self._run(self._backend, texts, how)
+        return [[self._fitted(one, text, limit, how)] for one, text in zip(encoded, texts, strict=True)]
 
     def _whole(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The texts as they are, and what would be cut off of each."""
-        encoded = self._run(self._uncut, texts, replace(how, detail=True))
+        """The texts as they are, and what would be removed from each."""
+        encoded = self._run(self._backend, texts, replace(how, detail=True))
         if sum(map(len, encoded)) > how.max_tokens:
             raise too_many_tokens(how)
         found = []
         for text, one in zip(texts, encoded, strict=True):
-            ranges = self._cut_ranges(one, isinstance(text, tuple), self._max_length)
+            ranges = self._excess(one, text, self._max_length)
             cut = Cut(sum(map(len, ranges)), tuple(span(one, tokens) for tokens in ranges))
             found.append([_convert(one, one.ids, False, how.detail, cut)])
         return found
 
-    def _cut_pairs(self, pairs: Sequence[TextInput], limit: int, how: Tokenization) -> list[Encoding]:
-        """Pairs, cut here and not by the library: in the same way, without what it makes of the rest."""
-        found = []
-        for encoded in self._run(self._uncut, pairs, how):
-            ranges = self._cut_ranges(encoded, True, limit)
-            whole = _convert(encoded, encoded.ids, any(ranges), how.detail)
-            found.append(without(whole, ranges))
-            if len(found[-1]) > limit:
-                raise _does_not_fit(limit)
-        return found
+    def _fitted(self, encoded: tokenizers.Encoding, text: TextInput, limit: int, how: Tokenization) -> Encoding:
+        """An encoding of at most ``limit`` tokens."""
+        ids = encoded.ids
+        if len(ids) <= limit:
+            return _convert(encoded, ids, False, how.detail)
+        fitted = without(_convert(encoded, ids, True, how.detail), self._excess(encoded, text, limit))
+        if len(fitted) > limit:
+            raise _does_not_fit(limit)
+        return fitted
 
-    def _cut_ranges(self, encoded: tokenizers.Encoding, pair: bool, limit: int) -> list[range]:
+    def _excess(self, encoded: tokenizers.Encoding, text: TextInput, limit: int) -> list[range]:
+        pair = isinstance(text, tuple)
         added = self._backend.num_special_tokens_to_add(pair) * self._special_tokens
-        return cut_ranges(encoded, pair, max(0, limit - added), from_left=self._truncation_side == "left")
+        return excess(encoded, pair, max(0, limit - added), from_left=self._truncation_side == "left")
 
-    def _adjust(self, limit: int, stride: int, how: Tokenization) -> tokenizers.Tokenizer:
-        """The second object, cutting as asked. Call it with the lock held."""
-        adjustable = self._adjustable = self._adjustable or uncut(self._backend)
-        adjustable.enable_truncation(limit, stride=stride, strategy=_strategy(how), direction=self._truncation_side)
-        return adjustable
-
-    def _rooms(self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization) -> list[int]:
-        """For each text, how many tokens a window has for what is cut of it.
-
-        Of some pairs the text that is never cut leaves no more than ``stride``: no windows can be made of these, and
-        the library would panic, which no ``except Exception`` catches.
-        """
-        count = self._backend.num_special_tokens_to_add
-        # The library leaves room for special tokens even where they are not added (--disable_special_tokens).
-        room = limit - count(how.one_side)
-        if room <= 0:
-            raise InvalidInput(f"{limit} tokens leave no room for text beside the special tokens")
+    def _by_library(self, texts: Sequence[TextInput], limit: int, how: Tokenization) -> list[list[Encoding]]:
+        """The windows of each text. Of those that don't fit, the library makes them, once their number is known."""
+        stride = min(limit // 2, 128) if how.stride is None else how.stride
+        room = self._room(limit, how)
         if stride >= room:
             raise InvalidInput(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
-        if not how.one_side or not (stride or how.windows):
-            return [room] * len(texts)
-        whole = [text[0 if how.only_second else 1] if isinstance(text, tuple) else "" for text in texts]
-        added = count(False) * self._special_tokens
-        return [room - (len(one.ids) - added) for one in self._run(self._backend, whole, PLAIN)]
-
-    def _count_windows(self, texts: Sequence[TextInput], rooms: Sequence[int], stride: int, how: Tokenization) -> None:
-        """Raises TooLarge where there would be too many. Call it with the lock held."""
+        found: list[list[Encoding]] = []
+        long: dict[int, TextInput] = {}
         total = 0
-        for text, room in zip(texts, rooms, strict=True):
-            # No tokenizer makes more tokens of a text than it has bytes. Without room for windows there is one.
-            total += 1 + (BYTES * characters(text) // (room - stride) if room > stride else 0)
-        if total <= how.max_windows:
-            return
-        counting = self._adjustable = self._adjustable or uncut(self._backend)
-        counting.no_truncation()
-        added = counting.num_special_tokens_to_add(False) * self._special_tokens
-        total = 0
-        for text, room in zip(texts, rooms, strict=True):
-            cut = text[1 if how.only_second else 0] if how.one_side and isinstance(text, tuple) else text
-            [encoded] = self._run(counting, [cut], PLAIN)
-            rest = max(0, len(encoded.ids) - added - room)
-            total += 1 + (-(-rest // (room - stride)) if room > stride else 0)
+        for text, whole in zip(texts, self._run(self._backend, texts, how), strict=True):
+            fits = len(whole) <= limit
+            total += 1 if fits else self._count_windows(text, whole, room, stride, limit, how)
             if total > how.max_windows:
                 raise TooLarge(
                     f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
                     "send shorter texts, or share fewer tokens between windows"
                 )
+            if not fits:
+                long[len(found)] = text
+            found.append([_convert(whole, whole.ids, False, how.detail)] if fits else [])
+        for index, first in zip(long, self._truncate([*long.values()], limit, stride, how), strict=True):
+            if len(first) > limit:
+                # The library doesn't truncate at all where the special tokens alone are too many.
+                raise _does_not_fit(limit)
+            windows = [first, *first.overflowing] if how.windows else [first]
+            found[index] = [_convert(one, one.ids, not how.windows, how.detail) for one in windows]
+        return found
 
-    def _one_window(self, text: TextInput, limit: int, stride: int, how: Tokenization) -> tokenizers.Encoding:
-        """A pair that can't become windows, and need not if it fits. Call it with the lock held."""
-        encoded = self._run(self._adjust(limit, 0, how), [text], how)[0]
-        if encoded.overflowing:
+    def _room(self, limit: int, how: Tokenization) -> int:
+        """How many tokens of text fit into a window. Raises InvalidInput if there is none."""
+        # The library leaves room for special tokens even where they are not added (--disable_special_tokens).
+        room = limit - self._backend.num_special_tokens_to_add(how.one_side)
+        if room <= 0:
+            raise InvalidInput(f"{limit} tokens leave no room for text beside the special tokens")
+        return room
+
+    def _count_windows(
+        self, text: TextInput, whole: tokenizers.Encoding, room: int, stride: int, limit: int, how: Tokenization
+    ) -> int:
+        """How many windows a text has that doesn't fit into ``limit`` tokens. Raises InvalidInput if it can't have any.
+
+        Of some pairs the text that is never truncated leaves no more than ``stride``. The library would panic then,
+        which no ``except Exception`` catches.
+        """
+        owners = whole.sequence_ids
+        kept = owners.count(0 if how.only_second else 1) if how.one_side and isinstance(text, tuple) else 0
+        room -= kept
+        if room <= stride and (stride or how.windows):
+            self._truncate([text], limit, 0, how)  # raises InvalidInput where the other text alone is too long
             raise InvalidInput(
                 f"a stride of {stride} tokens is too long for windows of {limit} tokens, most of which the other text "
                 "of the pair takes; shorten that text"
             )
-        return encoded
+        rest = len(owners) - owners.count(None) - kept - room
+        return 1 + -(-rest // (room - stride)) if how.windows else 1
 
-    def _one(self, text: str) -> list[Encoding]:
-        """What ``_encode`` does for one text in the usual way, with little around the library's own work."""
-        return self._windows(self._run_one(self._backend, text, self._special_tokens), self._max_length, PLAIN)
-
-    def _run_one(self, backend: tokenizers.Tokenizer, text: str, special_tokens: bool) -> tokenizers.Encoding:
-        try:
-            return backend.encode_batch_fast([text], add_special_tokens=special_tokens)[0]
-        except Exception as exc:  # as in _run
-            raise InvalidInput(f"the tokenizer can't encode a text: {_reason([text]) or exc}") from exc
+    def _truncate(
+        self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization
+    ) -> list[tokenizers.Encoding]:
+        """The first window of each text by the library, with the others as its ``overflowing``."""
+        if not texts:
+            return []
+        strategy = "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
+        with self._lock:
+            self._truncating = self._truncating or _copy(self._backend)
+            self._truncating.enable_truncation(limit, stride=stride, strategy=strategy, direction=self._truncation_side)
+            return self._run(self._truncating, texts, how)
 
     def _run(
         self, backend: tokenizers.Tokenizer, texts: Sequence[TextInput], how: Tokenization
     ) -> list[tokenizers.Encoding]:
-        """Encodes plain texts and texts in words, each kind in one call, and puts them into their order again."""
+        """Encodes plain texts and texts in words, each kind in one call, and restores their order."""
         run: Any = backend.encode_batch if how.detail else backend.encode_batch_fast
         in_words = [isinstance(text, Words) for text in texts]
         special_tokens = self._special_tokens if how.special_tokens is None else how.special_tokens
@@ -266,32 +266,66 @@ class RustEngine:
             raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
         return [next(found[kind]) for kind in in_words]
 
-    def _windows(self, encoded: tokenizers.Encoding, limit: int, how: Tokenization) -> list[Encoding]:
-        ids = encoded.ids
-        if len(ids) > limit:
-            # The library doesn't truncate at all where the special tokens alone are too many.
-            raise _does_not_fit(limit)
-        # Only a text that was cut is as long as the limit and has a rest; reading the rest costs time. A pair of which
-        # one text alone is cut can be shorter.
-        rest = encoded.overflowing if len(ids) == limit or how.one_side else []
-        if how.windows:
-            return [_convert(one, one.ids, False, how.detail) for one in (encoded, *rest)]
-        return [_convert(encoded, ids, bool(rest), how.detail)]
 
-    def with_max_length(self, length: int) -> RustEngine:
-        """A copy that cuts elsewhere."""
-        return RustEngine(
-            uncut(self._backend), length, special_tokens=self._special_tokens, truncation_side=self._truncation_side
-        )
+def _copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A copy without truncation and padding, with the same vocabulary in memory if the library can share it."""
+    copy = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        setattr(copy, part, getattr(backend, part))
+    added = backend.get_added_tokens_decoder()
+    copy.add_tokens([added[number] for number in sorted(added)])
+    if copy.get_added_tokens_decoder() != added:
+        copy = tokenizers.Tokenizer.from_str(backend.to_str())
+        copy.no_truncation()
+    copy.encode_special_tokens = backend.encode_special_tokens
+    return copy
 
 
-def _strategy(how: Tokenization) -> str:
-    """Which text of a pair is cut, as the library calls it."""
-    return "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens are left of the two texts of a pair that share ``room`` tokens; a single text has a ``second``
+    of 0. Source: truncate_encodings in tokenizers/src/utils/truncation.rs."""
+    short, long = sorted((first, second))
+    if short + long <= room:
+        return first, second
+    long = max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = room - short
+    return (short, long) if first <= second else (long, short)
 
 
-def _does_not_fit(limit: int) -> InvalidInput:
-    return InvalidInput(f"a pair of texts does not fit into {limit} tokens")
+def excess(encoded: tokenizers.Encoding, pair: bool, room: int, *, from_left: bool) -> list[range]:
+    """The tokens of each text that don't fit, as indices into the encoding of the whole.
+
+    Args:
+        room: how many tokens fit beside the special ones.
+        from_left: whether the beginning of a text is removed, and not its end.
+    """
+    owners = encoded.sequence_ids
+    first, second = owners.count(0), owners.count(1)
+    ranges = []
+    for number, left in enumerate(longest_first(first, second, room)[: 1 + pair]):
+        length = second if number else first
+        start = owners.index(number) if length else 0
+        start += 0 if from_left else left
+        ranges.append(range(start, start + length - left))
+    return ranges
+
+
+def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:
+    """An encoding without some ranges of its tokens, which don't overlap."""
+    cuts = sorted(filter(len, ranges), key=lambda one: one.start)
+    kept = list(map(slice, [0, *(cut.stop for cut in cuts)], [*(cut.start for cut in cuts), len(encoding)]))
+    lists = ((name, getattr(encoding, name)) for name in LISTS)
+    left: Any = {name: [one for part in kept for one in values[part]] for name, values in lists if values is not None}
+    return replace(encoding, **left)
+
+
+def span(encoded: tokenizers.Encoding, tokens: range) -> tuple[int, int] | None:
+    """The characters of some tokens that follow each other in one text."""
+    edges = [encoded.token_to_chars(index) for index in (tokens[0], tokens[-1])] if tokens else []
+    found = [edge for edge in edges if edge is not None]
+    return (found[0][0], found[-1][1]) if found else None
 
 
 def _convert(
@@ -311,6 +345,10 @@ def _convert(
     )
 
 
+def _does_not_fit(limit: int) -> InvalidInput:
+    return InvalidInput(f"a pair of texts does not fit into {limit} tokens")
+
+
 def _reason(texts: Sequence[TextInput]) -> str | None:
     for text in texts:
         try:
@@ -318,3 +356,69 @@ def _reason(texts: Sequence[TextInput]) -> str | None:
         except UnicodeEncodeError as exc:
             return f"it has a lone surrogate, {exc.object[exc.start]!r}, which is not Unicode text"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEngine:
+    """A tokenizer of transformers that is written in Python. It has no offsets, windows or texts in words."""
+
+    tokenizer: Any
+    max_length: int
+    special_tokens: bool
+
+    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """See Engine."""
+        in_words = any(isinstance(text, Words) for text in texts)
+        if how.whole and not in_words:
+            return [[self._whole(text, how)] for text in texts]
+        if how not in (PLAIN, FIRST_ALONE) or in_words:
+            raise InvalidInput(
+                "this model's tokenizer is written in Python and has no offsets, windows or texts in words; "
+                "a tokenizer.json would give it them"
+            )
+        strategy = "only_first" if how.only_first else LONGEST_FIRST
+        return [[self._truncated(text, strategy)] for text in texts]
+
+    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
+        """See Engine."""
+        return self._whole(text, WHOLE if special_tokens else BARE).ids
+
+    def with_max_length(self, length: int) -> PythonEngine:
+        """See Engine."""
+        return replace(self, max_length=length)
+
+    def _whole(self, text: TextInput, how: Tokenization) -> Encoding:
+        """A text as it is; where its tokens lie in it is not known."""
+        special = self.special_tokens if how.special_tokens is None else how.special_tokens
+        whole = self._call(text, add_special_tokens=special, return_special_tokens_mask=True)
+        ids = list(whole["input_ids"])
+        if len(ids) > how.max_tokens:
+            raise too_many_tokens(how)
+        added: int = self.tokenizer.num_special_tokens_to_add(isinstance(text, tuple))
+        rest = len(ids) + added * (self.special_tokens - special) - self.max_length
+        mask = list(whole["special_tokens_mask"]) if how.detail else None
+        return Encoding(ids, _type_ids(whole), special_mask=mask, cut=Cut(max(0, rest), None))
+
+    def _truncated(self, text: TextInput, strategy: str) -> Encoding:
+        whole = self._call(text)
+        truncated = len(whole["input_ids"]) > self.max_length
+        if truncated:
+            whole = self._call(text, truncation=strategy, max_length=self.max_length)
+        ids = list(whole["input_ids"])
+        if len(ids) > self.max_length:
+            # transformers logs an error then, and leaves the pair as long as it was.
+            raise _does_not_fit(self.max_length)
+        return Encoding(ids, _type_ids(whole), truncated)
+
+    def _call(self, text: TextInput, **options: Any) -> Mapping[str, Any]:
+        pair = text if isinstance(text, tuple) else (str(text), None)
+        usual = {"add_special_tokens": self.special_tokens, "return_token_type_ids": True, "verbose": False}
+        try:
+            encoded: Mapping[str, Any] = self.tokenizer(*pair, **(usual | options))
+        except (ValueError, TypeError, KeyError, UnicodeError) as exc:
+            raise InvalidInput(f"the tokenizer can't encode a text: {exc}") from exc
+        return encoded
+
+
+def _type_ids(encoded: Mapping[str, Any]) -> list[int]:
+    return list(encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]))

@@ -20,28 +20,16 @@ from pathlib import Path
 import orjson
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.folder import SETTINGS_FILES, VOCABULARY_FILES, has_tokenizer, read_json
+from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, has_tokenizer, read_json
 
 log = logging.getLogger(__name__)
 
 DOWNLOADS = (
     *SETTINGS_FILES,
     *VOCABULARY_FILES,
-    "merges.txt",
-    "vocab.bpe",
-    "dict.txt",
-    "target.spm",
-    "vocab-src.json",
-    "vocab-tgt.json",
-    "*.tiktoken",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-    "modules.json",
-    "sentence_*_config.json",
-    "config_sentence_transformers.json",
-    "?_*/config.json",
+    *"merges.txt vocab.bpe dict.txt target.spm vocab-src.json vocab-tgt.json *.tiktoken".split(),
+    *"generation_config.json chat_template.jinja chat_template.json additional_chat_templates/*.jinja".split(),
+    *"modules.json sentence_*_config.json config_sentence_transformers.json ?_*/config.json".split(),
 )
 """What is downloaded, as patterns; ``?_*/config.json`` are sentence-transformers' modules such as 1_Pooling."""
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.tokenizer.engine import Engine, RustEngine, characters, too_many_tokens
-from hf_transformer.tokenizer.lexicon import MANY_IDS, python_words, rust_words
-from hf_transformer.tokenizer.lexicon import Lexicon as Lexicon
-from hf_transformer.tokenizer.tokenizer_fallback import PythonEngine, load_with_transformers, named_tokens
-from hf_transformer.tokenizer.tokenizer_files import LoadedTokenizer, NotMirrored, load_fast
-from hf_transformer.tokenizer.tokenizer_limits import choose_max_length
+from hf_transformer.tokenizer.engine import BARE, Engine, PythonEngine, RustEngine, characters, too_many_tokens
+from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
+from hf_transformer.tokenizer.vocabulary import MANY_IDS, TokenVocabulary
 from hf_transformer.types import PLAIN, Encoding, Json, TextInput, TokenIds, Tokenization
-
-log = logging.getLogger(__name__)
 
 INLINE_CHARACTERS = 2000
 """Up to this many characters are encoded on the event loop, more in a thread.
@@ -30,96 +24,66 @@ about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 m
 """
 
 CHUNK, CHUNK_CHARACTERS = 64, 100_000
-"""Texts, and about how many characters, that are encoded at a time: the library keeps what it cuts off of a text until
-all of them are done, which for a thousand long ones would be gigabytes, and others may be waiting for their turn."""
+"""Texts, and about how many characters, that are encoded at a time: the library keeps the whole encodings until all of
+them are done, which for a thousand long texts would be gigabytes, and other requests may be waiting for their turn."""
 
-USUAL = (PLAIN, Tokenization(detail=True))
-"""What is encoded without waiting for anybody."""
+DETAILED = Tokenization(detail=True)
 
-_BARE = Tokenization(whole=True, special_tokens=False)
-
-MASK_TOKENS = ("[MASK]", "<mask>")
-"""Taken as the mask token where the settings name none and the vocabulary has one of them."""
+Result = TypeVar("Result")
 
 
-class Tokenizer:
-    """One model's tokenizer. Nothing that changes in it can be seen from outside, so threads and requests share it.
+class Tokenizer(TokenVocabulary):
+    """One model's tokenizer. Threads and requests share it: no call changes what another one gives.
 
-    Attributes: ``max_length``, the limit in tokens, special ones included; ``padding_side``, ``left`` or ``right``;
-    ``pad_token_id``, None if there is no padding token; ``pad_id``, an id that always exists, for positions that are
-    masked out; ``mask_token`` and ``mask_id``, None if there is no mask token; ``cls_id`` and ``unk_id``, None if
-    there is no token that stands for the text, or for unknown words; ``marks_subwords``, whether a token that continues
-    a word has a prefix (## of WordPiece); ``cleans_up``, whether ``decode`` removes spaces before punctuation
-    (lexicon.CLEAN_UP); ``byte_level``, whether tokens are bytes in GPT-2's alphabet.
+    ``max_length`` is the limit in tokens, special ones included. The other attributes are those of TokenVocabulary.
     """
 
-    def __init__(
-        self, engine: Engine, words: Lexicon, tokens: Mapping[str, str], *, max_length: int, padding_side: str
-    ) -> None:
+    def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
+        super().__init__(loaded)
+        self._loaded = loaded
         self._engine = engine
-        self._words = words
-        self._tokens = tokens
         self.max_length = max_length
-        self.padding_side = padding_side
-        self.mask_token = tokens.get("mask_token") or next((text for text in MASK_TOKENS if words.to_id(text)), None)
-        self.mask_id = words.to_id(self.mask_token) if self.mask_token else None
-        self.cls_id = words.to_id(tokens["cls_token"]) if "cls_token" in tokens else None
-        self.unk_id = words.to_id(tokens["unk_token"]) if "unk_token" in tokens else None
-        self.marks_subwords = words.marks_subwords
-        self.cleans_up = words.cleans_up
-        self.byte_level = words.byte_level
-        ids = [words.to_id(tokens[name]) for name in ("pad_token", "eos_token", "unk_token") if name in tokens]
-        self.pad_token_id = words.to_id(tokens["pad_token"]) if "pad_token" in tokens else None
-        self.pad_id = next((number for number in ids if number is not None), 0)
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """Those with a name of their own, by it: bos_token, eos_token, pad_token and so on."""
-        return self._tokens
-
-    @property
-    def vocab_size(self) -> int:
-        """The highest id, plus one: what a model's logits need at least."""
-        return self._words.size
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
-        """One encoding per text or pair: no padding, cut to ``max_length``.
+        """One encoding per text or pair: no padding, truncated to ``max_length``.
 
         With ``offsets``, an encoding has all its details. Raises InvalidInput.
         """
-        how = Tokenization(detail=True) if offsets else PLAIN
-        return [windows[0] for windows in self.encode_windows(texts, how)]
+        return [windows[0] for windows in self.encode_windows(texts, DETAILED if offsets else PLAIN)]
 
     def encode_short(self, text: str) -> Encoding:
-        """What ``encode`` gives for one text, with little around it. Raises InvalidInput."""
-        return self._engine.encode_one(text)
+        """``encode`` of one text."""
+        return self._engine.encode((text,), PLAIN)[0][0]
 
     def ids(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """All ids of one text, which is not cut, with the special tokens that the service adds or without any.
+        """All ids of one text, not truncated, with the special tokens that the service adds or without any.
 
         Raises InvalidInput.
         """
         return self._engine.ids(text, special_tokens=special_tokens)
 
-    def encode_windows(
-        self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
-    ) -> list[list[Encoding]]:
+    def encode_windows(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
-
-        ``stop`` ends it early, between two chunks, with whatever there is by then.
 
         Raises:
             InvalidInput: a text can't be encoded so.
             TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
         """
+        return self._encode_chunks(_chunks(texts), how)
+
+    def _encode_chunks(
+        self, chunks: Iterable[Sequence[TextInput]], how: Tokenization, stop: threading.Event | None = None
+    ) -> list[list[Encoding]]:
+        """``stop`` ends the work early, between two chunks."""
         windows: list[list[Encoding]] = []
         left, tokens = how.max_windows, 0
-        for chunk in _chunks(texts):
+        for chunk in chunks:
             if stop is not None and stop.is_set():
                 break
             found = self._encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
-            left -= sum(map(len, found))
             windows += found
+            if how.windows:
+                left -= sum(map(len, found))
             if how.whole:
                 tokens += sum(len(one) for [one] in found)
                 if tokens > how.max_tokens:
@@ -128,6 +92,8 @@ class Tokenizer:
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The windows of each text; those that are tokens already have one."""
+        if TokenIds not in map(type, texts) and not (how.whole and how.detail):
+            return self._engine.encode(texts, how)
         rest = [text for text in texts if not isinstance(text, TokenIds)]
         found = iter(self._engine.encode(rest, how) if rest else ())
         if how.whole and how.detail:
@@ -150,33 +116,15 @@ class Tokenizer:
     async def encode_off_loop(
         self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN
     ) -> list[list[Encoding]]:
-        """``encode_windows`` that doesn't block the event loop: long texts go to the executor.
+        """``encode_windows`` that doesn't block the event loop: long texts are encoded in the executor.
 
-        So does all that is cut in another than the usual way, since it may have to wait for others (see RustEngine).
-        When the caller is cancelled the work in the executor ends soon too.
+        So are windows, and pairs of which one certain text is truncated, since these may wait for another request (see
+        RustEngine). When the caller is cancelled the work in the executor ends soon too.
         """
-        if (
-            how is PLAIN
-            and len(texts) <= CHUNK
-            and set(map(type, texts)) == {str}
-            and sum(map(len, texts)) <= INLINE_CHARACTERS  # type: ignore[arg-type]  # all are strings
-        ):
-            return self._engine.encode(texts, PLAIN)
-        if (how.whole or how in USUAL) and sum(map(characters, texts)) <= INLINE_CHARACTERS:
-            return self.encode_windows(texts, how)
-        stop = threading.Event()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, self.encode_windows, texts, how, stop)
-        finally:
-            stop.set()
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of some ids, as AutoTokenizer.decode gives it."""
-        return self._words.decode(ids, skip_special_tokens)
-
-    def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """``decode`` before the spaces are removed that ``cleans_up`` is about."""
-        return self._words.decode_unclean(ids, skip_special_tokens)
+        at_once = how is PLAIN or how.whole or how == DETAILED
+        if at_once and sum(map(characters, texts)) <= INLINE_CHARACTERS:
+            return self._encode_chunks((texts,), how)
+        return await _in_thread(executor, lambda stop: self._encode_chunks(_chunks(texts), how, stop))
 
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
@@ -185,43 +133,33 @@ class Tokenizer:
         soon when the caller is cancelled."""
         if sum(map(len, texts)) <= MANY_IDS:
             return [self.decode(ids, skip_special_tokens) for ids in texts]
-        stop = threading.Event()
-
-        def decode() -> list[str]:
-            return [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
-
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, decode)
-        finally:
-            stop.set()
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token, None if there is no such token."""
-        return self._words.to_id(token)
-
-    def id_to_token(self, number: int) -> str | None:
-        """The token with an id, None if there is no such id."""
-        return self._words.to_token(number)
-
-    def join_tokens(self, tokens: list[str]) -> str:
-        """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
-        return self._words.join(tokens)
+        return await _in_thread(
+            executor, lambda stop: [self.decode(ids, skip_special_tokens) for ids in texts if not stop.is_set()]
+        )
 
     def first_token_id(self, text: str) -> int | None:
-        """The id of a text's first token, special tokens left out; None for a text without tokens, which one that the
-        tokenizer can't encode is, too."""
+        """The id of a text's first token, special tokens left out; None for a text that has no tokens or can't be
+        encoded."""
         try:
-            [[found]] = self.encode_windows([text], _BARE)
+            [[found]] = self.encode_windows([text], BARE)
         except InvalidInput:
             return None
         return found.ids[0] if found.ids else None
 
     def with_max_length(self, length: int) -> Tokenizer:
-        """The same tokenizer with another limit in tokens; the two share nothing that changes."""
+        """The same tokenizer with another limit in tokens."""
         if length == self.max_length:
             return self
-        engine = self._engine.with_max_length(length)
-        return Tokenizer(engine, self._words, self._tokens, max_length=length, padding_side=self.padding_side)
+        return Tokenizer(self._loaded, self._engine.with_max_length(length), length)
+
+
+async def _in_thread(executor: Executor | None, work: Callable[[threading.Event], Result]) -> Result:
+    """What ``work`` gives. Its event is set when the caller is cancelled."""
+    stop = threading.Event()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
+    finally:
+        stop.set()
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
@@ -244,6 +182,7 @@ def load_tokenizer(
     lower_case: bool = True,
     special_tokens: bool = True,
     trust_remote_code: bool = False,
+    word_cache: bool = True,
 ) -> Tokenizer:
     """Load the tokenizer of a folder.
 
@@ -255,37 +194,21 @@ def load_tokenizer(
         lower_case: False switches lower-casing off; True leaves it as the model has it.
         special_tokens: whether [CLS], [SEP] and the like are added.
         trust_remote_code: whether the folder's own Python code may run.
+        word_cache: whether the ids of words are kept (words.py).
 
     Raises:
         LoadError: the files are broken or missing, need code that is not allowed, or the limit does not fit.
     """
-    folder = Path(folder)
-    loaded, slow = _load(folder, model_config, lower_case, trust_remote_code)
-    own_limit = loaded.model_max_length if loaded else slow.model_max_length
-    max_length = choose_max_length(max_model_len, own_limit, model_config)
+    loaded = load_folder(Path(folder), model_config, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    backend = loaded.backend
+    max_length = choose_max_length(max_model_len, loaded.model_max_length, model_config)
     if at_most is not None and max_model_len is None:
         max_length = min(max_length, at_most)
-    added = (loaded.backend if loaded else slow).num_special_tokens_to_add(False) if special_tokens else 0
+    added = (backend or loaded.slow).num_special_tokens_to_add(False) if special_tokens else 0
     if max_length <= added:
         raise LoadError(f"a limit of {max_length} tokens leaves no room for text: {added} special tokens are added")
-    if loaded is None:
-        engine: Engine = PythonEngine(slow, max_length, special_tokens)
-        words, tokens, side = python_words(slow), named_tokens(slow), slow.padding_side
-    else:
-        engine = RustEngine(
-            loaded.backend, max_length, special_tokens=special_tokens, truncation_side=loaded.truncation_side
-        )
-        words, tokens, side = rust_words(loaded, slow), loaded.tokens, loaded.padding_side
-    return Tokenizer(engine, words, tokens, max_length=max_length, padding_side=side)
-
-
-def _load(
-    folder: Path, config: Mapping[str, Json], lower_case: bool, trust_remote_code: bool
-) -> tuple[LoadedTokenizer | None, Any]:
-    """The Rust tokenizer, or None, and the tokenizer of transformers, or None where it is not needed."""
-    if (folder / "tokenizer.json").is_file():
-        try:
-            return load_fast(folder, config, lower_case=lower_case), None
-        except NotMirrored as exc:
-            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, exc)
-    return load_with_transformers(folder, lower_case=lower_case, trust_remote_code=trust_remote_code)
+    if backend is None:
+        return Tokenizer(loaded, PythonEngine(loaded.slow, max_length, special_tokens), max_length)
+    side = loaded.truncation_side
+    engine = RustEngine(backend, max_length, special_tokens=special_tokens, truncation_side=side, word_cache=word_cache)
+    return Tokenizer(loaded, engine, max_length)

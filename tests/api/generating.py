@@ -37,7 +37,7 @@ from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import ModelSpec
 from tests.generation.scripted import LIMITS, SCHEDULING, ScriptedGenerator
-from tests.predictor.scripted import SPEC, Scripted
+from tests.scripted_predictor import ScriptedPredictor
 from tests.triton_repository import TASK_MODELS
 
 FOLDER = TASK_MODELS / "gpt2"
@@ -49,13 +49,12 @@ ALL = (
 """Every field of Sampling that a model may honour or not."""
 
 
-class Ready(Scripted):
+class Ready(ScriptedPredictor):
     """A predictor that has the model; nothing is asked of it beside."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready = [True]
-        self.spec = SPEC
+        self.spec = ModelSpec("m", "1", (), (), 0)
 
     async def model_spec(self) -> ModelSpec:
         return self.spec

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from hf_transformer.api.access_log import AccessLog
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.access_format import ATOMS, Exchange, check_format
-from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
+from hf_transformer.whole_response import WHOLE_RESPONSE
 
 SCOPE: dict[str, Any] = {
     "type": "http",
@@ -171,15 +171,10 @@ class Ways:
     def __init__(self, takes: bool = True) -> None:
         self._takes = takes
         self.whole: list[Any] = []
-        self.parts: list[bytes] = []
-        self.in_scope: dict[str, Any] = {WHOLE_RESPONSE: self._send_whole, SEND_PART: self._send_part}
+        self.in_scope: dict[str, Any] = {WHOLE_RESPONSE: self._send_whole}
 
     def _send_whole(self, *response: Any) -> bool:
         self.whole += [response] if self._takes else []
-        return self._takes
-
-    def _send_part(self, body: bytes) -> bool:
-        self.parts += [body] if self._takes else []
         return self._takes
 
 
@@ -188,13 +183,6 @@ HEADERS = [(b"content-type", b"text/plain"), (b"x-request-id", b"r2")]
 
 async def answer_whole(scope: Scope, receive: Receive, send: Send) -> None:
     scope[WHOLE_RESPONSE](404, HEADERS, b"hello")
-
-
-async def answer_in_parts(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-    for part in (b"hello ", b"world"):
-        scope[SEND_PART](part)
-    await send({"type": "http.response.body", "body": b"!"})
 
 
 ALL_SENT = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
@@ -207,31 +195,9 @@ async def test_a_whole_response_past_asgi(log: Lines) -> None:
     assert log.lines == ["404 Not Found 5 5 5 text/plain -"]
 
 
-async def test_parts_past_asgi(log: Lines) -> None:
-    ways = Ways()
-    assert len(await request(ALL_SENT, answer_in_parts, **ways.in_scope)) == 2
-    assert ways.parts == [b"hello ", b"world"]
-    assert log.lines == ["200 OK 12 12 - text/plain -"]
-
-
-@pytest.mark.parametrize(
-    ("app", "line"),
-    [(answer_whole, "499 - 0 - - - -"), (answer_in_parts, "200 OK 1 1 - text/plain -")],
-    ids=["whole", "parts"],
-)
-async def test_what_the_server_did_not_take_was_not_sent(log: Lines, app: Any, line: str) -> None:
-    await request(ALL_SENT, app, **Ways(takes=False).in_scope)
-    assert log.lines == [line]
-
-
-@pytest.mark.parametrize("way", [WHOLE_RESPONSE, SEND_PART])
-async def test_a_server_that_has_one_way_past_asgi(log: Lines, way: str) -> None:
-    async def look(scope: Scope, receive: Receive, send: Send) -> None:
-        assert way in scope and not {WHOLE_RESPONSE, SEND_PART} - {way} & scope.keys()
-        await answer(scope, receive, send)
-
-    await request("%(s)s", look, **{way: Ways().in_scope[way]})
-    assert log.lines == ["201"]
+async def test_what_the_server_did_not_take_was_not_sent(log: Lines) -> None:
+    await request(ALL_SENT, answer_whole, **Ways(takes=False).in_scope)
+    assert log.lines == ["499 - 0 - - - -"]
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
@@ -239,7 +205,7 @@ async def test_nothing_is_left_for_the_garbage_collector(log: Lines, fails: bool
     left: list[MutableMapping[str, Any]] = []
 
     async def look(scope: Scope, receive: Receive, send: Send) -> None:
-        assert {WHOLE_RESPONSE, SEND_PART} <= scope.keys()
+        assert WHOLE_RESPONSE in scope
         left.append(scope)
         await answer_whole(scope, receive, send)
         if fails:
@@ -252,7 +218,7 @@ async def test_nothing_is_left_for_the_garbage_collector(log: Lines, fails: bool
             await request("%(s)s", look, **Ways().in_scope)
         except ZeroDivisionError:
             assert fails
-        assert not {WHOLE_RESPONSE, SEND_PART} & left.pop().keys()
+        assert WHOLE_RESPONSE not in left.pop()
         assert not [one for one in gc.get_objects() if isinstance(one, Exchange)]
     finally:
         gc.enable()

@@ -13,7 +13,7 @@ from hf_transformer.api.generation import generating
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
-from tests.api.grpc_model import ScriptedModel
+from tests.integration.api.grpc_model import ScriptedModel
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,7 +12,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from hf_transformer.api.grpc.reflection import Reflection
-from hf_transformer.protocol.v2_grpc import SERVICE
+from hf_transformer.protocol.grpc import SERVICE
 
 
 class SlowCall:

@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.api.grpc.unsent import GRPCS_LOGGER
 from hf_transformer.commands.local_triton import HOST, free_ports
-from tests.api.grpc_model import ScriptedModel, channel_to, serving
+from tests.integration.api.grpc_model import ScriptedModel, channel_to, serving
 
 UNSENT = grpc.aio.InternalError('Failed "execute_batch": (<SendMessageOperation>, <SendStatusFromServerOperation>)')
 """As gRPC has it."""

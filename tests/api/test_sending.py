@@ -14,7 +14,6 @@ from hf_transformer.api.streaming import OpenStreams, Stream
 from hf_transformer.errors import InvalidInput, PredictorError, RequestError
 from hf_transformer.generation.types import Piece
 from hf_transformer.types import Context
-from hf_transformer.whole_response import SendPart
 
 pytestmark = pytest.mark.asyncio
 
@@ -27,7 +26,6 @@ class Script:
     """A generation with these pieces and failures, one after the other; waits for ``gate`` where there is None."""
 
     prompt_tokens = completion_tokens = 0
-    source = None
 
     def __init__(self, *items: Piece | Exception | None) -> None:
         self._items = iter(items)
@@ -66,7 +64,7 @@ class Told(Stream):
         self.texts = texts
         self.calls: list[str] = []
 
-    async def start(self) -> Script:
+    async def start(self) -> Any:
         if isinstance(self._script, RequestError):
             raise self._script
         return self._script
@@ -90,8 +88,6 @@ class Told(Stream):
 
 class Kept(Sink):
     """Keeps what is sent, call by call."""
-
-    send_part: SendPart | None = None
 
     def __init__(self) -> None:
         self.begun = False
@@ -195,7 +191,7 @@ async def test_the_end_as_messages(pieces: Sequence[bytes], bodies: list[tuple[b
     async def send(message: Any) -> None:
         messages.append(message)
 
-    await AsgiSink(send, None).end(*pieces)
+    await AsgiSink(send).end(*pieces)
     assert [(one["body"], one["more_body"]) for one in messages] == bodies
 
 

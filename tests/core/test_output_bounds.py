@@ -14,8 +14,8 @@ from hf_transformer.model_wiring import more_when_shared, pipeline_builder, sche
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Encoding, ModelSpec, TensorSpec
 from tests.configuring import config
+from tests.integration.server.processes import MODEL_FOLDER
 from tests.scripted_predictor import ScriptedPredictor
-from tests.server.processes import MODEL_FOLDER
 
 
 class Sharing(ScriptedPredictor):

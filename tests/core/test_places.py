@@ -19,7 +19,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import ModelSpec, TensorSpec
 from tests.configuring import config
 from tests.core.test_scheduler import BINDING, SETTINGS, Bench
-from tests.server.processes import MODEL_FOLDER
+from tests.integration.server.processes import MODEL_FOLDER
 
 
 class Pair:

@@ -9,7 +9,7 @@ import pytest
 
 from hf_transformer.commands.export.repository import fill, require_loadable
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.export.graphs import GRAPHS, settings
 from tests.triton_repository import DEMO_MODEL, task_model_folder

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.predictor.base import Reply
 from hf_transformer.types import Context, ModelSpec, Tensor, TensorSpec
-from tests.predictor.scripted import Scripted
+from tests.scripted_predictor import ScriptedPredictor
 
 Response = Mapping[str, Tensor]
 
@@ -35,11 +36,11 @@ def spec(name: str, datatype: str = "INT32", *shape: int, optional: bool = False
     return TensorSpec(name, datatype, shape or (1,), optional)
 
 
-class ScriptedModel(Scripted):
+class ScriptedModel(ScriptedPredictor):
     """Every call is answered with ``responses``, one after the other, an unary one with the first.
 
     ``inputs`` has what the last call sent, ``wanted`` the names of the outputs that it asked for. ``left`` says how
-    many responses nobody had asked for when the last stream was closed.
+    many responses nobody had asked for when the last stream was closed, ``released`` how many replies were given back.
     """
 
     def __init__(self, *responses: Response, json: bool = False) -> None:
@@ -49,6 +50,7 @@ class ScriptedModel(Scripted):
         self.wanted: Sequence[str] = ()
         self.headers: Mapping[str, str] = {}
         self.left = -1
+        self.released = 0
         self._json = json
 
     @property
@@ -71,7 +73,6 @@ class ScriptedModel(Scripted):
         finally:
             self.left = len(self.responses) - given
 
-    @asynccontextmanager
     async def infer(
         self,
         inputs: Sequence[Tensor],
@@ -79,9 +80,15 @@ class ScriptedModel(Scripted):
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AsyncIterator[Response]:
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
+        assert cancellable, "a generation whose client has left is to end at the predictor"
         self._note(inputs, outputs, headers)
-        yield self.responses[0]
+        return Reply(self.responses[0], self._count_release)
+
+    def _count_release(self) -> None:
+        self.released += 1
 
     def _note(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> None:
         self.inputs = {tensor.name: tensor for tensor in inputs}

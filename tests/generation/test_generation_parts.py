@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.parts import GenerationParts, load_generation_parts
 from hf_transformer.model_parts import load_parts
-from hf_transformer.tokenizer.model_files import ModelFiles
+from hf_transformer.tokenizer.files import ModelFiles
 from tests.api.generating import FOLDER, tokenizer_of
 from tests.configuring import config
 from tests.triton_repository import DEMO_MODEL, TASK_MODELS

@@ -79,7 +79,7 @@ async def test_one_that_leaves_costs_the_others_nothing() -> None:
         assert made._budget.held == 0
 
 
-async def test_when_all_leave_the_call_ends() -> None:
+async def test_when_all_leave_the_call_is_not_wanted_any_more() -> None:
     async with generator(FORMS["cache"]) as (made, predictor):
         predictor.held = True
         tasks = begin(made, PROMPTS[0])
@@ -87,7 +87,9 @@ async def test_when_all_leave_the_call_ends() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert len(predictor.cancelled) == 1 and made._budget.held == 0
+        [wanted] = predictor.wanted
+        assert not wanted() and made._budget.held == 0
+        await predictor.release()
 
 
 async def test_nothing_is_sent_for_texts_that_left_at_once() -> None:
@@ -140,7 +142,7 @@ async def test_what_has_ended_is_let_go_of_without_the_collector() -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             del tasks, task
-            await predictor.turn(50)
+            await predictor.release(50)
             assert len(caches) == 24 and [cache() for cache in caches] == [None] * 24
         finally:
             gc.enable()

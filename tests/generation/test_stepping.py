@@ -90,31 +90,31 @@ async def test_a_text_that_is_closed_leaves_the_queue() -> None:
         await asyncio.gather(blocker, waiting, other, return_exceptions=True)
 
 
-async def test_a_text_that_is_closed_ends_the_call_that_is_for_nobody_else() -> None:
+async def test_a_call_is_wanted_as_long_as_one_of_its_texts_is() -> None:
     async with generator(SIXTEEN) as (made, predictor):
         predictor.held = True
         one, two = (asyncio.create_task(anext(steps(made, first))) for first in (3, 4))
         await predictor.turn()
         one.cancel()
         await predictor.turn()
-        assert (predictor.rows, len(predictor.cancelled)) == ([2], 0)
+        [wanted] = predictor.wanted
+        assert predictor.rows == [2] and wanted()
         two.cancel()
-        await predictor.turn()
-        assert len(predictor.cancelled) == 1
         await asyncio.gather(one, two, return_exceptions=True)
+        assert not wanted()
         predictor.held = False
+        await predictor.release()
         assert len((await write(made, (5,), ENDLESS))[0]) == 40
 
 
-async def test_closing_between_two_tokens_ends_the_step_under_way() -> None:
+async def test_after_closing_between_two_tokens_no_step_is_wanted() -> None:
     async with generator(SIXTEEN) as (made, predictor):
         text = steps(made, 3)
         await anext(text)
         predictor.held = True
         await predictor.turn(50)
         await text.aclose()
-        await predictor.turn()
-        assert len(predictor.cancelled) == 1
+        assert not predictor.wanted[-1]()
         calls = len(predictor.calls)
         await predictor.release()
         assert len(predictor.calls) == calls

@@ -68,7 +68,9 @@ async def test_ignored_ends_are_in_the_text() -> None:
 async def test_one_response(response: Any, expected: list[int], finish: str, flat: bool) -> None:
     if flat:
         response = {name: Tensor(name, one.datatype, one.data.ravel()) for name, one in response.items()}
-    [step] = await steps(generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModel(response)), PROMPT, GREEDY)
+    predictor = ScriptedModel(response)
+    [step] = await steps(generator(model(NEEDED, OUTPUTS, decoupled=False), predictor), PROMPT, GREEDY)
+    assert predictor.released == 1
     assert (list(step.ids), step.finish) == (expected, finish)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.model_inputs import ModelInputs
-from hf_transformer.generation.per_sampling import KEPT
 from hf_transformer.generation.token_model import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.types import ModelSpec, TensorSpec
@@ -95,39 +92,6 @@ async def test_min_tokens_are_honoured_where_one_token_alone_ends_the_text() -> 
     for ends, expected in (({2}, True), (set[int](), True), ({2, 5}, False)):
         found = generator(model(REAL, OUTPUTS), ScriptedModel(), eos_ids=frozenset(ends))
         assert ("min_tokens" in found.honours) is expected, ends
-
-
-async def test_one_sampling_s_tensors_are_kept_but_not_its_seed() -> None:
-    generative, sampling = model(REAL, OUTPUTS), Sampling(max_tokens=1, temperature=0.5)
-    inputs = ModelInputs(generative, (), end=None)
-    (first, second), other = (
-        [{one.name: one for one in inputs.tensors(sampling)} for _ in range(2)],
-        {one.name: one for one in inputs.tensors(Sampling(max_tokens=2, temperature=0.5))},
-    )
-    assert first["temperature"] is second["temperature"]
-    assert first["random_seed"].data.tolist() != second["random_seed"].data.tolist()
-    assert other["request_output_len"].data.tolist() == [[2]]
-
-
-async def test_samplings_that_come_and_go_have_tensors_of_their_own() -> None:
-    """More than are kept, each in the place that the last one had in memory."""
-    inputs = ModelInputs(model(REAL, OUTPUTS), (), end=None)
-    first = Sampling(max_tokens=1, stop=("a",))
-    before = sys.getrefcount(first)
-    inputs.tensors(first)
-    for number in range(2 * KEPT):
-        [found] = [one for one in inputs.tensors(Sampling(max_tokens=number)) if one.name == "request_output_len"]
-        assert found.data.tolist() == [[number]]
-    assert sys.getrefcount(first) == before, "it is forgotten"
-
-
-@pytest.mark.parametrize("names", [REAL, NEEDED], ids=["with a seed", "without"])
-async def test_a_request_s_list_of_tensors_is_its_own(names: tuple[TensorSpec, ...]) -> None:
-    inputs, sampling = ModelInputs(model(names, OUTPUTS), ("input_ids", "input_lengths"), end=None), GREEDY
-    first = inputs.tensors(sampling)
-    sent = [one.name for one in first]
-    first.clear()
-    assert [one.name for one in inputs.tensors(sampling)] == sent
 
 
 async def test_without_a_seed_there_is_a_new_one_each_time() -> None:

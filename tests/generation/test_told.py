@@ -14,7 +14,6 @@ from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.generation.writing import Generation
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context
-from tests.generation.pushed import PushedGenerator
 from tests.generation.scripted import ScriptedGenerator, asking, context, endless, pipeline_of, saying
 
 CHOICES = pytest.mark.parametrize("choices", [1, 2], ids=["one text", "two texts"])
@@ -95,18 +94,13 @@ async def test_of_an_error(
     assert told.heard == heard
 
 
-async def test_of_a_deadline_while_it_is_followed(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
-    generator = PushedGenerator()
-    generation = await pipeline_of(gpt2, generator, executor, timeout=0.05).start(asking(), context())
+@CHOICES
+async def test_of_a_deadline(gpt2: Tokenizer, executor: ThreadPoolExecutor, choices: int) -> None:
+    never = asyncio.Event()
+    pipeline = pipeline_of(gpt2, endless(wait=never.wait), executor, timeout=0.02)
+    generation = await pipeline.start(asking(n=choices), context())
     told = Told(generation)
     async with generation:
-        source = generation.source
-        generator.push(Step(ids=(5,)))
-        await anext(generation)
-        given_up = asyncio.Event()
-        assert source is not None and source.follow(given_up.set)
-        await given_up.wait()
-        source.unfollow()
         with pytest.raises(PredictorTimeout):
             await anext(generation)
     assert told.heard == [PredictorTimeout, "left"]

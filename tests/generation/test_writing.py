@@ -95,15 +95,16 @@ async def test_a_cancelled_reader_leaves_nothing_behind(gpt2: Tokenizer, executo
 async def test_a_slow_reader_slows_the_model_down(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
     generator = endless()
     async with await pipeline_of(gpt2, generator, executor).start(asking(n=2), context()) as generation:
+        await anext(generation)
         for _ in range(1000):
             await asyncio.sleep(0)
-        # What waits in the queue, and one piece in each text's hand.
-        assert generator.given == QUEUED_PIECES + 2
+        # What was read, what waits in the queue, and one piece in each text's hand.
+        assert generator.given == 1 + QUEUED_PIECES + 2
         for _ in range(10):
             await anext(generation)
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert generator.given == QUEUED_PIECES + 2 + 10
+        assert generator.given == 1 + QUEUED_PIECES + 2 + 10
 
 
 async def test_nothing_runs_before_it_is_entered(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:

@@ -7,15 +7,14 @@ comes out wrong when padding is seen, a position is shifted or a cache is somebo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import Predictor, Reply
 from hf_transformer.types import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
 
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64
@@ -109,7 +108,7 @@ class TinyModel:
 
 
 class TinyPredictor(Predictor):
-    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``cancelled`` the numbers of those broken off.
+    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``wanted`` what those were given that are held.
 
     While ``held`` a call waits for ``release``. ``faults`` are raised by the calls of these numbers, ``change`` sees
     every call's outputs before they are given.
@@ -124,18 +123,14 @@ class TinyPredictor(Predictor):
         self.headers: list[Mapping[str, str]] = []
         self.faults: dict[int, Exception] = {}
         self.held = False
-        self.stops = True
-        self.cancelled: list[int] = []
+        self.wanted: list[Callable[[], bool]] = []
         self.change: Any = None
         self._gates: list[asyncio.Future[None]] = []
-
-    @property
-    def stops_when_cancelled(self) -> bool:
-        return self.stops
 
     async def release(self, turns: int = 20) -> None:
         """Lets the calls that wait go on, and everything happen that then can."""
         gates, self._gates = self._gates, []
+        self.wanted.clear()
         for gate in gates:
             if not gate.done():
                 gate.set_result(None)
@@ -164,7 +159,6 @@ class TinyPredictor(Predictor):
     async def model_ready(self) -> bool:
         return True
 
-    @asynccontextmanager
     async def infer(
         self,
         inputs: Sequence[Tensor],
@@ -172,7 +166,9 @@ class TinyPredictor(Predictor):
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AsyncIterator[Mapping[str, Tensor]]:
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
         number = len(self.calls)
         given = {tensor.name: tensor.data.copy() for tensor in inputs}
         self.calls.append(given)
@@ -182,11 +178,8 @@ class TinyPredictor(Predictor):
         self._verify(inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
-            try:
-                await self._gates[-1]
-            except asyncio.CancelledError:
-                self.cancelled.append(number)
-                raise
+            self.wanted += [] if wanted is None else [wanted]
+            await self._gates[-1]
         else:
             await asyncio.sleep(0)
         if number in self.faults:
@@ -203,17 +196,19 @@ class TinyPredictor(Predictor):
             assert self.change is not None or tensors[name].data.nbytes == size, (name, size)
         for tensor in tensors.values():
             tensor.data.flags.writeable = False
-        yield tensors
-        for tensor in tensors.values():  # the buffer is somebody else's from now on
-            tensor.data.flags.writeable = True
-            tensor.data[...] = 0
+
+        def release() -> None:
+            for tensor in tensors.values():  # the buffer is another call's from now on
+                tensor.data.flags.writeable = True
+                tensor.data[...] = 0
+
+        return Reply(tensors, release)
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
         """As ``infer``, in one response."""
-        async with self.infer(inputs, outputs, headers) as tensors:
-            yield tensors
+        yield (await self.infer(inputs, outputs, headers)).tensors
 
     def _verify(self, inputs: Sequence[Tensor]) -> None:
         """What Triton would refuse."""

@@ -11,10 +11,10 @@ import grpc
 import numpy as np
 import pytest
 
-from hf_transformer.protocol.datatypes import encode_raw
+from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.pb.open_inference_grpc_pb2_grpc import GRPCInferenceServiceStub
-from hf_transformer.protocol.v2_grpc import decode_infer_response
+from hf_transformer.protocol.tensors import raw_view
 from hf_transformer.types import Array, Tensor
 from tests.service import Service
 
@@ -56,7 +56,7 @@ def request(
         array: Array = np.array(rows, np.object_)
         entry = message.inputs.add(name=name, datatype="BYTES", shape=array.shape)
         if raw:
-            message.raw_input_contents.append(encode_raw(Tensor(name, "BYTES", array)))
+            message.raw_input_contents.append(bytes(raw_view(Tensor(name, "BYTES", array))))
         else:
             entry.contents.bytes_contents.extend(str(text).encode() for text in array.flat)
     for name in outputs:

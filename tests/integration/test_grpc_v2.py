@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports
 from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc import SERVICE
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
 from tests.integration.test_errors import IN_FLIGHT, LIMITS

@@ -12,7 +12,7 @@ from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.commands.local_triton.child_process import poll
 from tests.faults.rig import kill, regions, workers_of
 from tests.integration.conftest import MODEL_FOLDER
-from tests.server.processes import connected, exit_code_of, unfinished
+from tests.integration.server.processes import connected, exit_code_of, unfinished
 from tests.service import Service, flags_for
 
 SECONDS = 30.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.protocol.v2_grpc import decode_infer_response
+from hf_transformer.protocol.grpc import decode_infer_response
 from hf_transformer.types import Tensor
 from tests.integration.conftest import ROOT, Serve
 from tests.integration.generating import start

@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.predictor.base import PredictorSettings
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.predictor.base import Destination, PredictorSettings
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.types import Tensor
 from tests.predictor.fault_server import Connection, scripted
@@ -31,24 +31,28 @@ async def infer(
     inputs: Sequence[Tensor] = (IDS,),
     outputs: Sequence[str] = ("logits",),
     headers: Mapping[str, str] | None = None,
+    destination: Destination | None = None,
 ) -> list[float]:
-    async with rest.infer(inputs, outputs, headers or {}) as tensors:
-        values: list[float] = tensors["logits"].data.ravel().tolist()
-        return values
+    reply = await rest.infer(inputs, outputs, headers or {}, destination=destination)
+    values: list[float] = reply.tensors["logits"].data.ravel().tolist()
+    reply.release()
+    return values
 
 
 async def good_answer(connection: Connection) -> None:
     await connection.answer("200 OK", HEADER + LOGITS.tobytes(), FRAMING)
 
 
-async def fails(answer: Callable[[Connection], Awaitable[None]], seconds: float = 30.0) -> BaseException:
+async def fails(
+    answer: Callable[[Connection], Awaitable[None]], destination: Destination | None = None
+) -> RequestError:
     """The error that a script's answer to one request leads to."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
         await answer(connection)
 
-    async with scripted(script) as host, predictor(host, seconds) as rest:
+    async with scripted(script) as host, predictor(host) as rest:
         with pytest.raises((PredictorError, PredictorUnavailable, PredictorTimeout)) as caught:
-            await infer(rest)
+            await infer(rest, destination=destination)
         return caught.value

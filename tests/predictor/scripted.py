@@ -12,7 +12,7 @@ import numpy as np
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, Outputs, Predictor, Reply, Transport, UnknownRegion
-from hf_transformer.protocol.placements import placed_tensor
+from hf_transformer.protocol.tensors import placed_tensor
 from hf_transformer.types import ModelSpec, Tensor
 
 OUTPUTS = {"logits": Tensor("logits", "FP32", np.zeros(1, np.float32))}

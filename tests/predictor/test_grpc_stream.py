@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
-import grpc.aio
 import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.following import source_of
-from hf_transformer.predictor.base import PredictorSettings
+from hf_transformer.predictor import kinds
+from hf_transformer.predictor.base import Outputs
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Tensor
-from tests.predictor.fault_server import HOST, nobody
-from tests.predictor.following import Responses, following
+from tests.predictor.fault_server import Connection, nobody
+from tests.predictor.grpc_server import faulty, frame, head, message, predictor, serving, until_request
 
 pytestmark = pytest.mark.asyncio
 
 IDS = Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))
-Handler = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
-
-
-@asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
-    """A server whose ModelStreamInfer is ``handler``, bytes in and out; gives host:port."""
-    handlers = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(handler)}
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
-    port = server.add_insecure_port(f"{HOST}:0")
-    await server.start()
-    try:
-        yield f"{HOST}:{port}"
-    finally:
-        await server.stop(None)
-
-
-def predictor(host: str, seconds: float = 30.0) -> GrpcPredictor:
-    return GrpcPredictor(PredictorSettings("gpt2", host, timeout=seconds))
 
 
 def answer(*ids: int, name: str = "output_ids", final: bool = False, error: str = "") -> bytes:
@@ -55,17 +35,9 @@ def answer(*ids: int, name: str = "output_ids", final: bool = False, error: str 
     return message.SerializeToString()
 
 
-@pytest.fixture(autouse=True, params=["asked", "followed"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything holds for both ways of reading a stream."""
-    if request.param == "followed":
-        asked = stream
-        monkeypatch.setattr(f"{__name__}.stream", lambda *args, **options: following(asked(*args, **options)))
-
-
 def stream(
     client: GrpcPredictor, headers: Mapping[str, str] | None = None, outputs: Sequence[str] = ("output_ids",)
-) -> Responses:
+) -> AsyncGenerator[Outputs, None]:
     return client.stream([IDS], outputs, headers or {})
 
 
@@ -82,13 +54,13 @@ async def test_a_request_and_its_responses() -> None:
         for response in (answer(5), answer(), answer(6, 7), answer(final=True)):
             await context.write(response)
 
-    async with serving(handler) as host, predictor(host) as client:
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         responses = stream(client, {"X-Request-Id": "7"})
         assert seen == []
         found = [one["output_ids"].data.tolist() async for one in responses]
     assert found == [[5], [6, 7]]
     [request], metadata = seen
-    assert (request.model_name, request.parameters["triton_enable_empty_final_response"].bool_param) == ("gpt2", True)
+    assert (request.model_name, request.parameters["triton_enable_empty_final_response"].bool_param) == ("bert", True)
     assert (metadata["x-request-id"], metadata["triton_grpc_error"]) == ("7", "true")
 
 
@@ -102,7 +74,7 @@ async def test_ends(responses: list[bytes]) -> None:
             await context.write(response)
         await asyncio.sleep(0.05)
 
-    async with serving(handler) as host, predictor(host) as client:
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         assert await read(client) == [[5]]
     assert not cancelled.is_set()
 
@@ -112,7 +84,7 @@ async def test_all_outputs_where_none_are_named() -> None:
         assert not pb.ModelInferRequest.FromString(await anext(requests)).outputs
         await context.write(answer(5, final=True))
 
-    async with serving(handler) as host, predictor(host) as client:
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         assert await read(client, ()) == [[5]]
 
 
@@ -129,7 +101,7 @@ async def test_errors_without_a_status(said: str, kind: str, expected: type[Exce
         await context.write(answer(5))
         await context.write(answer(error=said))
 
-    async with serving(handler) as host, predictor(host) as client:
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         responses = stream(client)
         assert (await anext(responses))["output_ids"].data.tolist() == [5]
         with pytest.raises(expected, match=said) as caught:
@@ -154,7 +126,7 @@ async def test_errors_with_a_status(code: grpc.StatusCode, expected: type[Except
             await context.write(answer(5))
         await context.abort(code, "the model's own words")
 
-    async with serving(handler) as host, predictor(host) as client:
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         with pytest.raises(expected, match="the model's own words") as caught:
             await read(client)
     assert type(caught.value) is expected
@@ -175,7 +147,7 @@ async def test_answers_that_break_the_protocol(response: bytes, message: str) ->
         finally:
             cancelled.set()
 
-    async with serving(handler) as host, predictor(host) as client:
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match=message):
             await read(client)
         await cancelled.wait()
@@ -192,27 +164,16 @@ async def test_leaving_early_cancels_the_call(by: str) -> None:
         finally:
             cancelled.set()
 
-    async with serving(handler) as host, predictor(host) as client:
-        if by == "closing":
-            async with aclosing(stream(client)) as responses:
-                await anext(responses)
-        else:
-            task = asyncio.create_task(read(client))
-            await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
+        async with aclosing(stream(client)) as responses:
+            await anext(responses)
+            if by == "cancelling":
+                task = asyncio.ensure_future(anext(responses))
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
         await cancelled.wait()
-
-
-async def test_no_end_in_time() -> None:
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(answer(5))
-        await asyncio.Event().wait()
-
-    async with serving(handler) as host, predictor(host, seconds=0.1) as client:
-        with pytest.raises(PredictorTimeout, match="--predictor_request_timeout_seconds"):
-            await read(client)
 
 
 async def test_refused() -> None:
@@ -222,19 +183,68 @@ async def test_refused() -> None:
     assert caught.value.kind == "connection"
 
 
-async def test_a_server_that_stops_midway() -> None:
+@pytest.mark.parametrize(("responses", "kind"), [(0, kinds.NO_ANSWER), (1, kinds.LOST)], ids=["at once", "midway"])
+async def test_a_connection_that_ends(responses: int, kind: str) -> None:
+    async def fault(connection: Connection) -> None:
+        begun = await until_request(connection)
+        await connection.send(head(begun) + frame(0, 0, begun, message(answer(5))) * responses)
+        await asyncio.sleep(0.05)
+
+    async with faulty(fault, nobody()) as host, predictor(host) as client:
+        found = stream(client)
+        for _ in range(responses):
+            await anext(found)
+        with pytest.raises(PredictorUnavailable) as caught:
+            await anext(found)
+    assert caught.value.kind == kind
+    assert caught.value.connection is not None
+
+
+async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureFixture) -> None:
+    cancelled = asyncio.Event()
+
     async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
         await context.write(answer(5))
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
-    async with AsyncExitStack() as stack:
-        host = await stack.enter_async_context(serving(handler))
+    async with serving(ModelStreamInfer=handler) as host:
         async with predictor(host) as client:
             responses = stream(client)
             await anext(responses)
-            await stack.aclose()
-            with pytest.raises(PredictorUnavailable):
+            following = asyncio.ensure_future(anext(responses))
+            await asyncio.sleep(0)
+        with pytest.raises(PredictorUnavailable, match="are closed") as caught:
+            await following
+        assert caught.value.kind == kinds.LOST
+        with pytest.raises(PredictorUnavailable, match="are closed"):
+            await anext(stream(client))
+        await cancelled.wait()
+    assert not caplog.records
+
+
+async def test_a_slow_reader_holds_the_server_back() -> None:
+    written = 0
+
+    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
+        nonlocal written
+        for _ in range(10_000):
+            await context.write(answer(*range(10_000)))
+            written += 1
+
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
+        async with aclosing(stream(client)) as responses:
+            await anext(responses)
+            before = -1
+            while before != written:  # until it stands still
+                before = written
+                await asyncio.sleep(0.2)
+            assert written < 2000
+            for _ in range(before + 50):
                 await anext(responses)
+            assert written > before
 
 
 async def test_many_at_a_time_do_not_mix() -> None:
@@ -249,42 +259,6 @@ async def test_many_at_a_time_do_not_mix() -> None:
         ids = Tensor("input_ids", "INT32", np.array([number], "<i4"))
         return [one["output_ids"].data.tolist() async for one in client.stream([ids], ["output_ids"], {})]
 
-    async with serving(handler) as host, predictor(host) as client:
+    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
         found = await asyncio.gather(*[one(number) for number in range(1, 33)])
     assert found == [[[number, step] for step in range(20)] for number in range(1, 33)]
-
-
-async def test_a_response_is_there_in_the_moment_in_which_it_comes() -> None:
-    more = asyncio.Event()
-
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(answer(5))
-        for response in (answer(6), answer(7), answer(1, name="logits"), answer(8, final=True)):
-            await more.wait()
-            more.clear()
-            await context.write(response)
-
-    async with serving(handler) as host, predictor(host) as client:
-        responses = client.stream([IDS], ["output_ids"], {})
-        source = source_of(responses)
-        assert source is not None and source.take() is None and not source.follow(more.set)
-        await anext(responses)
-        taken: list[Any] = []
-        moment = asyncio.Event()
-
-        def wake() -> None:
-            taken.append(source.take())
-            moment.set()
-
-        for _ in range(3):
-            assert source.follow(wake)
-            more.set()
-            async with asyncio.timeout(20):
-                await moment.wait()
-            moment.clear()
-        six, seven, unknown = taken
-        assert (six["output_ids"].data.tolist(), seven["output_ids"].data.tolist()) == ([6], [7])
-        assert unknown is None and not source.follow(wake)
-        source.unfollow()
-        with pytest.raises(PredictorError, match="'logits', which was not asked for"):
-            await anext(responses)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 
 import numpy as np
 import orjson
 import pytest
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.following import source_of
+from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.predictor.base import Outputs, PredictorSettings
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.types import Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
-from tests.predictor.following import Responses, following
 from tests.predictor.rest_calls import predictor
+from tests.predictor.test_http import TLS
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,17 +37,7 @@ def chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-@pytest.fixture(autouse=True, params=["asked", "followed", "taken at once"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything holds for all ways of reading a stream."""
-    if request.param != "asked":
-        asked, at_once = stream, request.param == "taken at once"
-        monkeypatch.setattr(
-            f"{__name__}.stream", lambda *args, **options: following(asked(*args, **options), at_once=at_once)
-        )
-
-
-def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> Responses:
+def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> AsyncGenerator[Outputs, None]:
     return rest.stream([TEXT], ["text_output"], headers or {})
 
 
@@ -189,23 +180,6 @@ async def test_refused() -> None:
     assert caught.value.kind == "connection"
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [[], [HEAD, chunk(event("a"))], [UNTIL_CLOSED, event("a")]],
-    ids=["at once", "midway", "where the server would close"],
-)
-async def test_no_end_in_time(parts: list[bytes]) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        for part in parts:
-            await connection.send(part)
-        await connection.until_closed()
-
-    async with scripted(script) as host, predictor(host, 0.1) as rest:
-        with pytest.raises(PredictorTimeout, match="--predictor_request_timeout_seconds"):
-            await read(rest)
-
-
 @pytest.mark.parametrize("by", ["closing", "cancelling"])
 async def test_leaving_early_closes_the_connection(by: str) -> None:
     closed, sent = asyncio.Event(), asyncio.Event()
@@ -276,39 +250,64 @@ async def test_a_slow_reader_holds_the_server_up() -> None:
     assert written == 1000 * len(part)
 
 
-async def test_a_response_is_there_in_the_moment_in_which_it_comes() -> None:
-    more = asyncio.Event()
+async def test_connections_are_used_again_and_given_up_as_for_calls() -> None:
+    """Kept after an answer that was read whole; not after one that was left early."""
+    served: list[int] = []
 
     async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(HEAD + chunk(event("a")))
-        for part in (chunk(event("b") + event("c")), chunk(event("d")), chunk(event(error="it broke"))):
-            await more.wait()
-            more.clear()
-            await connection.send(part)
-        await connection.until_closed()
+        while True:
+            await connection.request()
+            served.append(connection.number)
+            await connection.send(HEAD + chunk(event("a")) + (b"" if len(served) == 3 else END))
 
     async with scripted(script) as host, predictor(host) as rest:
-        responses = rest.stream([TEXT], ["text_output"], {})
-        source = source_of(responses)
-        assert source is not None and source.take() is None and not source.follow(more.set)
-        await anext(responses)
-        taken: list[str] = []
-        moment = asyncio.Event()
-
-        def wake() -> None:
-            while (response := source.take()) is not None:
-                taken.append(response["text_output"].data[0].decode())
-            moment.set()
-
-        for expected in (["b", "c"], ["b", "c", "d"], ["b", "c", "d"]):
-            assert source.follow(wake)
-            more.set()
-            async with asyncio.timeout(20):
-                await moment.wait()
-            moment.clear()
-            assert taken == expected
-        assert not source.follow(wake)
-        source.unfollow()
-        with pytest.raises(PredictorError, match="it broke"):
+        assert [await read(rest), await read(rest)] == [["a"], ["a"]]
+        async with aclosing(stream(rest)) as responses:
             await anext(responses)
+        assert await read(rest) == ["a"]
+    assert served == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("last", [b"", b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n"], ids=["", "408"])
+async def test_a_stale_connection_costs_nothing(last: bytes) -> None:
+    seen = []
+
+    async def script(connection: Connection) -> None:
+        seen.append((connection.number, (await connection.request())[1]))
+        await connection.send(HEAD + chunk(event("a")) + END)
+        seen.append((connection.number, (await connection.request())[1]))
+        await connection.send(last)
+
+    async with scripted(script) as host, predictor(host) as rest:
+        assert [await read(rest), await read(rest)] == [["a"], ["a"]]
+    assert [number for number, _ in seen] == [0, 0, 1] and len({body for _, body in seen}) == 1
+
+
+async def test_a_compressed_stream_is_refused() -> None:
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+    async with scripted(answering(head, chunk(b"\x1f\x8b"), END)) as host, predictor(host) as rest:
+        with pytest.raises(PredictorError, match="Content-Encoding gzip, although identity was asked for"):
+            await read(rest)
+
+
+async def test_an_event_over_the_limit() -> None:
+    async with scripted(answering(HEAD, chunk(event("a" * 100_000)), END)) as host:
+        async with RestPredictor(PredictorSettings("m", host, max_response_bytes=50_000)) as rest:
+            with pytest.raises(PredictorError, match="an event of its stream has more than 50000 bytes"):
+                await read(rest)
+
+
+async def test_over_tls() -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "localhost.pem", TLS / "localhost.key")
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(HEAD + chunk(event("a" * 200_000)) + chunk(event("b")) + END)
+
+    async with scripted(script, context) as host:
+        at = f"localhost:{host.rpartition(':')[2]}"
+        settings = PredictorSettings("my model", at, use_ssl=True, ca_file=str(TLS / "localhost.pem"))
+        async with RestPredictor(settings) as rest:
+            assert [await read(rest) for _ in range(2)] == [["a" * 200_000, "b"]] * 2

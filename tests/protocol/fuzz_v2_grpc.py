@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from hf_transformer.protocol.infer import InferRequest
+from hf_transformer.protocol.grpc_inbound import decode_infer_request, request_id
+from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc_inbound import decode_infer_request, request_id
 from tests.protocol.fuzz_v2_rest import RAW_NUMBERS, RAW_TEXTS
 from tests.protocol.fuzzing import MAX_ELEMENTS, peak, request_in, run
 from tests.protocol.mutations import NUMBERS, ODD_BYTES, mutations

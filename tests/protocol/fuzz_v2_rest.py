@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from hf_transformer.protocol.infer import InferRequest
-from hf_transformer.protocol.v2_rest import parse_header_length
-from hf_transformer.protocol.v2_rest_inbound import decode_infer_request
+from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.protocol.rest import parse_header_length
+from hf_transformer.protocol.rest_inbound import decode_infer_request
 from tests.protocol.fuzzing import MAX_ELEMENTS, peak, request_in, run
 from tests.protocol.mutations import NUMBERS, dump, json_mutations, mutations
 

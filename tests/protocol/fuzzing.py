@@ -9,8 +9,8 @@ from random import Random
 from typing import TypeVar
 
 from hf_transformer.errors import RequestError
-from hf_transformer.protocol.datatypes import Malformed
-from hf_transformer.protocol.infer import InferRequest
+from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification

@@ -1,22 +1,19 @@
-"""Whole requests, as the codec's pieces make them."""
+"""Whole requests, as the REST codec's pieces make them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hf_transformer.protocol.placements import NOWHERE, Placement
-from hf_transformer.protocol.v2_rest_calls import InferCalls
+from hf_transformer.protocol.rest import encode_infer_request
+from hf_transformer.protocol.tensors import NOWHERE, Placement
 from hf_transformer.types import Tensor
 
 
 def encoded(
-    inputs: Sequence[Tensor],
-    outputs: Sequence[str],
-    placements: Mapping[str, Placement] = NOWHERE,
-    calls: InferCalls | None = None,
+    inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
 ) -> tuple[bytes, int]:
     """The body of a request, and the length of its JSON header."""
-    header, chunks, length = (calls or InferCalls()).encode(inputs, outputs, placements)
+    header, chunks, length = encode_infer_request(inputs, outputs, placements)
     body = b"".join((header, *chunks))
     assert len(body) == length
     return body, len(header)

@@ -1,4 +1,4 @@
-"""Triton's generate extension, towards the predictor."""
+"""Triton's generate extension, and its streams of events, cut anywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol.generate import KEPT_MEMBERS, GenerateEncoder, decode_generate_response
+from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Tensor
 
 
@@ -25,32 +26,13 @@ def test_a_request() -> None:
         Tensor("temperature", "FP32", np.array([0.5], "<f4")),
         Tensor("random_seed", "UINT64", np.array([2**63 - 1], "<u8")),
     ]
-    assert orjson.loads(GenerateEncoder().encode(inputs)) == {
+    assert orjson.loads(encode_generate_request(inputs)) == {
         "text_input": "é",
         "input_ids": [1, 2, 3],
         "stream": True,
         "temperature": 0.5,
         "random_seed": 2**63 - 1,
     }
-
-
-def test_tensors_that_come_again() -> None:
-    encoder = GenerateEncoder()
-    kept = [Tensor(name, "INT32", np.array([[5]], "<i4")) for name in ("a", "b")]
-    for one in kept:
-        one.data.flags.writeable = False
-    changing, constant = Tensor("c", "FP32", np.array([0.5], "<f4")), Tensor("d", "BYTES", np.array(["x"], np.object_))
-    constant.data.flags.writeable = False
-    for count in range(2 * KEPT_MEMBERS):
-        changing.data[0] = count
-        fresh = Tensor("seed", "INT64", np.array([count], "<i8"))
-        fresh.data.flags.writeable = False  # its place in memory is soon another one's
-        text = texts(str(count).encode() * count)
-        text.data.flags.writeable = False
-        body = orjson.loads(encoder.encode([*kept, changing, constant, fresh, text]))
-        said = {"a": 5, "b": 5, "c": float(count), "d": "x", "seed": count, "text_input": str(count) * count}
-        assert body == said
-    assert encoder.encode([]) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +46,7 @@ def test_tensors_that_come_again() -> None:
 )
 def test_what_a_request_can_not_hold(tensor: Tensor, message: str) -> None:
     with pytest.raises(PredictorError, match=message):
-        GenerateEncoder().encode([tensor])
+        encode_generate_request([tensor])
 
 
 @pytest.mark.parametrize(
@@ -136,3 +118,48 @@ def test_an_output_that_is_called_error() -> None:
 def test_what_is_no_response(body: bytes) -> None:
     with pytest.raises(PredictorError, match="response is malformed"):
         decode_generate_response(body, ["a"])
+
+
+STREAM = (
+    b'data: {"a": 1}\n\n'
+    b": a comment\n\n"
+    b"event: x\r\nid: 7\r\ndata: two\r\ndata:lines\r\n\r\n"
+    b"data\n\n"
+    b"retry: 10\rdata:  one space is dropped\r\r"
+    b"data: \xc3\xa9\n\n"
+    b"data: never ended\n"
+)
+EVENTS = [b'{"a": 1}', b"two\nlines", b"", b" one space is dropped", b"\xc3\xa9"]
+
+
+def test_a_whole_stream() -> None:
+    assert EventReader(1000).feed(STREAM) == EVENTS
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7], ids=lambda size: f"{size} bytes")
+def test_in_parts_of_one_size(size: int) -> None:
+    reader = EventReader(1000)
+    parts = [STREAM[start : start + size] for start in range(0, len(STREAM), size)]
+    assert [event for part in parts for event in reader.feed(part)] == EVENTS
+
+
+def test_cut_at_every_place() -> None:
+    for place in range(len(STREAM) + 1):
+        reader = EventReader(1000)
+        assert reader.feed(STREAM[:place]) + reader.feed(STREAM[place:]) == EVENTS, place
+
+
+def test_an_event_comes_with_its_last_byte() -> None:
+    reader = EventReader(1000)
+    assert reader.feed(b"data: 1\n") == []
+    assert reader.feed(b"\ndata: 2\n\n") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("stream", [b"data: " + b"x" * 101, b"data: 1\n" * 101], ids=["a line", "lines"])
+def test_an_event_that_is_too_large(stream: bytes) -> None:
+    with pytest.raises(Malformed, match="more than 100 bytes"):
+        EventReader(100).feed(stream)
+
+
+def test_many_small_events_are_not_too_large() -> None:
+    assert len(EventReader(100).feed(b"data: 12345\n\n" * 1000)) == 1000

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from hf_transformer.errors import TooLarge
 from hf_transformer.protocol import json_text
-from hf_transformer.protocol.datatypes import Malformed
 from hf_transformer.protocol.json_text import (
     JsonLimits,
     check_size,
@@ -21,6 +20,7 @@ from hf_transformer.protocol.json_text import (
     count_outside_strings,
     parse_json,
 )
+from hf_transformer.protocol.tensors import Malformed
 
 LIMITS = JsonLimits(parts=1000, values=100_000)
 ODD = st.text(st.sampled_from('[]{}:,"\\aé\n'), max_size=20)
@@ -97,7 +97,7 @@ def test_the_collector_pauses_while_a_large_body_is_parsed(body: bytes, monkeypa
         seen.append(gc.isenabled())
         return orjson.loads(text)
 
-    monkeypatch.setattr(json_text, "_parse", loads)
+    monkeypatch.setattr(json_text, "parse", loads)
     assert parse_json(body, LIMITS) == [[1]]
     assert (seen, gc.isenabled()) == ([len(body) < json_text.SMALL], True)
 

@@ -10,10 +10,9 @@ import orjson
 import pytest
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.protocol import v2_grpc, v2_rest, v2_rest_regions
+from hf_transformer.protocol import grpc, rest
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.placements import Placement
-from hf_transformer.protocol.v2_rest_calls import InferCalls
+from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import Tensor
 from tests.protocol.requests import encoded
 
@@ -25,31 +24,23 @@ PLACES = {
 }
 
 
-def rest(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+def over_rest(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
     header = orjson.dumps({"outputs": entries})
-    return v2_rest.decode_infer_response(header + raw, len(header), places)
+    return rest.decode_infer_response(header + raw, len(header), places)
 
 
-def rest_again(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
-    """The second response of the same form."""
-    calls, header = InferCalls(), orjson.dumps({"outputs": entries})
-    for body in (header + bytes(len(raw)), header + raw):
-        tensors = calls.decode(memoryview(body), len(header), places)
-    return tensors
-
-
-def grpc(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
+def over_grpc(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] = PLACES) -> dict[str, Tensor]:
     """As Triton writes it: an output in shared memory has empty raw contents."""
     response = pb.ModelInferResponse()
     for entry in entries:
         response.outputs.add(name=entry["name"], datatype=entry["datatype"], shape=entry["shape"])
         response.raw_output_contents.append(raw if "parameters" in entry else b"")
-    return v2_grpc.decode_infer_response(response.SerializeToString(), places)
+    return grpc.decode_infer_response(response.SerializeToString(), places)
 
 
 LOGITS = {"name": "logits", "datatype": "FP32", "shape": [2, 3]}
 POOLED = {"name": "pooled", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}
-both = pytest.mark.parametrize("decode", [rest, rest_again, grpc], ids=["rest", "rest, again", "grpc"])
+both = pytest.mark.parametrize("decode", [over_rest, over_grpc], ids=["rest", "grpc"])
 
 
 def test_a_rest_request() -> None:
@@ -68,7 +59,7 @@ def test_a_rest_request() -> None:
 
 
 def test_a_grpc_request() -> None:
-    request = pb.ModelInferRequest.FromString(v2_grpc.encode_infer_request("bert", [IDS], ["logits", "pooled"], PLACES))
+    request = pb.ModelInferRequest.FromString(grpc.encode_infer_request("bert", [IDS], ["logits", "pooled"], PLACES))
     logits, pooled = request.outputs
     assert logits.parameters["shared_memory_region"].string_param == "region"
     assert logits.parameters["shared_memory_offset"].int64_param == 128
@@ -119,42 +110,42 @@ def test_responses_that_break_the_protocol(decode: Any, entries: list[Any], mess
 @pytest.mark.parametrize("entries", [None, [7], [{"name": 7}], [{**LOGITS, "parameters": 7}]], ids=repr)
 def test_rest_responses_that_are_no_list_of_tensors(entries: Any) -> None:
     with pytest.raises(PredictorError, match="malformed"):
-        v2_rest.decode_infer_response(orjson.dumps({"outputs": entries, "x": 1}), None, {"other": PLACES["half"]})
+        rest.decode_infer_response(orjson.dumps({"outputs": entries, "x": 1}), None, {"other": PLACES["half"]})
 
 
 def test_grpc_contents_that_do_not_add_up() -> None:
     response = pb.ModelInferResponse(raw_output_contents=[b"", b""])
     response.outputs.add(name="logits", datatype="FP32", shape=[1])
     with pytest.raises(PredictorError, match="1 tensors come with 2 raw contents"):
-        v2_grpc.decode_infer_response(response.SerializeToString(), PLACES)
+        grpc.decode_infer_response(response.SerializeToString(), PLACES)
 
 
 def test_grpc_without_any_raw_contents() -> None:
     response = pb.ModelInferResponse()
     response.outputs.add(name="logits", datatype="FP32", shape=[6])
     response.outputs.add(name="pooled", datatype="INT32", shape=[1]).contents.int_contents.append(7)
-    tensors = v2_grpc.decode_infer_response(response.SerializeToString(), PLACES)
+    tensors = grpc.decode_infer_response(response.SerializeToString(), PLACES)
     assert (tensors["logits"].data.tolist(), tensors["pooled"].data.tolist()) == ([0, 1, 2, 3, 4, 5], [7])
 
 
 def test_registrations() -> None:
-    assert orjson.loads(v2_rest_regions.encode_registration("/n", 9)) == {"key": "/n", "offset": 0, "byte_size": 9}
-    register = pb.SystemSharedMemoryRegisterRequest.FromString(v2_grpc.encode_registration("n", "/n", 9))
+    assert orjson.loads(rest.encode_registration("/n", 9)) == {"key": "/n", "offset": 0, "byte_size": 9}
+    register = pb.SystemSharedMemoryRegisterRequest.FromString(grpc.encode_registration("n", "/n", 9))
     assert (register.name, register.key, register.offset, register.byte_size) == ("n", "/n", 0, 9)
-    assert pb.SystemSharedMemoryUnregisterRequest.FromString(v2_grpc.encode_unregistration("n")).name == "n"
+    assert pb.SystemSharedMemoryUnregisterRequest.FromString(grpc.encode_unregistration("n")).name == "n"
 
 
 def test_lists_of_regions() -> None:
     body = orjson.dumps([{"name": "a", "key": "/a", "offset": 0, "byte_size": 1}])
-    assert v2_rest_regions.parse_region_names(body) == ["a"]
+    assert rest.parse_region_names(body) == ["a"]
     status = pb.SystemSharedMemoryStatusResponse()
     status.regions["b"].key = "/b"
-    assert v2_grpc.parse_region_names(status.SerializeToString()) == ["b"]
+    assert grpc.parse_region_names(status.SerializeToString()) == ["b"]
 
 
 @pytest.mark.parametrize("body", [b"", b"7", b"[7]", b'[{"key":"/a"}]', b'{"error":"x"}'])
 def test_lists_that_are_none(body: bytes) -> None:
     with pytest.raises(PredictorError, match="list of shared-memory regions is malformed"):
-        v2_rest_regions.parse_region_names(body)
+        rest.parse_region_names(body)
     with pytest.raises(PredictorError, match="list of shared-memory regions is malformed"):
-        v2_grpc.parse_region_names(b"\xff\xff")
+        grpc.parse_region_names(b"\xff\xff")

@@ -10,14 +10,16 @@ import httptools
 import pytest
 
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll
 from hf_transformer.server.connection import SENDING, SILENT
 from hf_transformer.server.known_heads import KnownHeads
 from hf_transformer.server.plain_heads import LONGEST, MOST_DIGITS, PlainHeads
 from hf_transformer.server.short_requests import MOST_HELD
-from tests.server.processes import SECONDS, all_of, answer_of, connected, service_with, status_of, unfinished
+from tests.integration.server.processes import (
+    SECONDS,
+    status_of,
+)
+from tests.integration.server.serving import serving
 from tests.server.scripted import Site, turns
-from tests.server.test_connection import serving
 from tests.server.test_plain_heads import FRAMED, HARMLESS, MESH, Counted, Parsed, bytes_changed, lines_changed, mixed
 from tests.server.test_short_requests import CHUNKED, Client, Ways, client_of, post
 
@@ -236,28 +238,3 @@ async def test_a_request_that_is_held_for_too_long_then_is_broken_off() -> None:
         answer = await Client(reader, writer).rest()
         assert status_of(answer) == 503 and answer.count(b"HTTP/1.1") == 1
         writer.close()
-
-
-def test_the_service() -> None:
-    """Who leaves is counted as ever, and what is too large is refused as soon as its head is there."""
-    with service_with("--max_request_bytes=100", "--client_timeout_seconds=1") as service:
-        service.wait_until("/")
-        left = 'hf_transformer_requests_total{api="v1",status="499"}'
-        with connected(service) as client:
-            client.sendall(unfinished())
-            time.sleep(0.2)
-        assert poll(lambda: f"{left} 1" in service.client.get("/metrics").text, SECONDS)
-        with connected(service) as client:
-            client.sendall(unfinished())
-            assert status_of(all_of(client)) == 408
-        assert poll(lambda: service.metric(left) == 2, SECONDS)
-        with connected(service) as client:
-            client.sendall(unfinished())
-            time.sleep(0.2)
-            client.sendall(b"0123456789")
-            assert answer_of(client)[0] == 400  # no JSON
-            client.sendall(unfinished().replace(b": 10", b": 101"))
-            assert answer_of(client)[0] == 413
-        with connected(service) as client:
-            client.sendall(unfinished()[:-2] + b"X: " + b"a" * 2**17)
-            assert status_of(all_of(client)) == 431

@@ -11,8 +11,8 @@ import pytest
 from hf_transformer.api.access_log import AccessLog
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.server.connection import JOINED
-from hf_transformer.whole_response import SEND_PART, WHOLE_RESPONSE
-from tests.server.test_connection import Gate, serving
+from hf_transformer.whole_response import WHOLE_RESPONSE
+from tests.integration.server.serving import Gate, serving
 
 SECONDS = 20.0
 LOGGER = "tests.logged_ways"
@@ -58,10 +58,6 @@ class Logged(Gate):
                 self.waiting.set()
                 while (await receive())["type"] != "http.disconnect":
                     pass
-            case "/parts":
-                await self._parts(scope, send)
-            case "/late-parts":
-                await self._parts(scope, send, receive)
             case _:
                 await super().__call__(scope, receive, send)
 
@@ -74,20 +70,6 @@ class Logged(Gate):
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-    async def _parts(self, scope: Any, send: Any, receive: Any = None) -> None:
-        """The client goes away behind the first part if there is a ``receive``."""
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        for part in (b"one", b"two ", b"three"):
-            if self._past:
-                self.taken.append(scope[SEND_PART](part))
-            if not self._past or not self.taken[-1]:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            if receive is not None:
-                self.waiting.set()
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-        await send({"type": "http.response.body"})
 
 
 async def exchange(
@@ -124,9 +106,6 @@ async def exchange(
         ("GET /large HTTP/1.1", "200 OK 65537 65537 65537 text/plain r2", [False]),
         ("GET /refused HTTP/1.1", "422 Unprocessable Entity 2 2 2 text/plain r2", [True]),
         ("GET /wrong HTTP/1.1", "200 OK 0 - 5 text/plain r2", [False]),
-        ("GET /parts HTTP/1.1", "200 OK 12 12 - text/plain r2", [True] * 3),
-        ("GET /parts HTTP/1.0", "200 OK 12 12 - text/plain r2", [False] * 3),
-        ("HEAD /parts HTTP/1.1", "200 OK 12 12 - text/plain r2", [False] * 3),
     ],
 )
 async def test_the_line_is_that_of_messages(
@@ -144,7 +123,6 @@ async def test_the_line_is_that_of_messages(
     [
         ("GET /late HTTP/1.1", "200 OK 15 15 15 text/plain r2", [True]),
         ("GET /never HTTP/1.1", "499 - 0 - - - -", []),
-        ("GET /late-parts HTTP/1.1", "200 OK 12 12 - text/plain r2", [True, False, False]),
     ],
 )
 async def test_the_line_of_a_client_that_has_gone_is_that_of_messages(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hf_transformer.commands.local_triton import HOST
-from tests.server.processes import SECONDS
-from tests.server.test_connection import serving
+from tests.integration.server.processes import SECONDS
+from tests.integration.server.serving import serving
 from tests.server.test_short_requests import Client, Ways, client_of, post
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.processes import status_of
+from tests.integration.server.processes import status_of
 from tests.server.test_short_requests import CHUNKED, TARGET, Ways, client_of, post
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.short_way import Begin, Headers, Response
-from tests.server.processes import SECONDS, status_of
-from tests.server.test_connection import Gate, serving
+from tests.integration.server.processes import SECONDS, status_of
+from tests.integration.server.serving import Gate, serving
 
 TARGET = "/short"
 

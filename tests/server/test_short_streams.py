@@ -11,8 +11,8 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.short_way import Begin, Headers, Response
-from tests.server.processes import SECONDS
-from tests.server.test_connection import serving
+from tests.integration.server.processes import SECONDS
+from tests.integration.server.serving import serving
 from tests.server.test_short_requests import TARGET, Client, client_of, post
 from tests.server.test_short_requests import Ways as WholeWays
 
@@ -268,8 +268,7 @@ async def test_who_is_told_off_is_not_cut_short_by_what_is_given_up(end: Callabl
 async def test_the_server_ends_a_stream_that_takes_too_long() -> None:
     app = Parts(b"one")
     app.open.clear()
-    async with serving(app, SECONDS) as (server, port):
-        server.config.grace = 0.2
+    async with serving(app, SECONDS, grace=0.2) as (server, port):
         reader, writer = await asyncio.open_connection(HOST, port)
         writer.write(post())
         await app.waiting.wait()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll
 from hf_transformer.server.server import Server
 from hf_transformer.server.settings import ClientLimits, ServerConfig
 from hf_transformer.server.supervisor import LONGEST_PAUSE, STEADY, Place, answer_once
-from tests.server.processes import PID, SECONDS, service_with
+from tests.integration.server.processes import SECONDS
 
 SIGNALLED_WHILE_STARTING = """
 import os, signal, socket
@@ -117,18 +114,3 @@ def test_pauses_between_workers_that_die_young(monkeypatch: pytest.MonkeyPatch) 
     now[0] += LONGEST_PAUSE
     assert place.is_due()
     assert [place.leave(lived) for lived in (STEADY, 1.0)] == [0.0, 0.5]
-
-
-def test_workers_that_die_one_after_the_other_are_replaced_after_a_pause_that_is_told_once() -> None:
-    with service_with("--workers=2") as service:
-
-        def started(workers: int) -> bool:
-            return poll(lambda: service.log.count("startup complete") == workers, SECONDS)
-
-        for workers in range(2, 6):
-            assert started(workers)
-            os.kill(int(PID.findall(service.log)[-1]), signal.SIGKILL)
-        assert started(6)
-        assert service.stop() == 0
-        assert service.log.count("has died") - service.log.count("and is replaced") == 1
-        assert service.log.count("soon after its start, as the one before it did") == 1

@@ -19,7 +19,7 @@ from hf_transformer.tasks.reductions import reading
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
-from hf_transformer.tokenizer.model_files import find_model_files
+from hf_transformer.tokenizer.files import find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Encoding, ModelSpec, TensorSpec
 from tests.tasks.task_settings import ENCODING, named, settings

@@ -8,8 +8,8 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.word_memo import WordMemo
-from hf_transformer.types import Encoding
+from hf_transformer.tokenizer.words import WordCache
+from hf_transformer.types import PLAIN, Encoding
 from tests.tiny_tokenizers.trained import byte_level, roberta, wordpiece
 
 LIMIT = 24
@@ -17,7 +17,7 @@ LIMIT = 24
 
 
 def with_added(backend: Tokenizer) -> Tokenizer:
-    """Tokens of all kinds, as far as the memo allows."""
+    """Tokens of all kinds, as far as the word cache allows."""
     spaced = isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)
     backend.add_tokens([AddedToken("new_token"), AddedToken("A-b", normalized=True)])
     backend.add_tokens([AddedToken(text, single_word=True, normalized=False) for text in ("<ent>", "zoë")])
@@ -86,6 +86,12 @@ def engine_of(name: str, limit: int = LIMIT, *, special: bool = True, side: str 
     return RustEngine(copy_of(name), limit, special_tokens=special, truncation_side=side)
 
 
+def encode(engine: RustEngine, text: str) -> Encoding:
+    """The encoding of one text, as a request has it that asks for nothing else."""
+    [[found]] = engine.encode([text], PLAIN)
+    return found
+
+
 class Library:
     """What the library itself gives."""
 
@@ -104,7 +110,7 @@ def vocabulary(name: str) -> Sequence[str]:
     return [token.removeprefix("##").replace("Ġ", "") for token in copy_of(name).get_vocab()]
 
 
-def memo_of(name: str) -> WordMemo:
-    memo = WordMemo.of(copy_of(name), True)
-    assert memo is not None
-    return memo
+def cache_of(name: str) -> WordCache:
+    found = WordCache.of(copy_of(name), True)
+    assert found is not None
+    return found

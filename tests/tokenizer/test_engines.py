@@ -13,8 +13,9 @@ import pytest
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.engine import Engine
-from hf_transformer.tokenizer.lexicon import MANY_IDS, Lexicon
+from hf_transformer.tokenizer.load import load_fast
 from hf_transformer.tokenizer.tokenizer import CHUNK, CHUNK_CHARACTERS, Tokenizer, load_tokenizer
+from hf_transformer.tokenizer.vocabulary import MANY_IDS
 from hf_transformer.types import Encoding, TextInput, TokenIds, Tokenization, Words
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
@@ -83,19 +84,18 @@ class Waiting:
         assert self.go_on.wait(30)
         return [[Encoding([1], [0])] for _ in texts]
 
-    def encode_one(self, text: str) -> Encoding:
-        return self.encode((text,), Tokenization())[0][0]
-
     def ids(self, text: str, *, special_tokens: bool) -> list[int]:
-        return self.encode_one(text).ids
+        return self.encode((text,), Tokenization())[0][0].ids
 
     def with_max_length(self, length: int) -> Engine:
         return self
 
 
-def tokenizer_of(engine: Engine, decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: "") -> Tokenizer:
-    lexicon = Lexicon(1, lambda token: None, lambda number: None, decode, "".join, False, decode, False, False)
-    return Tokenizer(engine, lexicon, {}, max_length=LENGTH, padding_side="right")
+def tokenizer_of(engine: Engine, decode: Callable[[Sequence[int], bool], str] | None = None) -> Tokenizer:
+    found = Tokenizer(load_fast(FOLDER, {}, lower_case=True), engine, LENGTH)
+    if decode is not None:
+        found.decode = decode  # type: ignore[method-assign, assignment]
+    return found
 
 
 async def test_the_work_ends_with_its_caller() -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.folder import has_tokenizer, read_json
-from hf_transformer.tokenizer.model_files import find_model_files
+from hf_transformer.tokenizer.files import find_model_files, has_tokenizer, read_json
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from tests.tiny_tokenizers.hub import Hub, lay_out_cache, serve
 from tests.tiny_tokenizers.trained import save, wordpiece
@@ -54,7 +53,7 @@ def start(home: Path, endpoint: str, *arguments: str, **environment: str) -> sub
     """find_model_files and load_tokenizer in a process of their own, which reads HF_HOME and so on afresh."""
     code = (
         "import sys, json\n"
-        "from hf_transformer.tokenizer.model_files import find_model_files\n"
+        "from hf_transformer.tokenizer.files import find_model_files\n"
         "from hf_transformer.tokenizer.tokenizer import load_tokenizer\n"
         "from hf_transformer.errors import LoadError\n"
         "options = json.loads(sys.argv[1])\n"

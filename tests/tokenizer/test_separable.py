@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from hf_transformer.tokenizer.ascii_words import AsciiWords
-from hf_transformer.tokenizer.separable import separable
-from hf_transformer.tokenizer.word_memo import WordMemo
+from hf_transformer.tokenizer.words import AsciiWords, WordCache, separable
 from tests.tiny_tokenizers.trained import byte_level, roberta, unigram, wordpiece
 
 Change = Callable[[Any], Any]
@@ -99,9 +97,9 @@ def test_what_is_not_certain_is_left_to_the_library(name: str) -> None:
     make, change = OUTSIDE[name]
     backend = make()
     if name != "sentencepiece":
-        assert WordMemo.of(backend, True) is not None, "without the change"
+        assert WordCache.of(backend, True) is not None, "without the change"
     change(backend)
-    assert WordMemo.of(backend, True) is None
+    assert WordCache.of(backend, True) is None
 
 
 @pytest.mark.parametrize(
@@ -125,9 +123,9 @@ def test_special_tokens_around(
     assert how is not None
     assert (how.before, how.after) == (before, after)
     for special in (True, False):
-        memo = WordMemo.of(backend, special)
+        words = WordCache.of(backend, special)
         encoded = backend.encode("Paris is the capital", add_special_tokens=special)
-        assert memo is not None and memo.ids("Paris is the capital") == encoded.ids
+        assert words is not None and words.ids("Paris is the capital") == encoded.ids
         assert encoded.type_ids == [0] * len(encoded.ids)
 
 
@@ -156,7 +154,7 @@ def test_only_short_printable_ascii_is_put_together(chunk: str) -> None:
     assert words.ids("Paris.", False) == tuple(backend.encode("Paris.", add_special_tokens=False).ids)
 
 
-def test_the_words_of_a_model_without_a_memo_are_the_librarys() -> None:
+def test_other_models_are_not_separable() -> None:
     backend = unigram(["<unk>"])
     assert separable(backend) is None
     assert separable(Tokenizer(models.BPE())) is None

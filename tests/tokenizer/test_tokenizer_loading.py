@@ -13,7 +13,7 @@ import pytest
 from transformers.models.auto import tokenization_auto
 
 from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.tokenizer import tokenizer_classes
+from hf_transformer.tokenizer import recipes
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny_tokenizers.folders import FOLDERS, sentencepiece_only
 from tests.tiny_tokenizers.trained import save, wordpiece
@@ -123,10 +123,10 @@ def test_broken_files(bert: Path, tmp_path: Path) -> None:
 def test_classes_are_those_of_transformers() -> None:
     registered = tokenization_auto.TOKENIZER_MAPPING_NAMES
     by_name = tokenization_auto.tokenizer_class_from_name
-    for name, types in tokenizer_classes.MODEL_TYPES.items():
+    for name, types in recipes.MODEL_TYPES.items():
         for model_type in types.split():
             assert by_name(registered[model_type] or "") is by_name(name), model_type
-    for alias, name in tokenizer_classes.ALIASES.items():
+    for alias, name in recipes.ALIASES.items():
         assert alias == "DistilBertTokenizer" or by_name(alias) is by_name(name)
     wrong = tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-    assert {key for key in wrong if registered[key] != "TokenizersBackend"} == tokenizer_classes.WRONG_CLASS_TYPES
+    assert {key for key in wrong if registered[key] != "TokenizersBackend"} == recipes.WRONG_CLASS_TYPES

@@ -17,7 +17,7 @@ import grpc.aio
 
 from hf_transformer.api.access_log import write
 from hf_transformer.observability.access_format import Exchange, check_format
-from hf_transformer.protocol.v2_grpc import SERVICE
+from hf_transformer.protocol.grpc import SERVICE
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]

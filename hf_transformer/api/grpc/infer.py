@@ -17,8 +17,8 @@ from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.triton_tensors import infer
 from hf_transformer.core.admission import Admission, Place
 from hf_transformer.errors import RequestError, TooLarge
-from hf_transformer.protocol import v2_grpc_inbound as wire
-from hf_transformer.protocol.v2_grpc import SERVICE
+from hf_transformer.protocol import grpc_inbound as wire
+from hf_transformer.protocol.grpc import SERVICE
 
 API = "grpc"
 """The name of this API in the metrics."""

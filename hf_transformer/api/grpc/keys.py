@@ -10,7 +10,7 @@ import grpc.aio
 
 from hf_transformer.api.api_keys import HEADERS, REFUSED, ApiKeys, count_refused
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.protocol.v2_grpc import SERVICE
+from hf_transformer.protocol.grpc import SERVICE
 
 _NAMES = frozenset(name.decode() for name in HEADERS)
 _QUESTIONS = ("ServerLive", "ServerReady", "ModelReady")

@@ -20,8 +20,8 @@ from hf_transformer.api.streaming import OpenStreams, shutting_down
 from hf_transformer.api.tensors import all_parameters, to_query
 from hf_transformer.api.triton_tensors import has_form, read, tensors_of
 from hf_transformer.generation.types import GenerationRequest, Piece
-from hf_transformer.protocol import v2_grpc_inbound as wire
-from hf_transformer.protocol.infer import InferRequest, InferResponse
+from hf_transformer.protocol import grpc_inbound as wire
+from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types import Context, Tensor
 

@@ -20,10 +20,10 @@ import orjson
 from hf_transformer.api.base import Model, Reply
 from hf_transformer.api.openai.bodies import as_sent, named_as_sent, render_error
 from hf_transformer.api.openai.unused import EVERYWHERE
-from hf_transformer.api.running import Running
 from hf_transformer.api.streaming import EVENTS, Stream, event
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
+from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sampling import SamplingReader
@@ -200,7 +200,7 @@ class Generating(Stream):
         made = [self._form.choice(index, one) for index, one in enumerate(choices)]
         return Reply(orjson.dumps({**about, "choices": made, "usage": used}))
 
-    def start(self) -> Awaitable[Running]:
+    def start(self) -> Awaitable[Generation]:
         return self._model.generate(self._request, self._context)
 
     def prepare(self) -> None:
@@ -215,7 +215,7 @@ class Generating(Stream):
             return before + orjson.dumps(made[0]) + behind
         return b"".join([before + orjson.dumps(one) + behind for one in made])
 
-    def end(self, running: Running) -> bytes:
+    def end(self, running: Generation) -> bytes:
         last = event(orjson.dumps({**self._head, "choices": [], "usage": usage(running)})) if self._usage else b""
         return last + DONE
 
@@ -242,7 +242,7 @@ def _around_choice(head: Mapping[str, Json], more: Mapping[str, Json]) -> tuple[
     return before + b'"choices":[', b"]" + behind
 
 
-def usage(running: Running) -> dict[str, int]:
+def usage(running: Generation) -> dict[str, int]:
     """The tokens of all prompts, and of all their continuations."""
     prompt, new = running.prompt_tokens, running.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

@@ -17,7 +17,7 @@ from hf_transformer.api.openapi.operations import (
 from hf_transformer.api.tensors import MORE_PARAMETERS
 from hf_transformer.protocol.inbound import CONTENT_TYPE, MOST_INPUTS, MOST_OUTPUTS, TEXT
 from hf_transformer.protocol.json_text import SMALL
-from hf_transformer.protocol.v2_rest import HEADER_LENGTH
+from hf_transformer.protocol.rest import HEADER_LENGTH
 from hf_transformer.tasks.schema_forms import BOOLEAN, INTEGER, STRING, Schema, any_of, array, nullable, record, text
 from hf_transformer.tasks.tensors import OUTPUT, Field
 from hf_transformer.types import Json

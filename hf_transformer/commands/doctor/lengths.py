@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hf_transformer.commands.doctor.findings import Finding, ok, warning
 from hf_transformer.pair import BoundPair
-from hf_transformer.tokenizer.tokenizer_limits import model_limit
+from hf_transformer.tokenizer.load import model_limit
 
 
 def text_length(pair: BoundPair) -> Sequence[Finding]:

@@ -9,8 +9,7 @@ from hf_transformer.commands.export.config_pbtxt import config_pbtxt
 from hf_transformer.commands.export.graph import Graph
 from hf_transformer.commands.export.settings import ExportSettings
 from hf_transformer.errors import LoadError
-from hf_transformer.tokenizer.folder import SETTINGS_FILES, VOCABULARY_FILES
-from hf_transformer.tokenizer.model_files import ModelFiles, find_model_files
+from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 BESIDE = (

@@ -12,8 +12,8 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.protocol.v2_grpc import SERVICE
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
 from tests.integration.hostile.wire import TEXT, others_are_served

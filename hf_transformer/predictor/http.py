@@ -1,0 +1,465 @@
+"""An HTTP/1.1 client for one server: many small calls, large bodies, and answers that are read while they come.
+
+It knows no redirects, cookies, proxies, compression, pipelining or deadlines. Cancelling a call closes its connection.
+
+    HttpError
+    ├── NotHttp             the first bytes are not HTTP/1
+    ├── MalformedAnswer     HTTP/1, but against its rules, or over a limit on its framing
+    ├── AnswerTooLarge      the body is larger than allowed
+    ├── ConnectTimeout      no connection could be opened in time
+    └── Disconnected        the connection ended, or was closed here, before the answer was whole
+        ├── NoAnswer            and before the first byte of the answer
+        └── ClientClosed        the client was closed before anything was sent
+
+Where there is no connection and nothing was sent, calls also raise OSError (ssl.SSLError is one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from errno import ECONNRESET
+from typing import Final, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from hf_transformer.predictor.address import Address
+
+CONNECT_SECONDS: Final = 10.0
+"""How long a connection may take to open. A host that drops packets would otherwise cost the whole timeout."""
+
+IDLE_SECONDS: Final = 45.0
+"""An idle connection is closed after this time. Proxies and load balancers forget one after 60 seconds or more, and
+some of them silently."""
+
+FRAMING_LIMIT: Final = 2**16
+"""Bytes that may come without a byte of the body: the head, interim answers, sizes of chunks, trailers. It is checked
+after each read."""
+
+_SWEEP_SECONDS = 15.0
+_CLOSING_SECONDS = 1.0
+_BUFFER = 2**14
+"""Bytes that are read with a head. A larger body goes where ``Room`` says, so that its tensors are aligned."""
+
+_MOST_UNREAD: Final = 2**17
+"""Bytes of a streamed body that wait for their reader. With more, the connection is not read from."""
+
+_STALE: Final = frozenset({400, 408})
+"""Statuses with which servers and proxies close an idle connection: 408 by RFC 9110 (15.5.9), 400 by habit."""
+
+Room = Callable[[int, Mapping[str, str]], memoryview]
+"""Allocates the memory for a body of so many bytes, whose answer has these header fields. Its errors reach the caller
+of the request."""
+
+
+class HttpError(Exception):
+    """Base of all errors here."""
+
+
+class NotHttp(HttpError):
+    """The server does not speak HTTP/1."""
+
+
+class MalformedAnswer(HttpError):
+    """The answer breaks the rules of HTTP/1.1, or its framing is over a limit."""
+
+
+class AnswerTooLarge(HttpError):
+    """The body has more bytes than allowed."""
+
+
+class ConnectTimeout(HttpError):
+    """No connection could be opened within CONNECT_SECONDS."""
+
+
+class Disconnected(HttpError):
+    """The connection ended, or was closed here, before the answer was whole."""
+
+
+class NoAnswer(Disconnected):
+    """The connection ended before the first byte of the answer."""
+
+
+class ClientClosed(Disconnected):
+    """The client was closed before anything was sent."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer. Field names are lower-case; the values of a repeated field are joined by commas."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: memoryview
+
+
+class Client:
+    """Connections to one server, as many as there are calls under way, each kept for the calls that follow.
+
+    The idle connection that was used last is taken first, so that the others age and are closed. A kept connection may
+    end at the moment in which it is used. The request is then sent once more, on a new connection. The same holds where
+    the answer has a status of ``_STALE`` and ends the connection: if the request itself is wrong, the second answer
+    says so again.
+    """
+
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, room: Room, largest_body: int) -> None:
+        """Must be called in a running event loop.
+
+        Args:
+            address: of the server.
+            tls: for TLS, None for plain TCP.
+            room: allocates the memory for bodies.
+            largest_body: bytes; a larger answer raises AnswerTooLarge. Streamed bodies have no such limit.
+        """
+        self.room = room
+        self.largest_body = largest_body
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[Connection] = set()
+        self.idle: list[Connection] = []
+        self.closed = False
+        self._address = address
+        self._tls = tls
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def request(self, *data: bytes | memoryview) -> Answer:
+        """Sends a request whose repetition does no harm, and gives its answer, whatever its status.
+
+        Args:
+            data: head and body in any number of pieces. Nobody may change them before the answer is there. The head has
+                a Host, Content-Length if there is a body, and does not ask for the connection to be closed.
+        """
+        return (await self.begin(*data, whole=True)).answer()
+
+    async def begin(self, *data: bytes | memoryview, whole: bool = False) -> Connection:
+        """As ``request``, but gives the connection as soon as the head of the answer has come. The caller reads the
+        body from it and calls ``leave``."""
+        connection = await self.acquire()
+        if connection.kept:
+            try:
+                await connection.begin(data, whole)
+                if connection.keep_alive or connection.status not in _STALE:
+                    return connection
+                connection.leave()
+            except NoAnswer:
+                pass
+            connection = await self.acquire(fresh=True)
+        await connection.begin(data, whole)
+        return connection
+
+    async def acquire(self, *, fresh: bool = False) -> Connection:
+        """A connection for one call: an idle one, or with ``fresh`` always a new one."""
+        if self.closed:
+            raise ClientClosed("the client is closed")
+        if self.idle and not fresh:
+            return self.idle.pop()
+        connection = Connection(self)
+        host = self._address.host
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self.loop.create_connection(
+                    lambda: connection,
+                    host,
+                    self._address.port,
+                    ssl=self._tls,
+                    server_hostname=host.rstrip(".") if self._tls is not None else None,
+                )
+        except BaseException as exc:
+            connection.abort()  # if it was cancelled in the very turn in which it was made
+            if isinstance(exc, TimeoutError):
+                raise ConnectTimeout(f"no connection within {CONNECT_SECONDS:g} s") from exc
+            raise
+        if self.closed:
+            connection.abort()
+            raise ClientClosed("the client is closed")
+        if not connection.open:
+            raise ConnectionResetError(ECONNRESET, "the connection was closed as soon as it was open")
+        self.connections.add(connection)
+        return connection
+
+    async def close(self) -> None:
+        """Closes every connection. Calls under way raise Disconnected."""
+        self.closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        connections = list(self.connections)
+        for connection in connections:
+            connection.abort()
+        if connections:
+            await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSING_SECONDS)
+
+    def keep(self, connection: Connection) -> None:
+        """For connections: this one may be used again."""
+        connection.idle_since = self.loop.time()
+        self.idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        latest = self.loop.time() - IDLE_SECONDS
+        for connection in [connection for connection in self.idle if connection.idle_since <= latest]:
+            connection.abort()
+        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep) if self.idle else None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection: one call at a time, from ``begin`` to ``leave``.
+
+    The parser reads heads, chunked bodies and what comes in the same read as the head. The rest of a body of known
+    length is received where it stays.
+
+    Attributes:
+        open: whether it can still send and receive.
+        kept: whether it has served an earlier call.
+        idle_since: seconds on the event loop's clock; set by the client.
+        lost: done when the socket is closed.
+        status, headers: of the answer to the present call; the status is 0 until its head has come.
+        keep_alive: whether the answer allows another request on this connection.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.open = False
+        self.kept = False
+        self.idle_since = 0.0
+        self.lost: asyncio.Future[None] = client.loop.create_future()
+        self._client = client
+        self._transport: asyncio.Transport
+        self._parser: HttpResponseParser
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._busy = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._reset(whole=True)
+
+    def _reset(self, whole: bool) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.keep_alive = False
+        self._whole = whole
+        self._complete = False
+        self._fault: Exception | None = None
+        self._framing = 0  # bytes since the last byte of the body
+        self._length: int | None = None  # of the body, None if unknown
+        self._chunked = False
+        self._pieces: list[bytes] = []
+        self._size = 0  # bytes in the pieces
+        self._body: memoryview | None = None  # of known length, once it has to be waited for
+        self._unfilled: memoryview | None = None  # the rest of it
+        self._paused = False
+
+    async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> None:
+        """Sends a request and waits for the head of its answer, or with ``whole`` for all of it.
+
+        If it raises, the call is over, and the connection is closed.
+        """
+        self._reset(whole)
+        self._busy = True
+        try:
+            if len(data) == 1:
+                self._transport.write(data[0])
+            else:
+                self._transport.writelines(data)
+            while not (self._complete if whole else self.status):
+                await self._progress()
+        except BaseException:
+            self.leave()
+            raise
+
+    def answer(self) -> Answer:
+        """The answer after ``begin`` with ``whole``; the call is then over."""
+        body = self._body if self._body is not None else memoryview(b"".join(self._pieces))
+        answer = Answer(self.status, self.headers, body)
+        self.leave()
+        return answer
+
+    async def read(self) -> bytes:
+        """The next bytes of a body that is read while it comes; none at its end."""
+        while not self._pieces:
+            if self._complete:
+                return b""
+            await self._progress()
+        data = b"".join(self._pieces)
+        self._pieces, self._size = [], 0
+        if self._paused and self.open:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def leave(self) -> None:
+        """Ends the call. The connection is closed unless it can serve another one: the answer was whole, the request
+        was all sent, and nothing else has come."""
+        reusable = self.open and self._complete and self.keep_alive and not self._paused
+        self._busy = False
+        self._fault = self._body = self._unfilled = None  # a raised fault's traceback leads to this connection
+        self._pieces = []
+        if reusable and not self._transport.get_write_buffer_size():
+            self.kept = True
+            self._client.keep(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Closes the connection at once. A call under way fails."""
+        self._fail(Disconnected("the connection was closed here"))
+
+    async def _progress(self) -> None:
+        """Waits for something to come. Raises the fault that ended the connection, if one has."""
+        if self._fault is not None:
+            raise self._fault
+        self._waiter = self._client.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, fault: Exception) -> None:
+        if self._busy and not self._complete and self._fault is None:
+            self._fault = fault
+        if self.open:
+            self.open = False
+            if self in self._client.idle:
+                self._client.idle.remove(self)
+            self._transport.abort()
+        self._wake()
+
+    # The event loop calls these.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._parser = HttpResponseParser(self)
+        self.open = True
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer if self._unfilled is None else self._unfilled
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self.open:
+            return
+        if self._unfilled is not None:
+            self._unfilled = self._unfilled[nbytes:]
+            if not self._unfilled:
+                self._unfilled = None
+                self._parser = HttpResponseParser(self)  # the old one still waits for this body
+                self._complete = True
+                self._wake()
+            return
+        if not self._busy or self._complete:  # nobody has asked for this
+            self.abort()
+            return
+        self._framing += nbytes
+        try:
+            self._parser.feed_data(self._buffer[:nbytes])
+            self._check_progress()
+        except (HttpParserError, HttpParserUpgrade) as exc:
+            if self._complete:  # something came behind the answer
+                self.keep_alive = False
+            else:
+                self._fail(self._described(exc, nbytes))
+        except Exception as exc:  # the event loop would only log it
+            self._fail(exc)
+        if self._complete or not self._whole:
+            self._wake()
+
+    def eof_received(self) -> None:
+        """The server has closed its side. The transport closes the other one, since None is returned."""
+        until_end = self.status and self._length is None and not self._chunked
+        if self.open and self._busy and until_end:
+            self._complete = True
+            self._wake()
+        else:
+            self._fail(self._ended(None))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(self._ended(exc))
+        self._client.connections.discard(self)
+        del self._parser  # it refers back to this connection
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    # The parser calls these. What they raise ends the parsing.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise MalformedAnswer("a second answer follows")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.status:  # a trailer field
+            return
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")
+        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+
+    def on_headers_complete(self) -> None:
+        status, version = self._parser.get_status_code(), self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise NotHttp(f"it answers in version {version}")
+        if status == 101:
+            raise MalformedAnswer("it changes to another protocol, which was not asked for")
+        if status < 100:
+            raise MalformedAnswer(f"its status is {status}")
+        if status < 200:
+            self.headers = {}
+            return
+        coding, length = self.headers.get("transfer-encoding"), self.headers.get("content-length")
+        # Two readers of such an answer may see two ends of it, which is how answers are smuggled.
+        if coding is not None and (coding.lower() != "chunked" or version == "1.0"):
+            raise MalformedAnswer(f"the Transfer-Encoding is {coding[:80]!r}, in HTTP/{version}")
+        self.status = status
+        self.keep_alive = self._parser.should_keep_alive()
+        self._chunked = coding is not None
+        if status in (204, 304):
+            self._length = 0
+        elif length is not None:
+            self._length = int(length)
+            if self._whole and self._length > self._client.largest_body:
+                raise AnswerTooLarge(f"it has {length} bytes, the limit is {self._client.largest_body}")
+
+    def on_body(self, piece: bytes) -> None:
+        self._framing = 0
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._whole:
+            if self._size > self._client.largest_body:
+                raise AnswerTooLarge(f"it has {self._size} bytes or more, the limit is {self._client.largest_body}")
+        elif self._size > _MOST_UNREAD and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._complete = self.status != 0  # else it was an interim answer
+
+    def _check_progress(self) -> None:
+        """After a read: makes room for a body of known length, or raises if nothing of a body comes."""
+        if self._complete:
+            return
+        if self._framing > FRAMING_LIMIT:
+            raise MalformedAnswer(f"its head has more than {FRAMING_LIMIT} bytes")
+        if self._whole and self._length is not None:
+            body = self._client.room(self._length, self.headers)
+            received = b"".join(self._pieces)
+            body[: len(received)] = received
+            self._body, self._unfilled = body, body[len(received) :]
+            self._pieces = []
+
+    def _described(self, exc: Exception, nbytes: int) -> HttpError:
+        """The parser's error as one of ours."""
+        if isinstance(exc.__context__, HttpError):  # a callback of this class has raised it
+            return exc.__context__
+        first = bytes(self._buffer[: min(nbytes, 40)])
+        if self._framing == nbytes and not self.status and not first.startswith(b"HTTP/1."[: len(first)]):
+            return NotHttp(f"it begins with {first!r}")
+        return MalformedAnswer(str(exc))
+
+    def _ended(self, cause: Exception | None) -> Disconnected:
+        """The error for a connection that ends here: the server has closed it, or it has broken off."""
+        begun = self.status or self._framing
+        kind, where = (Disconnected, "in the middle of its answer") if begun else (NoAnswer, "without an answer")
+        if cause is None:
+            return kind(f"it closed the connection {where}")
+        error = kind(f"{getattr(cause, 'strerror', None) or cause or type(cause).__name__} ({where})")
+        error.__cause__ = cause
+        return error

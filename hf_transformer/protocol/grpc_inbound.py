@@ -1,0 +1,284 @@
+"""The V2 protocol over gRPC, as a server speaks it: serialized requests -> tensors -> serialized responses. No sockets.
+
+Nothing in a request is ignored silently: anything unknown is refused, and the message names it. Requests are walked
+field by field before protobuf parses them, since a few bytes may take it a hundred times as many.
+
+Source: protos/open_inference_grpc.proto, and for streams and parameters
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_parameters.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import NamedTuple, TypeAlias
+
+from hf_transformer.errors import TooLarge
+from hf_transformer.protocol.descriptions import data_type
+from hf_transformer.protocol.grpc import (
+    DELIMITED,
+    EMPTY_FINAL_RESPONSE,
+    FINAL_RESPONSE,
+    TYPED_CONTENTS,
+    bytes_field_head,
+    decode,
+    decode_typed,
+    fields,
+)
+from hf_transformer.protocol.inbound import (
+    BINARY_DATA_OUTPUT,
+    BINARY_DATA_SIZE,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    check_input_parameters,
+    check_number,
+    read_flag,
+    read_raw,
+    read_texts,
+    requested_outputs,
+)
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import (
+    Malformed,
+    check_count,
+    check_sizes_agree,
+    checked_datatype,
+    checked_name,
+    checked_shape,
+    raw_view,
+    shorten,
+)
+from hf_transformer.types import Json, ModelDescription, Tensor, TensorSpec, Texts
+
+MOST_PARTS = 1000
+"""Fields of a message, and of each of its inputs and outputs."""
+MOST_SHAPE_BYTES = 320
+"""Bytes of a shape: the 32 axes that checked_shape allows, of ten bytes each."""
+
+_Input: TypeAlias = pb.ModelInferRequest.InferInputTensor
+_ID = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | DELIMITED
+_INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER << 3 | DELIMITED
+_OUTPUTS = pb.ModelInferRequest.OUTPUTS_FIELD_NUMBER << 3 | DELIMITED
+_RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | DELIMITED
+_SHAPE = _Input.SHAPE_FIELD_NUMBER << 3 | DELIMITED
+_CONTENTS = _Input.CONTENTS_FIELD_NUMBER << 3 | DELIMITED
+_BYTES_ELEMENT = pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER << 3 | DELIMITED
+
+
+class Inference(NamedTuple):
+    """A decoded request, the name of its model and the version of that, empty for any."""
+
+    model_name: str
+    version: str
+    request: InferRequest
+
+
+def decode_infer_request(body: bytes, max_elements: int) -> Inference:
+    """The request in a serialized ModelInferRequest; its ``binary`` is whether its inputs are raw, unless it says more.
+
+    Args:
+        max_elements: the most elements of a tensor whose elements are read one by one: BYTES, and typed contents.
+
+    Raises:
+        Malformed: the message breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
+        TooLarge: a tensor has more than ``max_elements`` elements.
+    """
+    rest, raw = _take_apart(memoryview(body), max_elements)
+    message = decode(pb.ModelInferRequest, rest)
+    parameters = _parameters("parameters", message.parameters)
+    parameters.pop(EMPTY_FINAL_RESPONSE, None)  # none of our responses is empty
+    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    request = InferRequest(
+        inputs=_inputs(message.inputs, raw, max_elements),
+        outputs=_outputs(message.outputs),
+        parameters=parameters,
+        id=message.id,
+        binary=bool(raw) if binary is None else binary,
+    )
+    return Inference(message.model_name, message.model_version, request)
+
+
+def request_id(body: bytes) -> str:
+    """The id in a serialized ModelInferRequest that may be malformed; empty if there is none."""
+    found = b""
+    try:
+        for key, _, value, end in _few("body", memoryview(body)):
+            found = body[value:end] if key == _ID else found
+        return found.decode()
+    except (Malformed, UnicodeDecodeError):
+        return ""
+
+
+def encode_infer_response(
+    response: InferResponse,
+    request: InferRequest,
+    *,
+    final: bool = False,
+    parameters: Mapping[str, bool | int | str] | None = None,
+) -> bytes:
+    """A serialized ModelInferResponse.
+
+    A response is raw or typed as a whole: raw where the request wants one of the outputs raw, or one has a datatype
+    that only raw contents can hold. ``final`` adds the parameter that tells a stream's client that no response follows.
+    ``parameters`` are those of one of several responses, which then says in either case whether it is the last one.
+    """
+    message = pb.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    if final or parameters is not None:
+        message.parameters[FINAL_RESPONSE].bool_param = final
+    for name, value in (parameters or {}).items():
+        kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
+        setattr(message.parameters[name], kind, value)
+    raw = any(request.wants_binary(one.name) or one.datatype not in TYPED_CONTENTS for one in response.outputs)
+    chunks: list[bytes | memoryview] = []
+    for tensor in response.outputs:
+        entry = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if raw:
+            data = raw_view(tensor)
+            chunks += (bytes_field_head(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, len(data)), data)
+        else:
+            getattr(entry.contents, TYPED_CONTENTS[tensor.datatype]).extend(tensor.data.reshape(-1).tolist())
+    return b"".join((message.SerializeToString(), *chunks))
+
+
+def encode_stream_response(infer_response: bytes) -> bytes:
+    """A serialized ModelStreamInferResponse around a serialized ModelInferResponse."""
+    number = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+    return bytes_field_head(number, len(infer_response)) + infer_response
+
+
+def encode_stream_error(error: str, request_id: str) -> bytes:
+    """A serialized ModelStreamInferResponse with the error of one request."""
+    message = pb.ModelStreamInferResponse(error_message=error)
+    message.infer_response.id = request_id
+    message.infer_response.parameters[FINAL_RESPONSE].bool_param = True
+    return message.SerializeToString()
+
+
+def encode_model_metadata(about: ModelDescription, platform: str) -> bytes:
+    """A serialized ModelMetadataResponse."""
+    return pb.ModelMetadataResponse(
+        name=about.name,
+        versions=[about.version] if about.version else [],
+        platform=platform,
+        inputs=_specs(about.inputs),
+        outputs=_specs(about.outputs),
+    ).SerializeToString()
+
+
+def encode_model_config(about: ModelDescription, backend: str) -> bytes:
+    """A serialized ModelConfigResponse, Triton's extension. max_batch_size is 0, so shapes have their batch axis."""
+    inputs = [
+        pb.ModelInput(name=one.name, data_type=data_type(one.datatype), dims=one.shape, optional=one.optional)
+        for one in about.inputs
+    ]
+    outputs = [
+        pb.ModelOutput(name=one.name, data_type=data_type(one.datatype), dims=one.shape) for one in about.outputs
+    ]
+    config = pb.ModelConfig(name=about.name, max_batch_size=0, input=inputs, output=outputs, backend=backend)
+    return pb.ModelConfigResponse(config=config).SerializeToString()
+
+
+def _specs(specs: Sequence[TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
+    kind = pb.ModelMetadataResponse.TensorMetadata
+    return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in specs]
+
+
+def _take_apart(body: memoryview, max_elements: int) -> tuple[bytes, list[memoryview]]:
+    """The message without its raw contents, which is then small when parsed, too, and views of the raw contents."""
+    rest: list[memoryview] = []
+    raw: list[memoryview] = []
+    inputs = 0
+    for key, start, value, end in _few("body", body):
+        if key == _RAW_INPUT:
+            raw.append(body[value:end])
+            continue
+        rest.append(body[start:end])
+        if key == _INPUTS:
+            _check_input(inputs, body[value:end], max_elements)
+            inputs += 1
+            check_number("inputs", inputs)
+        elif key == _OUTPUTS:
+            for _ in _few("outputs", body[value:end]):
+                pass
+    return b"".join(rest), raw
+
+
+def _few(where: str, message: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message. Raises Malformed for too many."""
+    for count, field in enumerate(fields(message)):
+        if count >= MOST_PARTS:
+            raise Malformed(f"{where}: more than {MOST_PARTS} fields")
+        yield field
+
+
+def _check_input(index: int, message: memoryview, max_elements: int) -> None:
+    elements = 0
+    for key, _, value, end in _few(f"inputs[{index}]", message):
+        if key == _SHAPE and end - value > MOST_SHAPE_BYTES:
+            raise Malformed(f"inputs[{index}]: the shape has {end - value} bytes, more than any takes")
+        if key != _CONTENTS:
+            continue
+        for element, _, first, last in fields(message[value:end]):
+            # A number takes ten bytes at most; in a list that is not packed each is a field of its own.
+            packed = element & 7 == DELIMITED and element != _BYTES_ELEMENT
+            elements += max((last - first) // 10, 1) if packed else 1
+            if elements > max_elements:
+                raise TooLarge(
+                    f"inputs[{index}]: more than {max_elements} elements, which is what is taken (the larger of "
+                    "--max_instances and --max_sequences)"
+                )
+
+
+def _inputs(entries: Sequence[_Input], raw: Sequence[memoryview], max_elements: int) -> dict[str, Tensor | Texts]:
+    if raw and len(raw) != len(entries):
+        raise Malformed(f"raw_input_contents: {len(raw)} raw contents for {len(entries)} inputs")
+    tensors: dict[str, Tensor | Texts] = {}
+    for entry, contents in zip(entries, raw or repeat(None), strict=False):
+        name = checked_name(entry.name)
+        if name in tensors:
+            raise Malformed(f"inputs: tensor {name!r} comes twice")
+        where = f"inputs: the parameters of tensor {name!r}"
+        parameters = _parameters(where, entry.parameters)
+        check_input_parameters(name, parameters)
+        size = 0 if contents is None else len(contents)
+        if parameters.get(BINARY_DATA_SIZE, size) != size:  # KServe's clients send it, as over REST
+            raise Malformed(f"{where}: {BINARY_DATA_SIZE} differs from the {size} raw bytes that it has")
+        tensors[name] = _input(name, entry, contents, max_elements)
+    return tensors
+
+
+def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) -> Tensor | Texts:
+    datatype = checked_datatype(name, entry.datatype)
+    shape = checked_shape(name, list(entry.shape))
+    if raw is None:
+        check_count(name, shape, max_elements, max_elements)  # there are no more: see _check_input
+        if datatype == "BYTES":
+            elements = entry.contents.bytes_contents
+            check_sizes_agree(name, shape, len(elements))
+            return read_texts(name, shape, elements)
+        return Tensor(name, datatype, decode_typed(name, datatype, shape, entry.contents))
+    if entry.HasField("contents"):
+        raise Malformed(f"tensor {name!r} has typed contents beside the raw ones")
+    return read_raw(name, datatype, shape, raw, max_elements)
+
+
+def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[RequestedOutput]:
+    check_number("outputs", len(entries))
+    return requested_outputs(
+        (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))
+        for one in entries
+    )
+
+
+def _parameters(where: str, given: Mapping[str, pb.InferParameter]) -> dict[str, Json]:
+    """The values as Python's: booleans, integers, floats and strings."""
+    parameters: dict[str, Json] = {}
+    for name, value in given.items():
+        choice = value.WhichOneof("parameter_choice")
+        if choice is None:
+            raise Malformed(f"{where}: {shorten(name, 40)!r} has no value that is understood")
+        parameters[name] = getattr(value, choice)
+    return parameters

@@ -1,0 +1,214 @@
+"""The V2 protocol over HTTP, as its clients speak it: bodies <-> tensors and shapes. No sockets.
+
+A body is a JSON header, and behind it the raw elements of each tensor that has a ``binary_data_size`` parameter, in the
+order of the header (the binary tensor data extension). The HTTP header HEADER_LENGTH holds the length of the JSON;
+without it the whole body is JSON and tensors have ``data``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.protocol.descriptions import from_json, model_spec, repository_entries, server_description
+from hf_transformer.protocol.json_text import json_object, parse
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import (
+    NOWHERE,
+    AsPredictorError,
+    Malformed,
+    Placement,
+    checked_datatype,
+    checked_shape,
+    decode_json,
+    decode_raw,
+    placed_tensor,
+    raw_view,
+    shorten,
+)
+from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, Tensor
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+# Inference
+
+
+def encode_infer_request(
+    inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
+) -> tuple[bytes, list[bytes | memoryview], int]:
+    """The body of a request: its JSON header, the raw elements of each input, and the number of bytes of all.
+
+    Large inputs are views of the tensors' own memory where that is laid out like the bytes, so nobody may change them
+    before the request is answered. Outputs with a place in ``placements`` are written there, the others come as binary;
+    without ``outputs`` the predictor sends all that it has.
+
+    Raises:
+        PredictorError: an input's data doesn't fit its datatype.
+    """
+    entries: list[Json] = []
+    chunks: list[bytes | memoryview] = []
+    length = 0
+    with AsPredictorError("the request can't be written"):
+        for tensor in inputs:
+            chunk = raw_view(tensor)
+            size = len(chunk)
+            chunks.append(chunk)
+            length += size
+            about = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.data.shape}
+            entries.append({**about, "parameters": {"binary_data_size": size}})
+    header: dict[str, Json] = {"inputs": entries}
+    if outputs:  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
+        header["outputs"] = [
+            {"name": name, "parameters": placements[name].parameters if name in placements else {"binary_data": True}}
+            for name in outputs
+        ]
+    else:
+        header["parameters"] = {"binary_data_output": True}
+    text = orjson.dumps(header)
+    return text, chunks, len(text) + length
+
+
+def decode_infer_response(
+    body: bytes | memoryview, header_length: int | None, placements: Mapping[str, Placement] = NOWHERE
+) -> dict[str, Tensor]:
+    """The tensors of a response by name: binary ones are views of ``body``, those in shared memory of their places.
+
+    Args:
+        header_length: bytes of the JSON; None where it is the whole body.
+
+    Raises:
+        PredictorError: the body breaks the protocol, or is an error in spite of its status.
+    """
+    with AsPredictorError("the predictor's response is malformed"):
+        text, raw = split_body(memoryview(body), header_length)
+        header = json_object(parse(text))
+        if "error" in header:
+            raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
+        return _tensors(header.get("outputs"), raw, placements)
+
+
+def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
+    """The tensors of the list ``outputs``, whose binary elements are ``raw``.
+
+    Raises:
+        Malformed: an entry is not a tensor, a name comes twice, or the sizes do not add up.
+    """
+    if not isinstance(entries, list):
+        raise Malformed("there is no list of tensors")
+    tensors: dict[str, Tensor] = {}
+    position = 0
+    for entry in entries:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise Malformed(f"{shorten(entry)} is not a tensor with a name")
+        if name in tensors:
+            raise Malformed(f"tensor {name!r} comes twice")
+        datatype = checked_datatype(name, entry.get("datatype"))
+        shape = checked_shape(name, entry.get("shape"))
+        parameters = entry.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise Malformed(f"the parameters of tensor {name!r} are no object")
+        size = binary_size(name, parameters, len(raw) - position)
+        if size is not None:
+            if "data" in entry:
+                raise Malformed(f"tensor {name!r} has both data and binary_data_size")
+            data = decode_raw(name, datatype, shape, raw[position : position + size])
+            tensors[name] = Tensor(name, datatype, data)
+            position += size
+        elif "data" in entry:
+            tensors[name] = Tensor(name, datatype, decode_json(name, datatype, shape, entry["data"]))
+        elif name in placements:
+            tensors[name] = placed_tensor(name, datatype, shape, placements[name])
+        else:
+            raise Malformed(f"tensor {name!r} has neither data nor binary_data_size")
+    if position != len(raw):
+        raise Malformed(f"{len(raw) - position} bytes stand behind the last tensor")
+    return tensors
+
+
+def binary_size(name: str, parameters: Mapping[str, Json], left: int) -> int | None:
+    """The size of a tensor's binary elements, at most the ``left`` bytes; None for a tensor without any.
+
+    Raises:
+        Malformed: it is not a number of bytes, or there are fewer.
+    """
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 0:
+        raise Malformed(f"tensor {name!r} has binary_data_size {shorten(size)}, expected a number of bytes")
+    if size > left:
+        raise Malformed(f"tensor {name!r} has binary_data_size {size}, but {left} bytes are left")
+    return size
+
+
+def parse_header_length(text: str | None) -> int | None:
+    """The value of the HTTP header HEADER_LENGTH, None where there is none.
+
+    Raises:
+        Malformed: it is not a number.
+    """
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise Malformed(f"{HEADER_LENGTH} is {shorten(text)}, expected a number of bytes")
+    return int(text)
+
+
+def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview, memoryview]:
+    """The text of the JSON header and the bytes behind it.
+
+    Raises:
+        Malformed: the body is shorter than the header.
+    """
+    length = len(body) if header_length is None else header_length
+    if not 0 <= length <= len(body):
+        raise Malformed(f"{HEADER_LENGTH}: the JSON header is said to have {length} bytes, the body has {len(body)}")
+    return body[:length], body[length:]
+
+
+# Models and servers
+
+
+def parse_model_spec(metadata: bytes | memoryview, config: bytes | memoryview | None) -> ModelSpec:
+    """The model in the answers of GET /v2/models/{m} and Triton's /v2/models/{m}/config; see descriptions.model_spec.
+
+    Raises:
+        PredictorError: one of the bodies is malformed.
+    """
+    with AsPredictorError("the predictor's description of the model is malformed"):
+        about = from_json(pb.ModelMetadataResponse, parse(metadata))
+        return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse(config)))
+
+
+def parse_server(body: bytes | memoryview) -> ServerDescription:
+    """The answer of GET /v2. Raises PredictorError for anything else."""
+    with AsPredictorError("the predictor's description of itself is malformed"):
+        return server_description(from_json(pb.ServerMetadataResponse, parse(body)))
+
+
+def parse_index(body: bytes | memoryview) -> list[RepositoryEntry]:
+    """The answer of POST /v2/repository/index, Triton's extension. Raises PredictorError for anything else."""
+    with AsPredictorError("the predictor's list of models is malformed"):
+        return repository_entries(from_json(pb.RepositoryIndexResponse, {"models": parse(body)}))
+
+
+def encode_registration(key: str, byte_size: int) -> bytes:
+    """The body of a request that registers a file as a region of system shared memory; the path has the region's name.
+
+    ``key`` is a slash and the name of the file in /dev/shm. The region is the whole file, ``byte_size`` bytes.
+
+    Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_shared_memory.md
+    """
+    return orjson.dumps({"key": key, "offset": 0, "byte_size": byte_size})
+
+
+def parse_region_names(body: bytes | memoryview) -> list[str]:
+    """The names in the status of all regions. Raises PredictorError for anything else."""
+    with AsPredictorError("the predictor's list of shared-memory regions is malformed"):
+        try:
+            return [str(entry["name"]) for entry in parse(body)]
+        except (TypeError, KeyError) as exc:
+            raise Malformed(f"an entry has no name: {exc}") from exc

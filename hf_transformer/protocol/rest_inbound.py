@@ -1,0 +1,199 @@
+"""The V2 protocol over HTTP, as a server speaks it: bodies of requests -> tensors -> bodies of responses. No sockets.
+
+Bodies are framed as in rest.py. Nothing in a request is ignored silently: anything unknown is refused, and the message
+names it.
+
+Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from hf_transformer.protocol.inbound import (
+    BINARY_DATA_OUTPUT,
+    BINARY_DATA_SIZE,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    check_input_parameters,
+    check_keys,
+    check_number,
+    read_flag,
+    read_raw,
+    requested_outputs,
+)
+from hf_transformer.protocol.json_text import JsonLimits, json_object, parse_json
+from hf_transformer.protocol.rest import binary_size, split_body
+from hf_transformer.protocol.tensors import (
+    Malformed,
+    check_count,
+    checked_datatype,
+    checked_name,
+    checked_shape,
+    decode_json,
+    json_kind,
+    json_strings,
+    raw_view,
+)
+from hf_transformer.types import Array, Json, Tensor, Texts
+
+REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
+"""The keys of a request; clients may repeat the model's name and version from the path."""
+INPUT_KEYS = ("name", "datatype", "shape", "parameters", "data")
+OUTPUT_KEYS = ("name", "parameters")
+
+
+def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
+    """A request's tensors, parameters and wanted outputs.
+
+    Args:
+        body: JSON in UTF-8, and raw elements behind it.
+        header_length: bytes of the JSON; None where it is the whole body.
+        max_elements: the most elements of a tensor whose elements are read one by one: BYTES, and anything in JSON.
+
+    Raises:
+        Malformed: the body breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
+        TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
+    """
+    text, raw = (body, memoryview(b"")) if header_length is None else split_body(memoryview(body), header_length)
+    header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
+    check_keys("body", header, REQUEST_KEYS)
+    parameters, binary = _request_parameters(header)
+    room = len(text)  # an element takes two bytes of JSON: "1,"
+    return InferRequest(
+        inputs=_inputs(header.get("inputs"), raw, room // 2 + 1, max_elements),
+        outputs=_outputs(header.get("outputs")),
+        parameters=parameters,
+        id=_string("id", header),
+        binary=binary,
+        model_name=_string("model_name", header),
+        model_version=_string("model_version", header),
+    )
+
+
+def _request_parameters(header: Mapping[str, Json]) -> tuple[Mapping[str, Json], bool]:
+    """The parameters of a request without ``binary_data_output``, and that one."""
+    parameters = dict(_parameters("parameters", header))
+    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
+    return parameters, binary or False
+
+
+def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON if raw elements follow; None if all of it is JSON.
+
+    BYTES elements are UTF-8 where the request wants them in JSON.
+    """
+    chunks: list[bytes | memoryview] = []
+    outputs = []
+    for tensor in response.outputs:
+        entry: dict[str, Json] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if request.wants_binary(tensor.name):
+            chunks.append(raw_view(tensor))
+            entry["parameters"] = {BINARY_DATA_SIZE: len(chunks[-1])}
+        else:
+            entry["data"] = _json_data(tensor)
+        outputs.append(entry)
+    header: dict[str, Json] = {"model_name": response.model_name}
+    if response.model_version:
+        header["model_version"] = response.model_version
+    if response.id:
+        header["id"] = response.id
+    header["outputs"] = outputs
+    # numpy's float32 is written with half as many digits as a Python float.
+    text = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (b"".join((text, *chunks)), len(text)) if chunks else (text, None)
+
+
+def _json_data(tensor: Tensor) -> list[str] | Array:
+    """The elements flat and row-major, which is the protocol's preferred form."""
+    flat: Array = tensor.data.ravel()
+    return [element.decode() for element in flat] if tensor.datatype == "BYTES" else flat
+
+
+def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor | Texts]:
+    """The input tensors by name; the JSON holds at most ``room`` elements."""
+    if not isinstance(entries, list):
+        raise Malformed(f"inputs: expected a list of tensors, got {json_kind(entries)}")
+    check_number("inputs", len(entries))
+    tensors: dict[str, Tensor | Texts] = {}
+    position = 0
+    for index, entry in enumerate(entries):
+        name = _entry_name(f"inputs[{index}]", entry, INPUT_KEYS)
+        if name in tensors:
+            raise Malformed(f"inputs: tensor {name!r} comes twice")
+        parameters = _parameters(f"inputs: the parameters of tensor {name!r}", entry)
+        check_input_parameters(name, parameters)
+        size = binary_size(name, parameters, len(raw) - position)
+        data = None if size is None else raw[position : position + size]
+        position += size or 0
+        tensors[name] = _input(name, entry, data, room, max_elements)
+    if position != len(raw):
+        raise Malformed(f"body: {len(raw) - position} bytes stand behind the last tensor")
+    return tensors
+
+
+def _input(
+    name: str, entry: Mapping[str, Json], raw: memoryview | None, room: int, max_elements: int
+) -> Tensor | Texts:
+    datatype = checked_datatype(name, entry.get("datatype"))
+    shape = checked_shape(name, entry.get("shape"))
+    data = entry.get("data")
+    if raw is not None and data is not None:
+        raise Malformed(f"tensor {name!r} has both data and {BINARY_DATA_SIZE}")
+    if raw is None:
+        if data is None:
+            raise Malformed(f"tensor {name!r} has neither data nor {BINARY_DATA_SIZE}")
+        check_count(name, shape, room, max_elements)
+        if datatype == "BYTES":
+            return Texts(name, shape, json_strings(name, shape, data))
+        return Tensor(name, datatype, decode_json(name, datatype, shape, data))
+    return read_raw(name, datatype, shape, raw, max_elements)
+
+
+def _outputs(entries: Json) -> list[RequestedOutput]:
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        raise Malformed(f"outputs: expected a list, got {json_kind(entries)}")
+    check_number("outputs", len(entries))
+    return requested_outputs(
+        (
+            name := _entry_name(f"outputs[{index}]", one, OUTPUT_KEYS),
+            _parameters(f"outputs: the parameters of {name!r}", one),
+        )
+        for index, one in enumerate(entries)
+    )
+
+
+def _string(name: str, header: Mapping[str, Json]) -> str:
+    """An optional string, empty if it is missing."""
+    value = header.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Malformed(f"{name}: expected a string, got {json_kind(value)}")
+    return value
+
+
+def _entry_name(where: str, entry: Json, keys: Sequence[str]) -> str:
+    if not isinstance(entry, dict):
+        raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
+    check_keys(where, entry, keys)
+    name = entry.get("name")
+    if not isinstance(name, str):
+        raise Malformed(f"{where}.name: expected a string, got {json_kind(name)}")
+    return checked_name(name)
+
+
+def _parameters(where: str, holder: Mapping[str, Json]) -> Mapping[str, Any]:
+    parameters = holder.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise Malformed(f"{where}: expected an object, got {json_kind(parameters)}")
+    return parameters

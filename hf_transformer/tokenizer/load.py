@@ -1,0 +1,402 @@
+"""From a folder to a tokenizer of the Rust library, with its limit in tokens.
+
+tokenizer.json and the settings beside it give what transformers' AutoTokenizer gives, without importing transformers
+(two seconds). The steps are those of PreTrainedTokenizerBase._from_pretrained and TokenizersBackend.__init__ in
+transformers 5.23. transformers itself loads folders that need anything else (NotMirrored): those without
+tokenizer.json, with a rare class, or with custom code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import AddedToken, Tokenizer, processors
+
+from hf_transformer.errors import LoadError
+from hf_transformer.tokenizer.files import read_json
+from hf_transformer.tokenizer.recipes import RECIPES, Recipe, tokenizer_class
+from hf_transformer.types import Json
+
+log = logging.getLogger(__name__)
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens with a name of their own."""
+
+DEFAULT_MAX_LENGTH = 512
+"""Where neither the tokenizer nor the model names a limit: that of BERT and of most encoders."""
+
+NO_LIMIT = 10**12
+"""Larger values mean no limit: transformers writes int(1e30) for it."""
+
+LENGTH_KEYS = (
+    "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_sequence_length max_seq_length"
+    " seq_len"
+).split()
+"""Names that config.json has for the longest sequence; the smallest counts."""
+
+OFFSET_POSITIONS = frozenset(
+    "altclip bridgetower camembert clap data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta"
+    " roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
+)
+"""Model types whose position numbers begin at padding_idx + 1, so that many rows of the position table stay unused.
+
+Source: create_position_ids_from_input_ids in transformers' modeling_roberta.py and its relatives.
+"""
+
+
+class NotMirrored(Exception):
+    """The folder needs transformers; the message says what for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A tokenizer, and what the settings say beside it.
+
+    ``backend`` is the Rust tokenizer, None if it is written in Python; ``slow`` is transformers' tokenizer, None if it
+    is not needed. ``size`` is the highest id plus one, ``tokens`` are the named special tokens (``pad_token`` and so
+    on). ``model_max_length`` is None where none is set. ``cleans_up``: decoding removes spaces before punctuation.
+    """
+
+    backend: Tokenizer | None
+    size: int
+    tokens: Mapping[str, str]
+    padding_side: str
+    truncation_side: str
+    model_max_length: int | None
+    cleans_up: bool
+    slow: Any = None
+
+
+def load_folder(
+    folder: Path, config: Mapping[str, Json], *, lower_case: bool, trust_remote_code: bool
+) -> LoadedTokenizer:
+    """Load a folder's tokenizer. Raises LoadError; custom code runs only with ``trust_remote_code``."""
+    if (folder / "tokenizer.json").is_file():
+        try:
+            return load_fast(folder, config, lower_case=lower_case)
+        except NotMirrored as exc:
+            log.info("the tokenizer in %s is loaded by transformers (%s)", folder, exc)
+    return _load_with_transformers(folder, lower_case=lower_case, trust_remote_code=trust_remote_code)
+
+
+def load_fast(folder: Path, config: Mapping[str, Json], *, lower_case: bool) -> LoadedTokenizer:
+    """Load a folder's tokenizer.json. Raises NotMirrored, and LoadError for broken JSON."""
+    settings = read_json(folder / "tokenizer_config.json", required=False)
+    name = tokenizer_class(config, settings)
+    if name is None:
+        raise NotMirrored(f"tokenizer class {settings.get('tokenizer_class')!r}, model {config.get('model_type')!r}")
+    if settings.keys() & {"fast_tokenizer_files", "init_inputs", "fix_mistral_regex"}:
+        raise NotMirrored("tokenizer_config.json has settings that are rare")
+    document = read_json(folder / "tokenizer.json", required=True)
+    if not lower_case:
+        settings["do_lower_case"] = False
+        document["normalizer"] = without_lower_case(document.get("normalizer"))
+    try:
+        return _build(name, settings, document, folder)
+    except (TypeError, ValueError, KeyError, AttributeError, OSError) as exc:
+        raise NotMirrored(f"{name}: {exc}") from exc
+    except Exception as exc:  # the Rust library raises bare Exception for a file that it can't read
+        if type(exc) is not Exception:
+            raise
+        raise NotMirrored(f"{name}: {exc}") from exc
+
+
+def without_lower_case(normalizer: Json) -> Json:
+    """A tokenizer.json's normaliser, lower-casing left out."""
+    if not isinstance(normalizer, dict) or normalizer.get("type") == "Lowercase":
+        return None
+    if normalizer.get("type") == "BertNormalizer":
+        return {**normalizer, "lowercase": False}
+    if "normalizers" in normalizer:
+        kept = (without_lower_case(step) for step in normalizer["normalizers"])
+        return {**normalizer, "normalizers": [step for step in kept if step is not None]}
+    return normalizer
+
+
+def _build(name: str, settings: dict[str, Json], document: dict[str, Json], folder: Path) -> LoadedTokenizer:
+    added = _merge_older_files(settings, document, folder)
+    recipe = RECIPES.get(name)
+    if recipe is not None:
+        _default_extra(settings, recipe, name)
+    named = _named_tokens(settings, recipe, {token.content: token for token in added.values()})
+    for cut, key in (("truncation", "truncation_side"), ("padding", "padding_side")):
+        if document.get(cut):
+            # Files from before 2021 have no direction for truncation.
+            settings.setdefault(key, document[cut].get("direction", "Right").lower())
+    if recipe is None and document.get("padding"):
+        named.setdefault("pad_token", document["padding"]["pad_token"])
+    vocab = document["model"]["vocab"]
+    highest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
+    # From here on only the Rust library needs the vocabulary: Python's copy of it is megabytes.
+    del vocab
+    backend = _backend(recipe, settings, document, named)
+    extra = settings.get("extra_special_tokens") or []
+    backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    _add_tokens(backend, added, named, extra)
+    if backend.post_processor is None:
+        backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    tokens = {key: str(token) for key, token in named.items()}
+    if recipe is not None and recipe.finish is not None:
+        recipe.finish(backend, settings, tokens)
+    if name == "Qwen2Tokenizer":
+        backend.add_tokens([AddedToken(text, special=True) for text in (*tokens.values(), *map(str, extra))])
+    sides = settings.get("padding_side", "right"), settings.get("truncation_side", "right")
+    if not {*sides} <= {"left", "right"}:
+        raise ValueError(f"padding_side and truncation_side must be left or right, not {sides}")
+    return LoadedTokenizer(
+        backend,
+        1 + max(highest, *backend.get_added_tokens_decoder(), -1),
+        {key: token for key, token in tokens.items() if key in NAMED},
+        sides[0],
+        sides[1],
+        settings.get("model_max_length", settings.get("max_len")),
+        _clean_up(settings, backend),
+    )
+
+
+def _clean_up(settings: Mapping[str, Json], backend: Tokenizer) -> bool:
+    """Whether decoding removes spaces before punctuation; for BPE that setting is ignored unless it is forced."""
+    if type(backend.model).__name__ == "BPE":
+        forced = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
+        return bool(forced and settings.get("clean_up_tokenization_spaces"))
+    return bool(settings.get("clean_up_tokenization_spaces", False))
+
+
+def _merge_older_files(settings: dict[str, Json], document: Mapping[str, Json], folder: Path) -> dict[int, AddedToken]:
+    """The added tokens by id; settings are completed in place from special_tokens_map.json where that still counts."""
+    if settings.get("additional_special_tokens") is not None and not settings.get("extra_special_tokens"):
+        settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
+    added: dict[int, AddedToken] = {}
+    if "added_tokens_decoder" in settings:
+        added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
+    else:
+        for key, value in read_json(folder / "special_tokens_map.json", required=False).items():
+            settings[key] = _from_map(key, value, settings)
+        special = {_text(settings[key]) for key in NAMED if settings.get(key)}
+        special |= {_text(token) for token in settings.get("extra_special_tokens") or []}
+        for text, number in read_json(folder / "added_tokens.json", required=False).items():
+            flag = text in special
+            added[number] = AddedToken(text, normalized=not flag, special=flag)
+        for entry in document.get("added_tokens") or []:
+            added[entry["id"]] = AddedToken(**{key: value for key, value in entry.items() if key != "id"})
+    if "extra_special_tokens" not in settings and settings.get("additional_special_tokens") is not None:
+        settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
+    return added
+
+
+def _from_map(key: str, value: Json, settings: Mapping[str, Json]) -> Json:
+    if key == "extra_special_tokens" and isinstance(value, list):
+        tokens = [AddedToken(**{**token, "special": True}) if isinstance(token, dict) else token for token in value]
+        before = settings.get("extra_special_tokens") or []
+        return [*before, *(token for token in tokens if _text(token) not in {_text(old) for old in before})]
+    if isinstance(value, dict) and key != "extra_special_tokens":
+        return AddedToken(**{**value, "special": True})
+    return value
+
+
+def _text(token: Json) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _default_extra(settings: dict[str, Json], recipe: Recipe, name: str) -> None:
+    """The extra tokens that T5 and CamemBERT have without being told."""
+    defaults = recipe.extra
+    if name == "T5Tokenizer":
+        count = settings.get("extra_ids", 100)
+        given = settings.get("extra_special_tokens")
+        if given is not None and sum("<extra_id_" in _text(token) for token in given) != count:
+            raise NotMirrored("another number of <extra_id_> tokens than extra_ids says")
+        defaults = tuple(f"<extra_id_{number}>" for number in range(count))
+    if defaults and settings.get("additional_special_tokens") is not None:
+        raise NotMirrored("both kinds of extra special tokens")
+    settings.setdefault("extra_special_tokens", list(defaults))
+
+
+def _named_tokens(
+    settings: dict[str, Json], recipe: Recipe | None, added: Mapping[str, AddedToken]
+) -> dict[str, str | AddedToken]:
+    """The special tokens by name, in the order in which ids are given to those that have none."""
+    extra = settings.get("extra_special_tokens") or []
+    own = {key: value for key, value in settings.items() if key.endswith("_token") and key not in NAMED}
+    plain = {key: value for key, value in own.items() if isinstance(value, str)}
+    if isinstance(extra, dict):
+        plain |= extra
+        settings["extra_special_tokens"] = []
+    else:
+        settings["extra_special_tokens"] = [_token(entry) for entry in extra]
+    named: dict[str, str | AddedToken] = {}
+    for key in NAMED:
+        default = recipe.tokens.get(key) if recipe else None
+        value = settings.get(key, default)
+        if value is None:
+            if default is not None:
+                raise NotMirrored(f"{key} is null")
+            continue
+        value = _token(value)
+        value = added.get(str(value), value) if key in settings else value
+        if isinstance(value, str) and recipe and key in recipe.flags:
+            value = AddedToken(value, **recipe.flags[key])
+        named[key] = value
+    marked = {key: value for key, value in own.items() if isinstance(value, dict | AddedToken)}
+    return named | {key: _token(value) for key, value in {**marked, **plain}.items()}
+
+
+def _token(value: Json) -> str | AddedToken:
+    if isinstance(value, dict) and value.get("__type") == "AddedToken":
+        return AddedToken(**{key: entry for key, entry in value.items() if key != "__type"})
+    if not isinstance(value, str | AddedToken):
+        raise TypeError(f"a special token must be text, not {value!r}")
+    return value
+
+
+def _backend(
+    recipe: Recipe | None,
+    settings: Mapping[str, Json],
+    document: dict[str, Json],
+    named: Mapping[str, str | AddedToken],
+) -> Tokenizer:
+    """The Rust tokenizer: the file as it is, or its vocabulary with the stages of the class."""
+    document |= {"truncation": None, "padding": None}
+    if recipe is None:
+        whole = orjson.dumps(document)
+        document.clear()
+        return Tokenizer.from_buffer(whole)
+    model = document.pop("model")
+    vocab = model["vocab"]
+    if model.get("type", recipe.model) != recipe.model or isinstance(vocab, list) != (recipe.model == "Unigram"):
+        raise NotMirrored(f"the vocabulary is not one of {recipe.model}")
+    tokens = {key: str(token) for key, token in named.items()}
+    built = {"type": recipe.model, "vocab": vocab, **recipe.options(settings, vocab, tokens)}
+    if recipe.model == "BPE":
+        built["merges"] = model.get("merges", [])
+    bare = {"version": document.get("version", "1.0"), "added_tokens": [], "model": built}
+    whole = orjson.dumps(bare | {"post_processor": document.get("post_processor")})
+    del model, vocab, built, bare
+    backend = Tokenizer.from_buffer(whole)
+    recipe.stages(backend, settings, document)
+    return backend
+
+
+def _add_tokens(
+    backend: Tokenizer,
+    added: Mapping[int, AddedToken],
+    named: Mapping[str, str | AddedToken],
+    extra: Iterable[str | AddedToken],
+) -> None:
+    """Add what the vocabulary lacks: first the listed tokens by id, then the named, then the extra ones."""
+    texts = {str(token) for token in named.values()}
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    queue: list[str | AddedToken] = [added[number] for number in sorted(added)]
+    known |= {str(token) for token in queue}
+    for token in (*named.values(), *extra):
+        if str(token) not in known:
+            known.add(str(token))
+            queue.append(token)
+    tokens = [AddedToken(token, special=True) if isinstance(token, str) else token for token in queue]
+    for token in tokens:
+        if not token.special and token.content in texts:
+            token.special = True
+    if tokens:
+        backend.add_tokens(tokens)
+
+
+def _load_with_transformers(folder: Path, *, lower_case: bool, trust_remote_code: bool) -> LoadedTokenizer:
+    try:
+        import transformers
+    except ImportError as exc:
+        raise LoadError(
+            f"the tokenizer in {folder} can only be loaded by transformers: pip install transformers, or save"
+            " tokenizer.json there"
+        ) from exc
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
+    options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}
+    options |= {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+    except Exception as exc:  # custom code and a dozen libraries can raise anything here
+        if "trust_remote_code" in str(exc) and not trust_remote_code:
+            raise LoadError(
+                f"the tokenizer in {folder} has code of its own: allow it with --trust_remote_code"
+            ) from exc
+        why = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
+        raise LoadError(f"the tokenizer in {folder} can't be loaded: {why}") from exc
+    tokens = {name: getattr(tokenizer, name, None) for name in NAMED}
+    return LoadedTokenizer(
+        _rust_part(tokenizer, lower_case),
+        1 + max(tokenizer.get_vocab().values(), default=-1),
+        {name: str(token) for name, token in tokens.items() if token is not None},
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+        tokenizer.model_max_length,
+        bool(tokenizer.clean_up_tokenization_spaces),
+        tokenizer,
+    )
+
+
+def _rust_part(tokenizer: Any, lower_case: bool) -> Tokenizer | None:
+    """A copy of the Rust tokenizer inside, if encoding goes straight to it."""
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, TokenizersBackend) or (kind._encode_plus, kind.__call__) != (
+        TokenizersBackend._encode_plus,
+        PreTrainedTokenizerBase.__call__,
+    ):
+        return None
+    document = orjson.loads(tokenizer.backend_tokenizer.to_str())
+    if not lower_case:
+        document["normalizer"] = without_lower_case(document.get("normalizer"))
+    backend = Tokenizer.from_buffer(orjson.dumps(document))
+    backend.encode_special_tokens = tokenizer.backend_tokenizer.encode_special_tokens
+    return backend
+
+
+def choose_max_length(asked: int | None, tokenizer_limit: int | None, config: Mapping[str, Json]) -> int:
+    """The length to truncate to: ``asked`` (--max_model_len), else the smaller of the two limits, else 512.
+
+    Raises LoadError if more is asked for than the model can take.
+    """
+    limit = model_limit(config)
+    if asked is not None:
+        if limit is not None and asked > limit:
+            raise LoadError(
+                f"--max_model_len={asked} is more than the {limit} tokens that config.json lets the model take"
+            )
+        return asked
+    return min((length for length in (_length(tokenizer_limit), limit) if length), default=DEFAULT_MAX_LENGTH)
+
+
+def model_limit(config: Mapping[str, Json]) -> int | None:
+    """The longest sequence, special tokens included, that config.json allows; None where it names none."""
+    text = config.get("text_config")
+    lengths = [_length(config.get(key)) for key in LENGTH_KEYS]
+    found = min((length for length in lengths if length), default=None)
+    if found is None:
+        return model_limit(text) if isinstance(text, Mapping) else None
+    if config.get("model_type") in OFFSET_POSITIONS:
+        # MPNet's padding_idx is 1 whatever its config says; the others' is pad_token_id, 1 by default.
+        padding = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id", 1)
+        found -= (padding if isinstance(padding, int) else 1) + 1
+    return _stretched(found, config.get("rope_scaling") or config.get("rope_parameters"))
+
+
+def _length(value: Json) -> int | None:
+    """A usable limit, or None: -1 and the like mean none, as do transformers' very large numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NO_LIMIT:
+        return None
+    return int(value)
+
+
+def _stretched(length: int, scaling: Json) -> int:
+    """Rotary positions can be stretched by a factor, as rope_scaling says (linear, dynamic, yarn)."""
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+    if kind == "yarn":
+        length = _length(scaling.get("original_max_position_embeddings")) or length
+    factor = scaling.get("factor") if kind in ("linear", "dynamic", "yarn") else None
+    return int(length * factor) if isinstance(factor, int | float) and factor > 1 else length

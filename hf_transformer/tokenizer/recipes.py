@@ -1,0 +1,333 @@
+"""Which of transformers' tokenizer classes a folder has, and what each builds around the vocabulary.
+
+Since version 5 most classes read only the vocabulary from tokenizer.json, and build the rest of the pipeline from
+tokenizer_config.json. One recipe per class has the vocabulary's model and its options, the special tokens that hold
+where tokenizer_config.json names none, and the stages of the pipeline. The facts are those of transformers 5.23,
+models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests compare them with the installed version.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+
+from hf_transformer.types import Json
+
+Settings = Mapping[str, Json]
+"""tokenizer_config.json, merged with the older files."""
+
+SpecialTokens = Mapping[str, str]
+"""``cls_token`` and so on -> its text."""
+
+
+def named(text: str) -> dict[str, str]:
+    """``cls=[CLS] sep=[SEP]`` as {"cls_token": "[CLS]", ...}."""
+    return {f"{name}_token": token for name, token in (part.split("=", 1) for part in text.split())}
+
+
+BERT_TOKENS = named("unk=[UNK] sep=[SEP] pad=[PAD] cls=[CLS] mask=[MASK]")
+ROBERTA_TOKENS = named("bos=<s> eos=</s> unk=<unk> sep=</s> pad=<pad> cls=<s> mask=<mask>")
+GPT2_TOKENS = named("unk=<|endoftext|> bos=<|endoftext|> eos=<|endoftext|>")
+DEBERTA_TOKENS = BERT_TOKENS | named("bos=[CLS] eos=[SEP]")
+BYTE_LEVEL_BPE: Mapping[str, Json] = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one class builds its tokenizer.
+
+    ``model`` is the model's type, ``options`` its options (from the settings and the vocabulary), ``tokens`` the
+    special tokens by default, ``flags`` what a special token given as plain text gets, ``extra`` further special
+    tokens. ``stages`` sets normaliser, pre-tokenizer and decoder on the tokenizer; ``finish`` the post-processor,
+    where the class doesn't keep the file's.
+    """
+
+    model: str
+    tokens: Mapping[str, str]
+    stages: Callable[[Tokenizer, Settings, Json], None]
+    finish: Callable[[Tokenizer, Settings, SpecialTokens], None] | None = None
+    options: Callable[[Settings, Json, SpecialTokens], dict[str, Json]] = lambda *_: dict(BYTE_LEVEL_BPE)
+    flags: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    extra: tuple[str, ...] = ()
+
+
+def charsmap(document: Json) -> bytes | None:
+    """SentencePiece's table of character replacements, out of a tokenizer.json's normaliser."""
+    found = document.get("normalizer") or {}
+    for step in found.get("normalizers", [found]):
+        if step.get("type") == "Precompiled":
+            return base64.b64decode(step["precompiled_charsmap"])
+    return None
+
+
+def _ids(tokenizer: Tokenizer, *tokens: str) -> list[tuple[str, int]]:
+    pairs = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens)]
+    return [(token, number) for token, number in pairs if number is not None]
+
+
+def _template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=_ids(tokenizer, *tokens)
+    )
+
+
+def _wordpiece_options(settings: Settings, vocab: Json, tokens: SpecialTokens) -> dict[str, Json]:
+    return {"unk_token": tokens["unk_token"], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+
+
+def _bert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+
+
+def _bert_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+    cls, sep = tokens["cls_token"], tokens["sep_token"]
+    _template(tokenizer, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", cls, sep)
+
+
+def _roberta_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+    trim, prefix = settings.get("trim_offsets", True), settings.get("add_prefix_space", False)
+    (cls,), (sep,) = _ids(tokenizer, tokens["cls_token"]), _ids(tokenizer, tokens["sep_token"])
+    tokenizer.post_processor = processors.RobertaProcessing(sep, cls, trim, prefix)
+
+
+def _mpnet_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+    _roberta_finish(tokenizer, {}, tokens)
+
+
+def _byte_level_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _neox_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    _byte_level_stages(tokenizer, settings, document)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=settings.get("add_prefix_space", False),
+        trim_offsets=settings.get("trim_offsets", True),
+    )
+    tokenizer.normalizer = normalizers.NFC()
+
+
+def _neox_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+    _template(tokenizer, "$A:0", "$A:0 $B:1")
+
+
+def _deberta_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+    cls, sep = tokens["cls_token"], tokens["sep_token"]
+    _template(tokenizer, f"{cls} $A {sep}", f"{cls} $A {sep} {sep} $B {sep}", cls, sep)
+
+
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Where Qwen2 splits words, as all its tokenizer.json files have it."""
+
+
+def _qwen2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    prefix = bool(settings.get("add_prefix_space"))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_WORDS), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _metaspace_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    if (table := charsmap(document)) is not None:
+        tokenizer.normalizer = normalizers.Precompiled(table)
+    _metaspace(tokenizer, "always" if settings.get("add_prefix_space", True) else "never")
+
+
+def _metaspace(tokenizer: Tokenizer, scheme: str) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
+    )
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+
+
+def _t5_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    _metaspace_stages(tokenizer, {}, document)
+
+
+def _t5_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+    eos = tokenizer.token_to_id(tokens["eos_token"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=["$A", "</s>"], pair=["$A", "</s>", "$B", "</s>"], special_tokens=[("</s>", eos)]
+    )
+
+
+def _xlmr_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+    bos, eos = tokens["bos_token"], tokens["eos_token"]
+    _template(tokenizer, f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}", bos, eos)
+
+
+def _albert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not settings.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if settings.get("do_lower_case", True):
+        steps.append(normalizers.Lowercase())
+    if (table := charsmap(document)) is not None:
+        steps.append(normalizers.Precompiled(table))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    _metaspace(tokenizer, "always" if settings.get("add_prefix_space", True) else "never")
+    if document.get("post_processor") is None:
+        if not {"cls_token", "sep_token"}.isdisjoint(settings):
+            raise ValueError("special tokens of its own and no post-processor")
+        _bert_finish(tokenizer, settings, BERT_TOKENS)
+
+
+def _deberta_v2_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
+    space = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    tokenizer.normalizer = normalizers.Sequence(
+        [*steps, space, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+    )
+    scheme = "always" if settings.get("add_prefix_space", True) else "first"
+    split: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
+    if settings.get("split_by_punct", False):
+        split.insert(0, pre_tokenizers.Punctuation(behavior="isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+
+
+def _unigram(unk_id: int) -> Callable[[Settings, Json, SpecialTokens], dict[str, Json]]:
+    return lambda *_: {"unk_id": unk_id, "byte_fallback": False}
+
+
+def _camembert_options(settings: Settings, vocab: Json, tokens: SpecialTokens) -> dict[str, Json]:
+    names = [entry[0] for entry in vocab]
+    unk = tokens["unk_token"]
+    return {"unk_id": names.index(unk) if unk in names else 0, "byte_fallback": False}
+
+
+def _deberta_v2_options(settings: Settings, vocab: Json, tokens: SpecialTokens) -> dict[str, Json]:
+    unk = [tokens["unk_token"], 0.0]
+    return {"unk_id": vocab.index(unk) if unk in vocab else settings.get("unk_id", 1), "byte_fallback": False}
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "BertTokenizer": Recipe("WordPiece", BERT_TOKENS, _bert_stages, _bert_finish, _wordpiece_options),
+    "MPNetTokenizer": Recipe(
+        "WordPiece",
+        ROBERTA_TOKENS | named("unk=[UNK]"),
+        _bert_stages,
+        _mpnet_finish,
+        _wordpiece_options,
+        flags={name: {"lstrip": name == "mask_token"} for name in ROBERTA_TOKENS},
+    ),
+    "RobertaTokenizer": Recipe("BPE", ROBERTA_TOKENS, _byte_level_stages, _roberta_finish),
+    "GPT2Tokenizer": Recipe("BPE", GPT2_TOKENS, _byte_level_stages),
+    "GPTNeoXTokenizer": Recipe("BPE", GPT2_TOKENS | named("pad=<|padding|>"), _neox_stages, _neox_finish),
+    "Qwen2Tokenizer": Recipe("BPE", named("unk=<|endoftext|> eos=<|endoftext|> pad=<|endoftext|>"), _qwen2_stages),
+    "DebertaTokenizer": Recipe("BPE", DEBERTA_TOKENS, _byte_level_stages, _deberta_finish),
+    "XLMRobertaTokenizer": Recipe("Unigram", ROBERTA_TOKENS, _metaspace_stages, _xlmr_finish, _unigram(3)),
+    "CamembertTokenizer": Recipe(
+        "Unigram",
+        ROBERTA_TOKENS,
+        _metaspace_stages,
+        _xlmr_finish,
+        _camembert_options,
+        flags={"mask_token": {"lstrip": True, "special": True}},
+        extra=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
+    ),
+    "AlbertTokenizer": Recipe(
+        "Unigram", DEBERTA_TOKENS | named("unk=<unk> pad=<pad>"), _albert_stages, options=_unigram(1)
+    ),
+    "T5Tokenizer": Recipe("Unigram", named("eos=</s> unk=<unk> pad=<pad>"), _t5_stages, _t5_finish, _unigram(2)),
+    "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
+}
+"""Class -> recipe; the generic class needs none."""
+
+GENERIC = "TokenizersBackend"
+"""The class that takes tokenizer.json as it is."""
+
+GENERIC_NAMES = frozenset({GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"})
+"""Names that mean the generic class when tokenizer_config.json has them, after a trailing ``Fast`` is cut off."""
+
+MODEL_TYPES: Mapping[str, str] = {
+    GENERIC: (
+        "aria beam bigbird_pegasus canary cohere_asr ernie4_5 flex_olmo fuyu glm glm4 glm4_moe got_ocr2 gpt_bigcode"
+        " granite granitemoe granitemoehybrid granitemoeshared jamba kosmos-2 llava llava_next minimax_m2 modernbert"
+        " modernbert-decoder nemotron nystromformer olmo2 olmo3 olmo_hybrid pegasus_x persimmon phi3 phimoe"
+        " pix2struct smolvlm stablelm umt5 vipllava xlm-roberta-xl"
+    ),
+    "BertTokenizer": (
+        "align bark bert blip bros chinese_clip convbert distilbert electra ernie flava git grounding-dino layoutlm"
+        " lxmert megatron-bert mm-grounding-dino mobilebert nomic_bert squeezebert tvp vilt visual_bert"
+    ),
+    "MPNetTokenizer": "mpnet",
+    "RobertaTokenizer": (
+        "bart bridgetower clap data2vec-text florence2 ibert led lilt longformer mra mvp roberta roberta-prelayernorm"
+    ),
+    "GPT2Tokenizer": (
+        "blip-2 codegen dbrx emu3 gpt2 gpt_neo gptj instructblip instructblipvideo jais2 opt phi starcoder2"
+    ),
+    "XLMRobertaTokenizer": "gte jina_embeddings_v3 metaclip_2 trocr xlm-roberta xmod",
+    "CamembertTokenizer": "camembert",
+    "AlbertTokenizer": "albert yoso",
+    "T5Tokenizer": "mt5 musicgen musicgen_melody switch_transformers t5",
+    "DebertaTokenizer": "deberta",
+    "DebertaV2Tokenizer": "deberta-v2",
+    "Qwen2Tokenizer": (
+        "audioflamingo3 colqwen2 internvl ovis2 qwen2 qwen2_5_omni qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl qwen3"
+        " qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe"
+    ),
+    "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
+}
+"""Tokenizer class -> the values of config.json's model_type that are registered for it."""
+
+ALIASES: Mapping[str, str] = {
+    **{f"{name}Tokenizer": "BertTokenizer" for name in "DistilBert Electra LayoutLM MobileBert SqueezeBert".split()},
+    **{f"{name}Tokenizer": "RobertaTokenizer" for name in "Bart LED Longformer".split()},
+}
+"""Classes that behave exactly as another one."""
+
+WRONG_CLASS_TYPES = frozenset(
+    {"hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2"}
+)
+"""Model types whose registered class wins over the class that tokenizer_config.json names."""
+
+_REGISTERED = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types.split()}
+
+
+def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) -> str | None:
+    """The class for a config.json and a tokenizer_config.json: a key of MODEL_TYPES.
+
+    None if it is a class that is not known here, or custom code: then transformers itself has to load it.
+    """
+    model_type = config.get("model_type") or ""
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if "auto_map" in settings or config.get("model_name") is not None or not isinstance(named, str | None):
+        return None
+    if named is None:
+        # A model type without an entry may be one that transformers knows.
+        return _REGISTERED.get(model_type) if model_type else GENERIC
+    named = _canonical(named)
+    if model_type in WRONG_CLASS_TYPES:
+        return _REGISTERED.get(model_type)
+    if named == GENERIC:
+        return GENERIC
+    if named not in MODEL_TYPES or (model_type and model_type not in _REGISTERED):
+        return None
+    # The class that the folder names wins over the registered one, except over the generic class.
+    return GENERIC if _REGISTERED.get(model_type) == GENERIC else named
+
+
+def _canonical(name: str) -> str:
+    name = name.removesuffix("Fast")
+    return GENERIC if name in GENERIC_NAMES else ALIASES.get(name, name)

@@ -1,0 +1,151 @@
+"""Generated text over real connections as it comes: places, statuses, headers, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from hf_transformer.commands.local_triton import HOST
+from hf_transformer.errors import PredictorError, PredictorTimeout
+from tests.api.generating import PROMPT, Bench, bench, events
+from tests.integration.server.serving import serving
+
+pytestmark = pytest.mark.asyncio
+
+PATH = "/openai/v1/completions"
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "OpenAI": (PATH, {"model": "gpt2", "prompt": PROMPT, "stream": True}),
+    "OpenAI, two texts": (PATH, {"model": "gpt2", "prompt": PROMPT, "stream": True, "n": 2, "temperature": 0.5}),
+    "V1": ("/v1/models/gpt2:predict", {"instances": [PROMPT], "parameters": {"stream": True}}),
+    "V2": ("/v2/models/gpt2/generate_stream", {"text_input": PROMPT}),
+}
+every_api = pytest.mark.parametrize(("path", "body"), STREAMS.values(), ids=STREAMS)
+
+
+@asynccontextmanager
+async def client_of(**options: Any) -> AsyncIterator[tuple[Bench, httpx.AsyncClient]]:
+    """A service with a scripted model, and a client of it without a pool: a stream that is left is closed."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with bench(**options) as made, serving(made.app) as (_, port):
+        url = f"http://{HOST}:{port}"
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=20, trust_env=False) as client:
+            yield made, client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.001)
+
+
+def answered(made: Bench, status: int) -> bool:
+    """Whether one request was counted with this status, and none is in flight."""
+    counts = [made.requests(api, status) for api in ("openai", "v1", "generate")]
+    return sum(counts) == 1 and made.in_flight == 0
+
+
+def released(gate: asyncio.Semaphore) -> None:
+    for _ in range(20):
+        gate.release()
+
+
+@every_api
+async def test_a_piece_is_sent_before_the_next_one_is_made(path: str, body: Any) -> None:
+    gate = asyncio.Semaphore(2)
+    async with client_of(gate=gate) as (made, client), client.stream("POST", path, json=body) as response:
+        pieces = response.aiter_bytes()
+        assert response.status_code == 200
+        assert len(await anext(pieces)) > 0
+        assert made.generator.running > 0 and made.generator.given <= 2
+        released(gate)
+        rest = b"".join([piece async for piece in pieces])
+        assert b"." in rest and b"error" not in rest
+        await until(lambda: answered(made, 200))
+
+
+async def test_the_place_is_held_until_the_end() -> None:
+    gate = asyncio.Semaphore(1)
+    path, body = STREAMS["OpenAI"]
+    async with client_of(gate=gate, concurrent=1) as (made, client):
+        async with client.stream("POST", path, json=body) as response:
+            assert response.status_code == 200 and made.in_flight == 1
+            assert (await client.post(path, json=body)).status_code == 429
+            assert made.requests("openai", 200) == 0
+            released(gate)
+            assert events(await response.aread())[-1] == "[DONE]"
+        await until(lambda: answered(made, 200))
+
+
+@every_api
+async def test_a_failure_before_the_first_piece_has_its_status(path: str, body: Any) -> None:
+    async with client_of(fails=PredictorTimeout("it took too long")) as (made, client):
+        response = await client.post(path, json=body)
+        assert response.status_code == 504 and response.headers["content-type"] == "application/json"
+        assert "it took too long" in response.text
+        await until(lambda: answered(made, 504))
+
+
+@every_api
+async def test_a_failure_behind_the_first_piece_is_the_last_of_the_stream(path: str, body: Any) -> None:
+    async with client_of(fails=PredictorError("it broke"), after=1) as (made, client):
+        response = await client.post(path, json=body)
+        assert response.status_code == 200
+        last = response.text.strip().splitlines()[-1].removeprefix("data: ")
+        assert "it broke" in json.dumps(json.loads(last)["error"])
+        await until(lambda: answered(made, 502))
+
+
+@every_api
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "behind it"])
+async def test_a_client_that_leaves_ends_the_generation_at_once(path: str, body: Any, begun: bool) -> None:
+    """No token comes any more, and nothing is being sent: the connection alone tells."""
+    async with client_of(gate=asyncio.Semaphore(2 * begun)) as (made, client):
+
+        async def ask() -> None:
+            async with client.stream("POST", path, json=body) as response:
+                await anext(response.aiter_bytes())
+                came.set()
+                await asyncio.Event().wait()
+
+        came = asyncio.Event()
+        asking = asyncio.create_task(ask())
+        await (came.wait() if begun else until(lambda: bool(made.generators) and made.generator.running > 0))
+        assert made.generator.running > 0
+        asking.cancel()
+        await asyncio.wait([asking])
+        await until(lambda: made.generator.running == 0)
+        await until(lambda: answered(made, 499))
+
+
+async def test_the_end_of_the_service_ends_a_stream_with_an_error() -> None:
+    path, body = STREAMS["OpenAI"]
+    async with client_of(gate=asyncio.Semaphore(1)) as (made, client):
+        async with client.stream("POST", path, json=body) as response:
+            made.service.streams.end_within(0.05)
+            *_, last = events(await response.aread())
+            assert last["error"]["message"] == "the service is shutting down"
+        await until(lambda: answered(made, 503))
+        # One that would begin now is refused, and nothing is begun for it.
+        assert (await client.post(path, json=body)).status_code == 503
+        assert len(made.generator.asked) == 1
+
+
+@pytest.mark.parametrize("timing", [True, False], ids=["times", "no times"])
+@every_api
+async def test_the_headers_of_a_stream(path: str, body: Any, timing: bool) -> None:
+    async with client_of(timing=timing) as (_, client):
+        response = await client.post(path, json=body, headers={"x-request-id": "17"})
+        kind = "application/jsonl" if "predict" in path else "text/event-stream"
+        headers = response.headers
+        assert headers["content-type"] == kind and headers["x-request-id"] == "17"
+        assert headers["cache-control"] == "no-cache" and "content-length" not in headers
+        assert ("server-timing" in headers) is timing
+        if timing:
+            stages = dict(one.split(";dur=") for one in headers["server-timing"].split(", "))
+            assert stages.keys() == {"parse", "tokenize", "queue", "predict", "decode"}

@@ -1,0 +1,243 @@
+"""Tensors named as those of Triton's vLLM and TensorRT-LLM backends, over gRPC and REST, over a scripted model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from hf_transformer.protocol.grpc import decode_infer_response
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import raw_view
+from hf_transformer.types import Array, Tensor
+from tests.api.generating import PROMPT, Bench, bench, post
+from tests.integration.api.grpc_model import failure
+from tests.integration.api.test_grpc_generate import final, pieces_of, read, serving
+
+pytestmark = pytest.mark.asyncio
+
+SAMPLE = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}
+"""What the sample of vLLM's backend sends, as a tensor and as the request's own parameters."""
+SWITCHES: dict[str, Any] = {
+    f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens")
+}
+KINDS = {"b": "BOOL", "i": "INT32", "f": "FP32", "O": "BYTES"}
+INFER = "/v2/models/gpt2/infer"
+
+
+def tensor_of(name: str, value: Any, shape: list[int]) -> Tensor:
+    if isinstance(value, str | bytes):
+        value = np.array([value.encode() if isinstance(value, str) else value], np.object_)
+    data: Array = np.array(value)
+    data = data.astype({"i": np.int32, "f": np.float32}.get(data.dtype.kind, data.dtype)).reshape(shape)
+    return Tensor(name, KINDS[data.dtype.kind], data)
+
+
+def asking(
+    *,
+    id: str = "",
+    shape: tuple[int, ...] = (1,),
+    outputs: tuple[str, ...] = ("text_output",),
+    parameters: dict[str, str] | None = None,
+    **inputs: Any,
+) -> pb.ModelInferRequest:
+    """A request as tritonclient makes it: raw."""
+    message = pb.ModelInferRequest(model_name="gpt2", id=id)
+    for name, value in {"text_input": PROMPT, **inputs}.items():
+        tensor = tensor_of(name, value, list(shape))
+        message.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(bytes(raw_view(tensor)))
+    for name in outputs:
+        message.outputs.add(name=name)
+    for name, text in (parameters or {}).items():
+        message.parameters[name].string_param = text
+    return message
+
+
+def told(response: pb.ModelInferResponse) -> dict[str, list[Any]]:
+    found = decode_infer_response(response.SerializeToString())
+    return {
+        name: [one.decode() if isinstance(one, bytes) else one for one in tensor.data.tolist()]
+        for name, tensor in found.items()
+    }
+
+
+async def generated(made: Bench, **body: Any) -> Any:
+    status, found = await post(made, "/v2/models/gpt2/generate", {"text_input": PROMPT, **body})
+    assert status == 200, found
+    return found["text_output"]
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)], ids=str)
+async def test_the_sample_of_the_vllm_backend(shape: tuple[int, ...]) -> None:
+    async with serving() as (made, _, client):
+        stream = client.stream()
+        sampling = json.dumps(SAMPLE)
+        await stream.write(asking(id="1", shape=shape, stream=False, sampling_parameters=sampling, parameters=SAMPLE))
+        [answer] = await pieces_of(stream)
+        whole = await generated(made, temperature=0.1, top_p=0.95, top_k=0, max_tokens=100)
+        assert (answer.id, told(answer)) == ("1", {"text_output": [whole]}) and whole == f"{PROMPT} paris."
+        assert made.generator.asked[0][1] == made.generator.asked[1][1]
+        await stream.write(asking(id="2", shape=shape, stream=True, sampling_parameters=sampling, parameters=SAMPLE))
+        found = await pieces_of(stream)
+        assert len(found) > 1 and {one.id for one in found} == {"2"}
+        assert "".join(told(one)["text_output"][0] for one in found) == " paris."
+        assert made.generator.asked[2][1].temperature == 0.1
+        assert [final(one) for one in found] == [False] * (len(found) - 1) + [True]
+
+
+async def test_parameters_of_the_request_alone() -> None:
+    async with serving() as (made, _, client):
+        stream = client.stream()
+        await stream.write(asking(stream=False, parameters={**SAMPLE, "max_tokens": "2"}))
+        [answer] = await pieces_of(stream)
+        assert told(answer)["text_output"] == [f"{PROMPT} paris"]
+        assert made.generator.asked[0][1].top_p == 0.95
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("exclude", [False, True], ids=["with the prompt", "without it"])
+async def test_whether_the_prompt_is_told(streamed: bool, exclude: bool) -> None:
+    async with serving() as (_, _, client):
+        stream = client.stream()
+        await stream.write(asking(stream=streamed, exclude_input_in_output=exclude))
+        text = "".join(told(one)["text_output"][0] for one in await pieces_of(stream))
+        assert text == (" paris." if exclude else f"{PROMPT} paris.")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_what_is_told_beside_the_text(n: int) -> None:
+    more = json.dumps({"n": n, "temperature": 0.5})
+    async with serving() as (made, _, client):
+        stream = client.stream()
+        prompt = len(made.tokenizer.encode([PROMPT])[0].ids)
+        new = len(made.tokenizer.encode([made.text])[0].ids)
+        await stream.write(asking(**SWITCHES, outputs=(), exclude_input_in_output=True, sampling_parameters=more))
+        [whole] = await pieces_of(stream)
+        assert told(whole) == {
+            "text_output": [" paris."] * n,
+            "finish_reason": ["stop"] * n,
+            "num_input_tokens": [prompt],
+            "num_output_tokens": [new] * n,
+        }
+        assert [one.datatype for one in whole.outputs] == ["BYTES", "BYTES", "UINT32", "UINT32"]
+        await stream.write(asking(stream=True, **SWITCHES, outputs=(), sampling_parameters=more))
+        found = [told(one) for one in await pieces_of(stream)]
+        assert found[0]["finish_reason"] == ["None"] * n and found[-1]["finish_reason"] == ["stop"] * n
+        for choice in range(n):
+            assert "".join(one["text_output"][choice] for one in found) == " paris."
+            assert sum(one["num_output_tokens"][choice] for one in found) == new
+
+
+@pytest.mark.parametrize("ids", [[7], [7, 8]], ids=len)
+async def test_a_list_of_one_element_is_a_list(ids: list[int]) -> None:
+    message = asking()
+    tensor = tensor_of("stop_token_ids", ids, [len(ids)])
+    message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    message.raw_input_contents.append(bytes(raw_view(tensor)))
+    async with serving() as (made, _, client):
+        await client.infer(message)
+        assert made.generator.asked[0][1].stop_token_ids == tuple(ids)
+
+
+async def test_outputs_by_name_in_their_order() -> None:
+    async with serving() as (_, _, client):
+        answer = await client.infer(asking(outputs=("finish_reason", "text_output")))
+        assert list(told(answer)) == ["finish_reason", "text_output"]
+        error = await failure(client.infer(asking(outputs=("finish_reason",), return_finish_reason=False)))
+        assert "'finish_reason' is asked for, and return_finish_reason switches it off" in str(error.details())
+
+
+async def test_the_ensemble_of_tensorrt_llm() -> None:
+    async with serving() as (made, _, client):
+        given: dict[str, Any] = {
+            "max_tokens": 3,
+            "temperature": 0.7,
+            "top_k": 4,
+            "top_p": 0.9,
+            "bad_words": "",
+            "stop_words": ".",
+            "end_id": 2,
+            "pad_id": 2,
+            "random_seed": 7,
+        }
+        answer = await client.infer(asking(shape=(1, 1), outputs=(), **given))
+        assert told(answer)["text_output"][0].startswith(f"{PROMPT} p")
+        sampling = made.generator.asked[0][1]
+        assert (sampling.stop_token_ids, sampling.seed) == ((2,), 7)
+        assert (sampling.max_tokens, sampling.top_k, sampling.stop) == (3, 4, (".",))
+        assert (sampling.temperature, sampling.top_p) == (0.7, 0.9)
+
+
+async def test_over_rest_too() -> None:
+    async with bench() as made:
+        inputs = [
+            {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [PROMPT]},
+            {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [2]},
+            {"name": "return_num_output_tokens", "datatype": "BOOL", "shape": [1, 1], "data": [True]},
+        ]
+        status, found = await post(made, INFER, {"inputs": inputs})
+        assert status == 200
+        assert [(one["name"], one["shape"], one["data"]) for one in found["outputs"]] == [
+            ("text_output", [1], [f"{PROMPT} paris"]),
+            ("num_output_tokens", [1], [2]),
+        ]
+
+
+async def test_the_service_s_own_form_is_what_it_was() -> None:
+    async with serving() as (_, _, client):
+        answer = await client.infer(asking(outputs=()))
+        assert told(answer) == {"output-0": [f"{PROMPT} paris."]}
+
+
+async def test_one_answer_where_there_are_no_pieces() -> None:
+    async with serving() as (_, _, client):
+        error = await failure(client.infer(asking(stream=True)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(error.details()).startswith("stream: one answer is given here, expected false")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"sampling_parameters": '{"logprobs": 3}'}, "sampling_parameters.logprobs: unknown, expected one of"),
+        ({"sampling_parameters": '{"top_k": "x"}'}, "sampling_parameters.top_k: expected a whole number, got a string"),
+        ({"sampling_parameters": '{"max_tokens": 0}'}, "sampling_parameters.max_tokens: 0 is too small"),
+        ({"sampling_parameters": "7"}, "sampling_parameters: expected a JSON object, got a number"),
+        ({"sampling_parameters": 7}, "sampling_parameters: expected JSON text, got a number"),
+        ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
+        ({"return_logprobs": True}, "return_logprobs: it can't be asked for here, expected false"),
+        ({"stream": 1}, "stream: expected true or false, got a number"),
+        ({"model_name": "7"}, "inputs: 'model_name' is unknown"),
+        ({"image": "aGk="}, "image: unknown"),
+        ({"text_input": 3, "stream": True}, "text_input: expected a string, got a number"),
+        ({"text_input": b"\xff", "stream": True}, "inputs: element 0 of 'text_input' is not UTF-8"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+async def test_what_is_wrong_is_named(inputs: dict[str, Any], says: str, streamed: bool) -> None:
+    async with serving() as (_, _, client):
+        stream = client.stream()
+        await stream.write(asking(**{"stream": streamed, **inputs}))
+        assert (await read(stream)).error_message.startswith(says)
+
+
+async def test_more_elements_than_one() -> None:
+    async with serving() as (_, _, client):
+        message = asking(stream=False)
+        message.inputs[1].shape[0] = 2
+        message.raw_input_contents[1] = b"\0\0"
+        error = await failure(client.infer(message))
+        assert "'stream' has the shape [2], expected one element: [1] or [1, 1]" in str(error.details())
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+async def test_what_the_model_can_t_honour_is_named_as_it_was_sent(streamed: bool) -> None:
+    async with serving(honours=["greedy"]) as (_, _, client):
+        stream = client.stream()
+        await stream.write(asking(stream=streamed, sampling_parameters='{"temperature": 0.5}'))
+        assert (await read(stream)).error_message.startswith("sampling_parameters.temperature: this model")

@@ -1,0 +1,272 @@
+"""Requests as clients send them: whole, cut, in chunks, one behind the other, broken; what the client gets for each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.server.processes import SECONDS, status_of
+from tests.integration.server.serving import CHUNKED, Client, Echo, client_of, connected_to, post, serving
+
+WHOLE = post()
+HEAD = WHOLE[:-4]
+PAUSE = 0.05
+"""Seconds after which more bytes are another read of the server's."""
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def bodies_of(client: Client, number: int) -> list[bytes]:
+    return [(await client.answer())[1] for _ in range(number)]
+
+
+async def test_the_bytes_of_a_response_and_what_the_application_gets() -> None:
+    app = Echo()
+    async with client_of(app) as client:
+        client.send(post(b"text", "X-Name: Value"))
+        head, body = await client.answer()
+        assert body == b"echo:text"
+        lines = head.split(b"\r\n")
+        assert lines[0] == b"HTTP/1.1 200 OK" and lines[1].startswith(b"date: ")
+        assert lines[2:] == [b"content-type: text/plain", b"content-length: 9", b"", b""]
+    [scope] = app.scopes
+    assert scope["scheme"] == "http"
+    assert list(scope["headers"]) == [(b"host", b"x"), (b"x-name", b"Value"), (b"content-length", b"4")]
+
+
+async def test_one_after_the_other_on_one_connection() -> None:
+    app = Echo()
+    async with client_of(app) as client:
+        for number in range(5):
+            client.send(post(b"%d" % number))
+            assert (await client.answer())[1] == b"echo:%d" % number
+    assert len(app.bodies) == 5
+
+
+@pytest.mark.parametrize("cut", range(1, len(WHOLE), 7))
+async def test_a_request_in_two_pieces_has_all_its_body(cut: int) -> None:
+    async with client_of(Echo()) as client:
+        client.send(WHOLE[:cut])
+        await asyncio.sleep(PAUSE)
+        client.send(WHOLE[cut:])
+        assert (await client.answer())[1] == b"echo:text"
+        client.send(WHOLE)
+        assert (await client.answer())[1] == b"echo:text"
+
+
+async def test_a_large_body() -> None:
+    async with client_of(Echo()) as client:
+        client.send(post(b"a" * 2_000_000))
+        assert (await client.answer())[1] == b"echo:" + b"a" * 2_000_000
+
+
+async def test_chunks_are_one_body() -> None:
+    app = Echo()
+    async with client_of(app) as client:
+        client.send(CHUNKED + b"2\r\nte\r\n2\r\nxt\r\n0\r\nX-Behind: 1\r\n\r\n")
+        assert (await client.answer())[1] == b"echo:text"
+        assert all(name != b"x-behind" for name, _ in app.scopes[0]["headers"])
+        client.send(CHUNKED + b"2\r\nte\r\n")
+        await asyncio.sleep(PAUSE)
+        client.send(b"2\r\nxt\r\n0\r\n\r\n")
+        assert (await client.answer())[1] == b"echo:text"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        post(b"", target="/echo?a=1"),
+        post(b"", target="/%65cho"),
+        post(b"", version="1.0"),
+        post(b"", "Connection: upgrade", "Upgrade: websocket"),
+    ],
+    ids=["GET", "PUT", "query", "escaped path", "HTTP/1.0", "upgrade"],
+)
+async def test_other_forms_of_a_request(request_bytes: bytes) -> None:
+    async with client_of(Echo()) as client:
+        client.send(request_bytes)
+        assert (await client.answer())[1] == b"echo:"
+
+
+async def test_a_client_that_waits_to_be_asked_for_the_body_is_asked() -> None:
+    async with client_of(Echo()) as client:
+        whole = post(b"text", "Expect: 100-continue")
+        client.send(whole[:-4])
+        assert (await client.head()).startswith(b"HTTP/1.1 100")
+        client.send(whole[-4:])
+        assert (await client.answer())[1] == b"echo:text"
+
+
+async def test_requests_in_one_write_are_answered_in_their_order() -> None:
+    async with client_of(Echo()) as client:
+        client.send(b"".join(post(b"%d" % number) for number in range(20)))
+        assert await bodies_of(client, 20) == [b"echo:%d" % number for number in range(20)]
+
+
+async def test_requests_behind_one_that_is_worked_on_wait_for_it() -> None:
+    app = Echo()
+    app.open.clear()
+    async with client_of(app) as client:
+        client.send(post(b"1") + post(b"2") + post(b"3"))
+        await app.waiting.wait()
+        await asyncio.sleep(PAUSE)
+        assert app.bodies == [b"1"]
+        app.open.set()
+        assert await bodies_of(client, 3) == [b"echo:1", b"echo:2", b"echo:3"]
+        client.send(post(b"4"))
+        assert (await client.answer())[1] == b"echo:4"
+
+
+async def test_connection_close_is_said_and_done() -> None:
+    async with client_of(Echo()) as client:
+        client.send(post(b"text", "Connection: close"))
+        answer = await client.rest()
+        assert answer.count(b"connection: close\r\n") == 1 and answer.endswith(b"echo:text")
+
+
+async def test_without_keep_alive_the_connection_is_closed_behind_the_response() -> None:
+    async with client_of(Echo(), keep_alive=0) as client:
+        client.send(WHOLE)
+        assert (await client.rest()).endswith(b"echo:text")
+
+
+async def test_without_keep_alive_a_request_that_came_along_is_answered_before() -> None:
+    class Slow(Echo):
+        async def answer(self, send: Any, answer: bytes) -> None:
+            await asyncio.sleep(PAUSE)
+            await super().answer(send, answer)
+
+    async with client_of(Slow(), keep_alive=0) as client:
+        client.send(post(b"1") + post(b"2"))
+        answers = await client.rest()
+        assert answers.index(b"echo:1") < answers.index(b"echo:2")
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with client_of(Echo(), keep_alive=1) as client:
+        client.send(WHOLE)
+        assert (await client.answer())[1] == b"echo:text"
+        assert await client.rest() == b""
+
+
+async def test_a_body_that_never_comes_whole_is_408() -> None:
+    app = Echo()
+    async with client_of(app, seconds=0.2) as client:
+        client.send(WHOLE[:-1])
+        assert status_of(await client.rest()) == 408
+    assert not app.bodies
+
+
+async def test_a_body_that_comes_byte_by_byte_is_408_too() -> None:
+    app = Echo()
+    async with client_of(app, seconds=0.3) as client:
+        client.send(WHOLE)
+        assert (await client.answer())[1] == b"echo:text"
+        client.send(HEAD)
+        began = time.monotonic()
+        for _ in range(3):
+            await asyncio.sleep(PAUSE)
+            client.send(b"a")
+        answer = await client.rest()
+        assert status_of(answer) == 408 and answer.count(b"HTTP/1.1") == 1 and time.monotonic() - began > 0.3
+    assert app.bodies == [b"text"]
+
+
+async def test_a_chunk_that_is_none_is_refused_before_anything_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    app = Echo()
+    async with client_of(app) as client:
+        client.send(CHUNKED + b"2\r\nte\r\nno size\r\n")
+        answer = await client.rest()
+        assert status_of(answer) == 400 and answer.count(b"HTTP/1.1") == 1
+    assert not app.bodies and not errors(caplog)
+
+
+async def test_fields_behind_a_body_that_are_too_long_end_all_that_comes(caplog: pytest.LogCaptureFixture) -> None:
+    app = Echo()
+    async with client_of(app) as client:
+        client.send(CHUNKED + b"2\r\nte\r\n0\r\n" + fields(9) + b"\r\n" + WHOLE)
+        answer = await client.rest()
+        assert status_of(answer) == 431 and answer.count(b"HTTP/1.1") == 1
+    assert not app.bodies and not errors(caplog)
+
+
+async def test_fields_behind_a_body_count_for_their_own_request_only() -> None:
+    whole = CHUNKED + b"2\r\nte\r\n0\r\n" + fields(5) + b"\r\n"
+    async with client_of(Echo()) as client:
+        for times in (1, 1, 3):
+            client.send(times * whole)
+            assert await bodies_of(client, times) == [b"echo:te"] * times
+
+
+def fields(number: int) -> bytes:
+    """So many of about 1,000 bytes; the server takes 8,192 bytes of a request's fields."""
+    return b"".join(b"X-%d: %s\r\n" % (one, b"a" * 1000) for one in range(number))
+
+
+async def test_a_client_that_is_refused_is_not_asked_for_its_body_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn would write behind the end of the response, and the application would fail."""
+    async with client_of(Echo()) as client:
+        client.send(post(b"text", "Expect: 100-continue") + b"no HTTP\r\n\r\n")
+        answer = await client.rest()
+        assert status_of(answer) == 400 and answer.count(b"HTTP/1.1") == 1
+    assert not errors(caplog)
+
+
+async def test_the_application_hears_of_a_client_that_leaves() -> None:
+    app = Echo()
+    app.open.clear()
+    async with client_of(app) as client:
+        client.send(WHOLE)
+        await app.waiting.wait()
+        assert not app.left.is_set()
+        client.leave()
+        async with asyncio.timeout(SECONDS):
+            await app.left.wait()
+
+
+async def test_a_client_that_leaves_after_its_response_ends_nothing() -> None:
+    app = Echo()
+    async with client_of(app) as client:
+        client.send(WHOLE)
+        await client.answer()
+    assert not app.left.is_set()
+
+
+async def test_a_request_in_flight_is_answered_when_the_server_ends() -> None:
+    app = Echo()
+    app.open.clear()
+    async with serving(app) as (server, port), connected_to(port) as client:
+        client.send(WHOLE)
+        await app.waiting.wait()
+        server.should_exit = True
+        await asyncio.sleep(0.3)
+        app.open.set()
+        answer = await client.rest()
+        assert answer.count(b"connection: close\r\n") == 1 and answer.endswith(b"echo:text")
+
+
+async def test_a_request_whose_body_is_on_its_way_when_the_server_ends_is_answered() -> None:
+    async with serving(Echo()) as (server, port), connected_to(port) as client:
+        client.send(HEAD)
+        await asyncio.sleep(0.1)
+        server.should_exit = True
+        await asyncio.sleep(0.3)
+        client.send(b"text")
+        answer = await client.rest()
+        assert answer.count(b"connection: close\r\n") == 1 and answer.endswith(b"echo:text")
+
+
+async def test_a_request_whose_body_does_not_come_until_the_end_of_the_grace_is_503() -> None:
+    async with serving(Echo(), grace=0.2) as (server, port), connected_to(port) as client:
+        client.send(HEAD)
+        await asyncio.sleep(0.1)
+        server.should_exit = True
+        answer = await client.rest()
+        assert status_of(answer) == 503 and answer.count(b"HTTP/1.1") == 1

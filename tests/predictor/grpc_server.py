@@ -1,0 +1,109 @@
+"""A real gRPC server that follows a script, and a TCP server in front of it that breaks the first connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from hf_transformer.predictor.base import PredictorSettings
+from hf_transformer.predictor.grpc import GrpcPredictor
+from tests.predictor.fault_server import HOST, Connection, scripted
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def serving(
+    host: str = HOST, port: int = 0, credentials: grpc.ServerCredentials | None = None, **methods: Handler
+) -> AsyncIterator[str]:
+    """A server with these methods of the service, bytes in and bytes out; gives host:port."""
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(method)
+        if name == "ModelStreamInfer"
+        else grpc.unary_unary_rpc_method_handler(method)
+        for name, method in methods.items()
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
+    address = f"{host}:{port}"
+    if credentials is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, credentials)
+    await server.start()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        await server.stop(None)
+
+
+def predictor(host: str, **settings: Any) -> GrpcPredictor:
+    return GrpcPredictor(PredictorSettings("bert", host, **settings))
+
+
+Fault = Callable[[Connection], Awaitable[None]]
+
+
+@asynccontextmanager
+async def faulty(fault: Fault, host: str) -> AsyncIterator[str]:
+    """A server whose first connection gets the fault; those after it reach the server at ``host``."""
+    name, _, port = host.rpartition(":")
+
+    async def script(connection: Connection) -> None:
+        if connection.number == 0:
+            await fault(connection)
+            return
+        reader, writer = await asyncio.open_connection(name, int(port))
+        try:
+            await asyncio.gather(pipe(connection.reader, writer), pipe(reader, connection.writer))
+        finally:
+            writer.close()
+
+    async with scripted(script) as address:
+        yield address
+
+
+async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+# HTTP/2, as far as a server needs it that answers wrongly.
+
+GOOD_HEAD = b"\x88\x0f\x10\x10application/grpc"
+""":status 200 and the content type, as HPACK."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
+    """A frame; ``length`` is what it says of its payload, where that is not true."""
+    size = len(payload) if length is None else length
+    return size.to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+def message(content: bytes) -> bytes:
+    """A message of gRPC, uncompressed."""
+    return b"\0" + len(content).to_bytes(4) + content
+
+
+def head(stream: int) -> bytes:
+    return frame(1, 4, stream, GOOD_HEAD)
+
+
+async def until_request(connection: Connection, count: int = 1) -> int:
+    """Answers the client's first frames; gives the stream of the last of so many requests, once they are whole."""
+    await connection.reader.readexactly(24)
+    await connection.send(frame(4, 0, 0, b""))
+    while True:
+        begun = await connection.reader.readexactly(9)
+        await connection.reader.readexactly(int.from_bytes(begun[:3]))
+        if begun[3] == 0 and begun[4] & 1:
+            count -= 1
+            if not count:
+                return int.from_bytes(begun[5:])

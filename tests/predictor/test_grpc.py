@@ -1,0 +1,743 @@
+"""The gRPC transport: calls, their errors, and its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+import uvloop
+
+from hf_transformer import renewal
+from hf_transformer.errors import (
+    ConfigError,
+    PredictorDenied,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
+from hf_transformer.predictor import grpc as transport
+from hf_transformer.predictor import kinds
+from hf_transformer.predictor.base import Destination, UnknownRegion
+from hf_transformer.predictor.grpc import ERRORS, GrpcPredictor, metadata_of
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import Placement
+from hf_transformer.types import RepositoryEntry, Tensor
+from tests.predictor.fault_server import HOST, Connection, nobody, scripted
+from tests.predictor.grpc_server import Fault, Handler, faulty, frame, head, predictor, serving, until_request
+
+pytestmark = pytest.mark.asyncio
+
+IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
+TLS = Path(__file__).with_name("tls")
+CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
+
+
+async def infer(
+    client: GrpcPredictor, headers: Mapping[str, str] | None = None, outputs: Sequence[str] = ("logits",), **how: Any
+) -> list[float]:
+    reply = await client.infer([IDS], outputs, headers or {}, **how)
+    values: list[float] = reply.tensors["logits"].data.ravel().tolist()
+    reply.release()
+    return values
+
+
+def answer(name: str = "logits", count: int = 2) -> bytes:
+    message = pb.ModelInferResponse()
+    message.outputs.add(name=name, datatype="FP32", shape=[1, count])
+    message.raw_output_contents.append(np.full(count, 0.5, "<f4").tobytes())
+    return message.SerializeToString()
+
+
+async def good(request: bytes, context: Any) -> bytes:
+    return answer()
+
+
+def failing(code: grpc.StatusCode, message: str = "the model's own words") -> Handler:
+    async def handler(request: bytes, context: Any) -> bytes:
+        await context.abort(code, message)
+        return b""
+
+    return handler
+
+
+class Hanging:
+    """A handler that answers when ``go`` is set. ``waiting`` counts its open calls, ``seen`` those that came."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.seen: list[str] = []
+        self.waiting = self.cancelled = 0
+        self._changed = asyncio.Condition()
+
+    async def handle(self, request: bytes, context: Any) -> bytes:
+        self.seen.append(context.peer())
+        await self._count(1)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            await self._count(-1)
+        return answer()
+
+    async def _count(self, change: int) -> None:
+        self.waiting += change
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def until(self, waiting: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.waiting == waiting)
+
+
+async def cancel(call: asyncio.Task[Any]) -> None:
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+# Calls.
+
+
+async def test_a_request_and_its_answer() -> None:
+    seen: list[Any] = []
+
+    async def handler(request: bytes, context: Any) -> bytes:
+        metadata = dict(context.invocation_metadata())
+        seen.append((pb.ModelInferRequest.FromString(request), metadata, context.time_remaining()))
+        return answer()
+
+    headers = {"X-Request-Id": "7", "authorization": "Bearer x", "name": "é", "data-bin": "x", "te": "gzip"}
+    async with serving(ModelInfer=handler) as host, predictor(host) as client:
+        assert await infer(client, headers) == [0.5, 0.5]
+    request, metadata, remaining = seen[0]
+    assert (request.model_name, request.inputs[0].name) == ("bert", "input_ids")
+    assert list(request.raw_input_contents) == [IDS.data.tobytes()]
+    assert (metadata["x-request-id"], metadata["authorization"]) == ("7", "Bearer x")
+    assert not {"name", "data-bin"} & set(metadata)
+    assert remaining is None, "a deadline on the wire can crash Triton"
+
+
+async def test_metadata() -> None:
+    headers = {"Traceparent": "00-ab", "grpc-timeout": "1S", "a-bin": "x", "b": "é", "c": "a\nb", "d e": "x", "f": ""}
+    assert metadata_of(headers) == [("traceparent", "00-ab"), ("f", "")]
+
+
+def calls_at_once() -> Coroutine[Any, Any, None]:
+    """Small and large answers among each other."""
+
+    async def handler(request: bytes, context: Any) -> bytes:
+        count = int(np.frombuffer(pb.ModelInferRequest.FromString(request).raw_input_contents[0], np.int64)[0])
+        return answer(count=count)
+
+    async def main() -> None:
+        async with serving(ModelInfer=handler) as host, predictor(host) as client:
+            counts = [*range(1, 65), 9 * 30522, 1_000_000]
+            inputs = [Tensor("input_ids", "INT64", np.array([count])) for count in counts]
+            replies = await asyncio.gather(*[client.infer([one], ["logits"], {}) for one in inputs])
+            assert [reply.tensors["logits"].data.shape for reply in replies] == [(1, count) for count in counts]
+            assert all((reply.tensors["logits"].data == 0.5).all() for reply in replies)
+
+    return main()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+async def test_calls_at_once(run: Any) -> None:
+    await asyncio.to_thread(run, calls_at_once())
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"max_receive_message_length": 1000}, "--grpc_max_receive_message_length"),
+        ({"max_response_bytes": 1000}, "--max_predictor_response_bytes"),
+        ({"max_send_message_length": 10}, "--grpc_max_send_message_length"),
+    ],
+    ids=["receive", "response", "send"],
+)
+async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> None:
+    async def handler(request: bytes, context: Any) -> bytes:
+        return answer(count=2_000_000)
+
+    async with serving(ModelInfer=handler) as host:
+        async with predictor(host) as client:
+            assert len(await infer(client)) == 2_000_000
+        where = destination()
+        async with predictor(host, **settings) as client:
+            with pytest.raises(PredictorError, match=flag):
+                await infer(client, destination=where)
+        assert where.settled
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        (b"\xff\xff", "response is malformed"),
+        (b"", "without the output 'logits'$"),
+        (answer("hidden"), "without the output 'logits' and with 'hidden', which was not asked for"),
+    ],
+    ids=["garbage", "empty", "other output"],
+)
+async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
+    async def handler(request: bytes, context: Any) -> bytes:
+        return response
+
+    async with serving(ModelInfer=handler) as host, predictor(host) as client:
+        with pytest.raises(PredictorError, match=message):
+            await infer(client)
+
+
+# Errors.
+
+EXPECTED: Mapping[grpc.StatusCode, type[RequestError]] = {
+    grpc.StatusCode.UNAVAILABLE: PredictorUnavailable,
+    grpc.StatusCode.NOT_FOUND: PredictorUnavailable,
+    grpc.StatusCode.CANCELLED: PredictorUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: PredictorTimeout,
+    grpc.StatusCode.PERMISSION_DENIED: PredictorDenied,
+    grpc.StatusCode.UNAUTHENTICATED: PredictorDenied,
+}
+
+
+@pytest.mark.parametrize(
+    "code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK], ids=lambda code: code.name
+)
+async def test_every_status(code: grpc.StatusCode) -> None:
+    expected = EXPECTED.get(code, PredictorError)
+    async with serving(ModelInfer=failing(code)) as host, predictor(host) as client:
+        with pytest.raises(expected, match="the model's own words") as caught:
+            await infer(client)
+    assert type(caught.value) is expected is ERRORS[code]
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind", "settled"),
+    [
+        (grpc.StatusCode.INTERNAL, "Failed to process the request(s) for model 'm'", kinds.ERROR, True),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", kinds.ERROR, False),
+        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", kinds.ERROR, True),
+        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' is not found", kinds.UNAVAILABLE, True),
+        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", kinds.BUSY, True),
+        (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", kinds.BUSY, True),
+        (grpc.StatusCode.UNAVAILABLE, "scheduler for model has stopped accepting new", kinds.UNAVAILABLE, True),
+        (grpc.StatusCode.UNAVAILABLE, "upstream connect error", kinds.UNAVAILABLE, False),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", kinds.CONNECTION, True),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", kinds.TIMEOUT, False),
+        (grpc.StatusCode.CANCELLED, "going away", kinds.LOST, False),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", kinds.ERROR, False),
+    ],
+)
+async def test_kinds_and_which_errors_settle_a_call(
+    code: grpc.StatusCode, message: str, kind: str, settled: bool
+) -> None:
+    where = destination()
+    async with serving(ModelInfer=failing(code, message)) as host, predictor(host) as client:
+        with pytest.raises(RequestError) as caught:
+            await infer(client, destination=where)
+    assert kinds.kind_of(caught.value) == kind
+    assert where.settled is settled
+
+
+async def test_a_long_message_is_cut() -> None:
+    async with serving(ModelInfer=failing(grpc.StatusCode.INTERNAL, "x" * 20_000)) as host:
+        async with predictor(host) as client:
+            with pytest.raises(PredictorError) as caught:
+                await infer(client)
+    assert str(caught.value).endswith("answered INTERNAL: " + "x" * 500 + "...")
+
+
+async def test_refused() -> None:
+    where = destination()
+    async with predictor(nobody()) as client:
+        with pytest.raises(PredictorUnavailable, match="is unavailable: failed to connect") as caught:
+            await infer(client, destination=where)
+    assert (caught.value.kind, caught.value.connection, where.settled) == (kinds.CONNECTION, None, True)
+
+
+async def test_a_host_that_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"^predictor_host is 'a\.\.b': that is no host name"):
+        predictor("a..b")
+
+
+# A connection that breaks. Only its own calls fail; the next one is answered.
+
+
+async def closes(connection: Connection) -> None:
+    await until_request(connection)
+
+
+async def resets(connection: Connection) -> None:
+    await until_request(connection)
+    connection.reset()
+
+
+async def hangs(connection: Connection) -> None:
+    await until_request(connection)
+    await asyncio.sleep(30)
+
+
+async def goes_away(connection: Connection) -> None:
+    stream = await until_request(connection)
+    await connection.send(frame(7, 0, 0, stream.to_bytes(4) + (11).to_bytes(4) + b"too_many_pings"))
+
+
+async def stops_midway(connection: Connection) -> None:
+    stream = await until_request(connection)
+    await connection.send(head(stream) + frame(0, 0, stream, b"\0\0\1\0\0abc"))
+
+
+async def wedged(connection: Connection) -> None:
+    stream = await until_request(connection)
+    await connection.send(head(stream) + frame(0, 0, stream, b"\0\0\1\0\0abc", length=2**24 - 1))
+    await connection.until_closed()
+
+
+async def sends_noise(connection: Connection) -> None:
+    await until_request(connection)
+    await connection.send(bytes(range(200)))
+    await connection.until_closed()
+
+
+async def speaks_http1(connection: Connection) -> None:
+    await connection.reader.read(24)
+    await connection.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    await connection.until_closed()
+
+
+async def speaks_noise(connection: Connection) -> None:
+    await connection.reader.read(24)
+    await connection.send(bytes(range(200)))
+    await connection.until_closed()
+
+
+FAULTS: Sequence[tuple[Fault, str, str]] = [
+    (closes, kinds.NO_ANSWER, "is unavailable: Socket closed"),
+    (resets, kinds.NO_ANSWER, "is unavailable: .*reset by peer"),
+    (hangs, kinds.NO_ANSWER, "is unavailable: ping timeout"),
+    (goes_away, kinds.NO_ANSWER, "too_many_pings"),
+    (stops_midway, kinds.NO_ANSWER, "is unavailable: (Socket closed|.*reset by peer)"),
+    (wedged, kinds.NO_ANSWER, "Frame size 16777215 is larger"),
+    (sends_noise, kinds.NO_ANSWER, "Failed parsing HTTP/2"),
+    (speaks_http1, kinds.CONNECTION, r"\(if that is its REST port, use --predictor_protocol=v2\)$"),
+    (speaks_noise, kinds.CONNECTION, "is unavailable: failed to connect"),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "message"), FAULTS, ids=[fault.__name__ for fault, _, _ in FAULTS])
+async def test_a_connection_that_breaks(fault: Fault, kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "PING_SECONDS", 1.0)
+    monkeypatch.setattr(transport, "PONG_SECONDS", 0.5)
+    where = destination()
+    async with serving(ModelInfer=good) as real, faulty(fault, real) as host, predictor(host) as client:
+        with pytest.raises(RequestError, match=message) as caught:
+            await infer(client, destination=where)
+        assert kinds.kind_of(caught.value) == kind
+        assert where.settled is (kind == kinds.CONNECTION)
+        assert await until_answered(client) == [0.5, 0.5]
+
+
+async def until_answered(client: GrpcPredictor) -> list[float]:
+    """The first answer, which must be soon. A call may still meet the connection that is just being closed."""
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                return await infer(client)
+            except PredictorUnavailable as error:
+                assert error.kind in (kinds.CONNECTION, kinds.NO_ANSWER)
+                await asyncio.sleep(0.02)
+
+
+async def test_calls_that_end_with_one_connection_say_so() -> None:
+    """The circuit breaker counts them as one failure."""
+
+    async def closes_at_three(connection: Connection) -> None:
+        await until_request(connection, 3)
+
+    async with scripted(closes_at_three) as host, predictor(host) as client:
+        ended = []
+        for _ in range(2):
+            found = await asyncio.gather(*[infer(client) for _ in range(3)], return_exceptions=True)
+            assert [kinds.kind_of(error) for error in found if isinstance(error, RequestError)] == [kinds.NO_ANSWER] * 3
+            ended += [error.connection for error in found if isinstance(error, PredictorUnavailable)]
+            await asyncio.sleep(0.1)
+    assert len(set(ended[:3])) == len(set(ended[3:])) == 1
+    assert ended[0] is not ended[3]
+    assert None not in ended
+
+
+async def test_a_server_that_restarts_is_found_again() -> None:
+    async with AsyncExitStack() as stack:
+        host = await stack.enter_async_context(serving(ModelInfer=good))
+        async with predictor(host) as client:
+            await infer(client)
+            await stack.aclose()
+            for _ in range(3):
+                with pytest.raises(PredictorUnavailable):
+                    await infer(client)
+                await asyncio.sleep(0.3)
+            async with serving(port=int(host.rpartition(":")[2]), ModelInfer=good):
+                assert await until_answered(client) == [0.5, 0.5]
+
+
+async def test_two_predictors_share_no_connection() -> None:
+    hanging = Hanging()
+    hanging.go.set()
+    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as first, predictor(host) as second:
+        for client in (first, first, second):
+            await infer(client)
+    assert hanging.seen[0] == hanging.seen[1] != hanging.seen[2]
+
+
+async def test_a_proxy_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, f"http://{nobody()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with serving(ModelInfer=good) as host, predictor(host) as client:
+        assert await infer(client) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "[::1%lo]"], ids=["name", "ipv6", "ipv6 with a zone"])
+async def test_addresses(host: str) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        if ":" in host:
+            pytest.skip("no IPv6 here")
+    listening = "[::1]" if ":" in host else HOST
+    async with serving(listening, ModelInfer=good) as address:
+        async with predictor(f"{host}:{address.rpartition(':')[2]}") as client:
+            assert await infer(client) == [0.5, 0.5]
+
+
+# Calls whose caller goes away.
+
+
+async def test_a_call_is_not_cancelled_on_the_wire() -> None:
+    hanging = Hanging()
+    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+        call = asyncio.create_task(infer(client))
+        await hanging.until(1)
+        await cancel(call)
+        other = asyncio.create_task(infer(client))
+        await hanging.until(2)
+        hanging.go.set()
+        assert await other == [0.5, 0.5]
+        await hanging.until(0)
+    assert hanging.cancelled == 0
+    assert len(set(hanging.seen)) == 1
+
+
+async def test_a_cancellable_call_is_cancelled_on_the_wire() -> None:
+    hanging = Hanging()
+    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+        call = asyncio.create_task(infer(client, cancellable=True))
+        await hanging.until(1)
+        await cancel(call)
+        await hanging.until(0)
+        assert hanging.cancelled == 1
+
+
+async def test_too_many_calls_without_a_caller_get_the_channel_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the old one go on, and nothing is cancelled."""
+    monkeypatch.setattr(transport, "MOST_ABANDONED", 4)
+    hanging = Hanging()
+    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+        bystander = asyncio.create_task(infer(client))
+        calls = [asyncio.create_task(infer(client)) for _ in range(5)]
+        await hanging.until(6)
+        for call in calls:
+            await cancel(call)
+        other = asyncio.create_task(infer(client))
+        await hanging.until(7)
+        hanging.go.set()
+        assert await bystander == await other == [0.5, 0.5]
+    assert len(set(hanging.seen[:6])) == 1
+    assert hanging.seen[6] not in hanging.seen[:6]
+    assert hanging.cancelled == 0
+
+
+@pytest.mark.parametrize("moment", ["connecting", "begun", "open", "abandoned", "replaced"])
+async def test_leaving_breaks_calls_off(
+    moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(transport, "MOST_ABANDONED", 0 if moment == "replaced" else 64)
+
+    async def silent(connection: Connection) -> None:
+        await connection.until_closed()
+
+    hanging = Hanging()
+    async with serving(ModelInfer=hanging.handle) as real, faulty(silent, real) as silent_host:
+        before = asyncio.all_tasks()
+        async with predictor(silent_host if moment == "connecting" else real) as client:
+            calls = [asyncio.create_task(infer(client)) for _ in range(3)]
+            await asyncio.sleep(0)
+            if moment == "connecting":
+                await asyncio.sleep(0.1)
+            elif moment != "begun":
+                await hanging.until(3)
+            if moment in ("abandoned", "replaced"):
+                await cancel(calls.pop())
+        async with asyncio.timeout(2):
+            for call in calls:
+                with pytest.raises(PredictorUnavailable, match="are closed") as caught:
+                    await call
+                assert caught.value.kind == kinds.LOST
+        with pytest.raises(PredictorUnavailable, match="are closed"):
+            await infer(client)
+        if moment not in ("connecting", "begun"):
+            await hanging.until(0)
+        left = {task for task in asyncio.all_tasks() - before if "predictor/grpc.py" in str(task.get_stack())}
+        assert not left
+    gc.collect()
+    assert not caplog.records
+
+
+async def test_an_abandoned_call_that_fails_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    hanging = Hanging()
+
+    async def handler(request: bytes, context: Any) -> bytes:
+        await hanging.handle(request, context)
+        raise await context.abort(grpc.StatusCode.INTERNAL, "too late")
+
+    async with serving(ModelInfer=handler) as host, predictor(host) as client:
+        call = asyncio.create_task(infer(client))
+        await hanging.until(1)
+        await cancel(call)
+        hanging.go.set()
+        await hanging.until(0)
+        with pytest.raises(PredictorError):
+            await infer(client)
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+# Everything that is no inference.
+
+
+async def about(request: bytes, context: Any) -> bytes:
+    assert pb.ModelMetadataRequest.FromString(request).name == "bert"
+    message = pb.ModelMetadataResponse(name="bert", versions=["2"])
+    message.inputs.add(name="a", datatype="INT32", shape=[-1, 4])
+    return message.SerializeToString()
+
+
+async def test_spec() -> None:
+    async def config(request: bytes, context: Any) -> bytes:
+        message = pb.ModelConfigResponse()
+        message.config.max_batch_size = 4
+        message.config.input.add(name="a", data_type=pb.TYPE_INT32, dims=[4])
+        return message.SerializeToString()
+
+    async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
+        spec = await client.model_spec()
+    assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", 4, (4,))
+
+
+async def test_spec_of_a_server_without_configuration() -> None:
+    async with serving(ModelMetadata=about) as host, predictor(host) as client:
+        spec = await client.model_spec()
+    assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(grpc.StatusCode.INTERNAL, PredictorError), (grpc.StatusCode.UNAVAILABLE, PredictorUnavailable)],
+    ids=["internal", "unavailable"],
+)
+async def test_a_configuration_that_fails_is_an_error(code: grpc.StatusCode, expected: type[Exception]) -> None:
+    async with serving(ModelMetadata=about, ModelConfig=failing(code, "no memory")) as host:
+        async with predictor(host) as client:
+            with pytest.raises(expected, match="no memory"):
+                await client.model_spec()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_readiness(ready: bool) -> None:
+    async def handler(request: bytes, context: Any) -> bytes:
+        return pb.ModelReadyResponse(ready=ready).SerializeToString()
+
+    async with serving(ModelReady=handler) as host, predictor(host) as client:
+        assert await client.model_ready() is ready
+
+
+async def test_an_unknown_model_is_not_ready() -> None:
+    async with serving(ModelReady=failing(grpc.StatusCode.NOT_FOUND)) as host, predictor(host) as client:
+        assert await client.model_ready() is False
+
+
+async def test_readiness_that_can_not_be_told() -> None:
+    hanging = Hanging()
+    async with predictor(nobody()) as client:
+        with pytest.raises(PredictorUnavailable):
+            await client.model_ready()
+    async with serving(ModelReady=hanging.handle) as host, predictor(host, timeout=0.1) as client:
+        with pytest.raises(PredictorTimeout, match=r"in time \(the timeout is 0.1 s, --predictor_request_timeout"):
+            await client.model_ready()
+        assert hanging.cancelled == 0
+
+
+async def test_what_the_doctor_asks() -> None:
+    def giving(message: Any) -> Handler:
+        async def handler(request: bytes, context: Any) -> bytes:
+            content: bytes = message.SerializeToString()
+            return content
+
+        return handler
+
+    index = pb.RepositoryIndexResponse()
+    index.models.add(name="bert", version="1", state="READY")
+    async with serving(
+        ServerLive=giving(pb.ServerLiveResponse(live=True)),
+        ServerReady=giving(pb.ServerReadyResponse(ready=False)),
+        ServerMetadata=giving(pb.ServerMetadataResponse(name="triton", version="2", extensions=["x"])),
+        RepositoryIndex=giving(index),
+    ) as host:
+        async with predictor(host) as client:
+            assert (await client.server_live(), await client.server_ready()) == (True, False)
+            server = await client.describe_server()
+            assert (server.name, server.version, tuple(server.extensions)) == ("triton", "2", ("x",))
+            assert await client.repository_index() == [RepositoryEntry("bert", "1", "READY", "")]
+    async with serving() as host, predictor(host) as client:
+        assert await client.repository_index() is None
+
+
+# Outputs in shared memory.
+
+
+def destination() -> Destination:
+    memory = memoryview(np.array([0.25, 0.75], "<f4").tobytes())
+    return Destination("r1", {"logits": Placement("r1", 0, memory)})
+
+
+async def test_an_answer_settles_the_call() -> None:
+    async def handler(request: bytes, context: Any) -> bytes:
+        (output,) = pb.ModelInferRequest.FromString(request).outputs
+        assert output.parameters["shared_memory_region"].string_param == "r1"
+        response = pb.ModelInferResponse(raw_output_contents=[b""])
+        response.outputs.add(name="logits", datatype="FP32", shape=[1, 2])
+        return response.SerializeToString()
+
+    where = destination()
+    async with serving(ModelInfer=handler) as host, predictor(host) as client:
+        assert await infer(client, destination=where) == [0.25, 0.75]
+    assert where.settled
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+async def test_a_call_without_an_answer_is_not_settled(how: str) -> None:
+    hanging, where = Hanging(), destination()
+    async with serving(ModelInfer=hanging.handle) as host:
+        async with predictor(host) as client:
+            call = asyncio.create_task(infer(client, destination=where))
+            await hanging.until(1)
+            if how == "cancelled":
+                await cancel(call)
+        await asyncio.wait([call])
+        assert call.cancelled() or call.exception() is not None
+        assert not where.settled
+
+
+async def test_an_unknown_region() -> None:
+    where = destination()
+    handler = failing(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'r1'")
+    async with serving(ModelInfer=handler) as host, predictor(host) as client:
+        with pytest.raises(UnknownRegion):
+            await infer(client, destination=where)
+    assert where.settled
+
+
+async def test_registrations() -> None:
+    seen: list[Any] = []
+
+    async def register(request: bytes, context: Any) -> bytes:
+        seen.append(pb.SystemSharedMemoryRegisterRequest.FromString(request))
+        return b""
+
+    async def unregister(request: bytes, context: Any) -> bytes:
+        seen.append(pb.SystemSharedMemoryUnregisterRequest.FromString(request))
+        return b""
+
+    async def status(request: bytes, context: Any) -> bytes:
+        response = pb.SystemSharedMemoryStatusResponse()
+        response.regions["r1"].name = "r1"
+        return response.SerializeToString()
+
+    server = serving(
+        SystemSharedMemoryRegister=register,
+        SystemSharedMemoryUnregister=unregister,
+        SystemSharedMemoryStatus=status,
+    )
+    async with server as host, predictor(host) as client:
+        await client.register_region("r1", "/r1", 4096)
+        await client.unregister_region("r1")
+        assert await client.region_names() == ["r1"]
+    assert (seen[0].name, seen[0].key, seen[0].byte_size, seen[1].name) == ("r1", "/r1", 4096, "r1")
+
+
+async def test_a_server_without_shared_memory() -> None:
+    async with serving() as host, predictor(host) as client:
+        with pytest.raises(PredictorError, match="UNIMPLEMENTED"):
+            await client.register_region("r1", "/r1", 4096)
+
+
+# TLS, apart from what test_tls.py and test_mutual_tls.py ask of every transport.
+
+
+@asynccontextmanager
+async def secured(host: str = "localhost") -> AsyncIterator[tuple[str, Hanging]]:
+    """A server that asks for a certificate."""
+    pair = [(KEY.read_bytes(), CERTIFICATE.read_bytes())]
+    credentials = grpc.ssl_server_credentials(pair, CERTIFICATE.read_bytes(), True)
+    hanging = Hanging()
+    async with serving(credentials=credentials, ModelInfer=hanging.handle) as address:
+        yield f"{host}:{address.rpartition(':')[2]}", hanging
+
+
+OWN = {"use_ssl": True, "ca_file": str(CERTIFICATE), "cert_file": str(CERTIFICATE), "key_file": str(KEY)}
+
+
+async def test_a_certificate_for_another_host_is_refused() -> None:
+    async with secured("127.0.0.2") as (host, _), predictor(host, **OWN) as client:
+        with pytest.raises(PredictorUnavailable) as caught:
+            await infer(client)
+    assert caught.value.kind == kinds.CONNECTION
+
+
+async def test_renewed_certificates_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a new connection, while calls of the old one go on."""
+    monkeypatch.setattr(renewal.keep_renewing, "__defaults__", (0.02,))
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_bytes(CERTIFICATE.read_bytes())
+    key.write_bytes(KEY.read_bytes())
+    own = {**OWN, "cert_file": str(certificate), "key_file": str(key)}
+    async with secured() as (host, hanging), predictor(host, **own) as client:
+        old = asyncio.create_task(infer(client))
+        await hanging.until(1)
+        certificate.write_text("no certificate")
+        await asyncio.sleep(0.1)
+        same = asyncio.create_task(infer(client))
+        await hanging.until(2)
+        (tmp_path / "new").write_bytes(CERTIFICATE.read_bytes())
+        os.replace(tmp_path / "new", certificate)
+        await asyncio.sleep(0.2)
+        new = asyncio.create_task(infer(client))
+        await hanging.until(3)
+        hanging.go.set()
+        assert await old == await same == await new == [0.5, 0.5]
+    assert hanging.seen[0] == hanging.seen[1] != hanging.seen[2]
+    assert hanging.cancelled == 0

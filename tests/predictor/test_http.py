@@ -1,0 +1,912 @@
+"""The HTTP client: answers without sockets, cut at every byte; connections on real sockets under both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import random
+import socket
+import ssl
+import struct
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from hf_transformer.predictor import http
+from hf_transformer.predictor.address import Address
+from hf_transformer.predictor.http import (
+    FRAMING_LIMIT,
+    Answer,
+    AnswerTooLarge,
+    Client,
+    ClientClosed,
+    ConnectTimeout,
+    Disconnected,
+    HttpError,
+    MalformedAnswer,
+    NoAnswer,
+    NotHttp,
+)
+from hf_transformer.predictor.http import Connection as Used
+from tests.predictor.fault_server import HOST, Connection, nobody, scripted
+
+GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+LARGEST = 2**25
+LARGE = 2**24
+"""Bytes that no socket's buffers take in without being read."""
+
+TLS = Path(__file__).with_name("tls")
+BEGINNINGS = [
+    b"H",
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab",
+]
+
+
+def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs an async test under asyncio's own event loop, and under uvloop."""
+
+    @functools.wraps(test)
+    def both(loop_factory: Callable[[], asyncio.AbstractEventLoop], **arguments: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(60):
+                await test(**arguments)
+
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(bounded())
+
+    signature = inspect.signature(test)
+    own = inspect.Parameter("loop_factory", inspect.Parameter.KEYWORD_ONLY)
+    both.__signature__ = signature.replace(parameters=[*signature.parameters.values(), own])  # type: ignore[attr-defined]
+    loops = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
+    parametrized: Callable[..., None] = pytest.mark.parametrize("loop_factory", loops, ids=["asyncio", "uvloop"])(both)
+    return parametrized
+
+
+def room(size: int, headers: Mapping[str, str]) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+@asynccontextmanager
+async def client_of(host: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
+    """A client for host:port."""
+    address = Address("localhost" if tls is not None else HOST, int(host.rpartition(":")[2]), tls is not None)
+    client = Client(address, tls, room, LARGEST)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def body_of(answer: Awaitable[Answer]) -> bytes:
+    return bytes((await answer).body)
+
+
+def post(body: bytes) -> tuple[bytes, bytes]:
+    return b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body), body
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the event loop turn until something is so; the test's own time limit ends it."""
+    for _ in iter(condition, True):
+        await asyncio.sleep(0)
+
+
+async def echo(connection: Connection) -> None:
+    """Answers every request with its body."""
+    while True:
+        await connection.answer("200 OK", (await connection.request())[1])
+
+
+async def number(connection: Connection) -> None:
+    """Answers every request with the number of its connection."""
+    while True:
+        await connection.request()
+        await connection.answer("200 OK", b"%d" % connection.number)
+
+
+# Answers, without sockets.
+
+
+class Wire(asyncio.Transport):
+    """A transport that sends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent = 0
+
+    def write(self, data: object) -> None: ...
+    def abort(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+def receive(connection: Used, data: bytes) -> None:
+    while data:
+        buffer = connection.get_buffer(-1)
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        connection.buffer_updated(size)
+        data = data[size:]
+
+
+async def exchange(*parts: bytes, end: bool = False, whole: bool = True) -> tuple[int, bytes, Mapping[str, str], bool]:
+    """What a client makes of an answer that is read in these parts: status, body, fields, and whether its connection
+    is kept. With ``end`` the server closes the connection behind it."""
+    client = Client(Address("h", 1, False), None, room, 1000)
+    connection = Used(client)
+    connection.connection_made(Wire())
+
+    async def call() -> tuple[int, bytes, Mapping[str, str], bool]:
+        await connection.begin((GET,), whole)
+        if whole:
+            answer = connection.answer()
+            return answer.status, bytes(answer.body), answer.headers, connection.open
+        body = b""
+        while data := await connection.read():
+            body += data
+        connection.leave()
+        return connection.status, body, connection.headers, connection.open
+
+    task = asyncio.ensure_future(call())
+    await asyncio.sleep(0)
+    for part in parts:
+        receive(connection, part)
+    if end:
+        connection.eof_received()
+        connection.connection_lost(None)
+    try:
+        return await task
+    finally:
+        await client.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+GOOD = {
+    "a length": (OK + b"Content-Length: 3\r\n\r\nabc", b"abc", True),
+    "nothing": (OK + b"Content-Length: 0\r\n\r\n", b"", True),
+    "no reason": (b"HTTP/1.1 200\r\nContent-Length: 3\r\n\r\nabc", b"abc", True),
+    "interim answers": (b"HTTP/1.1 100 Go\r\nX: y\r\n\r\n" * 2 + OK + b"Content-Length: 3\r\n\r\nabc", b"abc", True),
+    "chunks": (CHUNKED + b"1\r\na\r\n2;x=y\r\nbc\r\n0\r\nTrailer: t\r\n\r\n", b"abc", True),
+    "that ends": (OK + b"Connection: close\r\nContent-Length: 3\r\n\r\nabc", b"abc", False),
+    "HTTP/1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nabc", b"abc", False),
+    "HTTP/1.0, kept": (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc", b"abc", True),
+    "until closed": (OK + b"\r\nabc", b"abc", False),
+    "one behind it": (OK + b"Content-Length: 3\r\n\r\nabc" + OK + b"Content-Length: 1\r\n\r\nd", b"abc", False),
+    "bytes behind it": (OK + b"Content-Length: 3\r\n\r\nabcdef", b"abc", False),
+    "chunks, bytes behind": (CHUNKED + b"3\r\nabc\r\n0\r\n\r\nH", b"abc", False),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("raw", "body", "kept"), GOOD.values(), ids=list(GOOD))
+@on_both_loops
+async def test_an_answer_cut_at_every_byte(raw: bytes, body: bytes, kept: bool, whole: bool) -> None:
+    end = b"Content-Length" not in raw and b"chunked" not in raw
+    for parts in ((raw,), tuple(bytes([byte]) for byte in raw), *((raw[:at], raw[at:]) for at in range(1, len(raw)))):
+        status, found, headers, open_ = await exchange(*parts, end=end, whole=whole)
+        assert (status, found, open_) == (200, body, kept)
+        assert "x" not in headers and "trailer" not in headers
+
+
+async def no_answer_twice(raw: bytes, whole: bool) -> type[HttpError]:
+    with pytest.raises(HttpError) as at_once:
+        await exchange(raw, end=True, whole=whole)
+    size = 1 + len(raw) // 1000
+    with pytest.raises(HttpError) as in_parts:
+        await exchange(*(raw[at : at + size] for at in range(0, len(raw), size)), end=True, whole=whole)
+    assert type(at_once.value) is type(in_parts.value)
+    return type(at_once.value)
+
+
+BAD = {
+    "nothing": (b"", NoAnswer),
+    "one byte": (b"H", Disconnected),
+    "half a head": (OK, Disconnected),
+    "half a body": (OK + b"Content-Length: 3\r\n\r\nab", Disconnected),
+    "half a chunk": (CHUNKED + b"3\r\nab", Disconnected),
+    "no last chunk": (CHUNKED + b"3\r\nabc\r\n", Disconnected),
+    "only an interim answer": (b"HTTP/1.1 100 Go\r\n\r\n", Disconnected),
+    "gRPC": (b"\x00\x00\x12\x04\x00\x00", NotHttp),
+    "SSH": (b"SSH-2.0-OpenSSH\r\n", NotHttp),
+    "HTTP/2.0": (b"HTTP/2.0 200 OK\r\n\r\n", NotHttp),
+    "another protocol": (b"HTTP/1.1 101 Yes\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", MalformedAnswer),
+    "status 99": (b"HTTP/1.1 099 OK\r\nContent-Length: 0\r\n\r\n", MalformedAnswer),
+    "status 2000": (b"HTTP/1.1 2000 OK\r\n\r\n", MalformedAnswer),
+    "a space before the colon": (OK + b"Content-Length : 3\r\n\r\nabc", MalformedAnswer),
+    "a folded line": (OK + b"X: y\r\n z\r\n\r\n", MalformedAnswer),
+    "two lengths": (OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", MalformedAnswer),
+    "a list of lengths": (OK + b"Content-Length: 3, 4\r\n\r\nabc", MalformedAnswer),
+    "a negative length": (OK + b"Content-Length: -3\r\n\r\nabc", MalformedAnswer),
+    "length and chunks": (OK + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", MalformedAnswer),
+    "gzip, chunked": (OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", MalformedAnswer),
+    "gzip": (OK + b"Transfer-Encoding: gzip\r\n\r\nabc", MalformedAnswer),
+    "chunks in HTTP/1.0": (b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", MalformedAnswer),
+    "no size of a chunk": (CHUNKED + b"xyz\r\n", MalformedAnswer),
+    "a huge chunk": (CHUNKED + b"f" * 17 + b"\r\n", MalformedAnswer),
+    "a chunk beyond its size": (CHUNKED + b"1\r\nabc\r\n0\r\n\r\n", MalformedAnswer),
+    "an endless head": (OK + b"X: " + b"x" * 3 * FRAMING_LIMIT, MalformedAnswer),
+    "endless interim answers": (b"HTTP/1.1 100 Go\r\n\r\n" * FRAMING_LIMIT, MalformedAnswer),
+    "endless trailers": (CHUNKED + b"1\r\na\r\n0\r\n" + b"X: y\r\n" * FRAMING_LIMIT, MalformedAnswer),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("raw", "kind"), BAD.values(), ids=list(BAD))
+@on_both_loops
+async def test_no_answer_is_made_of_a_broken_one(raw: bytes, kind: type[HttpError], whole: bool) -> None:
+    assert await no_answer_twice(raw, whole) is kind
+
+
+TOO_LARGE = {
+    "a length": OK + b"Content-Length: 1001\r\n\r\n",
+    "chunks": CHUNKED + b"1f4\r\n" + b"x" * 500 + b"\r\n1f5\r\n" + b"x" * 501 + b"\r\n",
+    "until closed": OK + b"\r\n" + b"x" * 1001,
+}
+
+
+@pytest.mark.parametrize("raw", TOO_LARGE.values(), ids=list(TOO_LARGE))
+@on_both_loops
+async def test_a_body_over_the_limit(raw: bytes) -> None:
+    assert await no_answer_twice(raw, True) is AnswerTooLarge
+
+
+@on_both_loops
+async def test_every_beginning_of_an_answer_is_none() -> None:
+    raw = OK + b"X: y\r\nContent-Length: 3\r\n\r\nabc"
+    for at in range(1, len(raw)):
+        with pytest.raises(Disconnected):
+            await exchange(raw[:at], end=True)
+
+
+@on_both_loops
+async def test_random_changes_never_give_another_body() -> None:
+    """Flipped bytes of a head may make it another valid one, but then its connection ends with it."""
+    chance = random.Random(1)
+    raw = OK + b"Content-Length: 10\r\n\r\n" + b"0123456789"
+    head = raw.index(b"\r\n\r\n") + 4
+    for _ in range(500):
+        changed = bytearray(raw)
+        changed[chance.randrange(head)] = chance.randrange(256)
+        try:
+            _, body, _, kept = await exchange(bytes(changed), end=True)
+        except HttpError:
+            continue
+        assert body == b"0123456789" or not kept
+
+
+@on_both_loops
+async def test_repeated_fields_are_joined() -> None:
+    _, _, headers, _ = await exchange(OK + b"A: x\r\na:  y \r\nContent-Length: 0\r\n\r\n")
+    assert headers["a"] == "x, y"
+
+
+@on_both_loops
+async def test_an_error_in_making_room_reaches_the_caller() -> None:
+    def none(size: int, headers: Mapping[str, str]) -> memoryview:
+        raise KeyError(size)
+
+    connection = Used(Client(Address("h", 1, False), None, none, 1000))
+    connection.connection_made(Wire())
+    call = asyncio.ensure_future(connection.begin((GET,), whole=True))
+    await asyncio.sleep(0)
+    receive(connection, OK + b"Content-Length: 3\r\n\r\na")
+    with pytest.raises(KeyError):
+        await call
+    assert not connection.open
+
+
+@on_both_loops
+async def test_a_cancellation_that_crosses_the_answer() -> None:
+    client = Client(Address("h", 1, False), None, room, 1000)
+    connection = Used(client)
+    connection.connection_made(Wire())
+    call = asyncio.ensure_future(connection.begin((GET,), whole=True))
+    await asyncio.sleep(0)
+    receive(connection, OK + b"Content-Length: 1\r\n\r\na")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert client.idle == [connection]  # the answer was whole, so the connection is as good as before
+    await client.close()
+    connection.connection_lost(None)
+
+
+# Connections, on real sockets.
+
+
+@on_both_loops
+@pytest.mark.parametrize("size", [0, 1, 2**14, 2**16, 2**16 + 1, 2**20 + 1, LARGE])
+async def test_bodies_of_any_size_on_one_connection(size: int) -> None:
+    body = random.Random(size).randbytes(size)
+    async with scripted(echo) as host, client_of(host) as client:
+        for _ in range(2):
+            assert await body_of(client.request(*post(body))) == body
+        assert len(client.connections) == len(client.idle) == 1
+
+
+@on_both_loops
+async def test_as_many_connections_as_calls_and_the_last_used_first() -> None:
+    gates = [asyncio.Event() for _ in range(3)]
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await gates[connection.number].wait()
+            await connection.answer("200 OK", b"%d" % connection.number)
+
+    async with scripted(script) as host, client_of(host) as client:
+        calls = [asyncio.create_task(body_of(client.request(GET))) for _ in range(3)]
+        for gate in (gates[1], gates[2], gates[0]):
+            gate.set()
+            await until(lambda: len(client.idle) == sum(gate.is_set() for gate in gates))
+        assert {await call for call in calls} == {b"0", b"1", b"2"}
+        assert [await body_of(client.request(GET)) for _ in range(2)] == [b"0"] * 2
+
+
+@on_both_loops
+async def test_a_body_in_pieces_to_a_server_that_reads_slowly() -> None:
+    """What the socket does not take at once is sent later, in order, and other calls go on."""
+    pieces = [random.Random(size).randbytes(size) for size in (LARGE, 3, 2**17, 2**20)]
+    body, others_are_done = b"".join(pieces), asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.reader.readuntil(b"\r\n\r\n")
+        await others_are_done.wait()
+        got = bytearray()
+        while len(got) < len(body):
+            got += await connection.reader.read(2**18)
+        await connection.answer("200 OK", str(got == body).encode())
+        await connection.until_closed()
+
+    async with scripted(script) as host, client_of(host) as client:
+        slow = asyncio.create_task(body_of(client.request(post(body)[0], *[memoryview(piece) for piece in pieces])))
+        await until(lambda: len(client.connections) == 1)
+        for _ in range(3):
+            assert await body_of(client.request(*post(b"small"))) == b"small"
+        others_are_done.set()
+        assert await slow == b"True"
+        assert len(client.idle) == 2, "all was sent, so this connection is as good as the other"
+
+
+@on_both_loops
+@pytest.mark.parametrize("end", ["close", "reset", "say something"])
+async def test_an_idle_connection_that_ends_is_dropped_at_once(end: str) -> None:
+    go = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer("200 OK", b"%d" % connection.number)
+        await go.wait()
+        if end == "reset":
+            connection.reset()
+        elif end == "say something":
+            await connection.answer("408 Request Timeout")
+
+    async with scripted(script) as host, client_of(host) as client:
+        assert await body_of(client.request(GET)) == b"0"
+        assert len(client.idle) == 1
+        go.set()
+        await until(lambda: not client.idle)
+        assert await body_of(client.request(GET)) == b"1"
+
+
+@on_both_loops
+async def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
+    async with scripted(number) as host, client_of(host) as client:
+        await client.request(GET)
+        assert client.idle
+        await until(lambda: not client.connections and not client.idle)
+
+
+@on_both_loops
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("end", ["close", "reset"])
+async def test_a_call_that_meets_a_closing_connection_is_made_again_once(end: str, streamed: bool) -> None:
+    requests: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            requests.append(connection.number)
+            if len(requests) in (2, 4, 5):
+                if end == "reset":
+                    connection.reset()
+                return
+            await connection.answer("200 OK")
+
+    async def call(client: Client) -> None:
+        if streamed:
+            connection = await client.begin(GET)
+            assert await connection.read() == b""
+            connection.leave()
+        else:
+            await client.request(GET)
+
+    async with scripted(script) as host, client_of(host) as client:
+        await call(client)
+        await call(client)
+        assert requests == [0, 0, 1]
+        with pytest.raises(NoAnswer):  # the fourth is sent again as the fifth
+            await call(client)
+        assert requests == [0, 0, 1, 1, 2]
+
+
+@on_both_loops
+@pytest.mark.parametrize("end", ["close", "reset"])
+@pytest.mark.parametrize("part", BEGINNINGS, ids=len)
+async def test_an_answer_that_has_begun_is_not_asked_for_again(part: bytes, end: str) -> None:
+    requests: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            requests.append(connection.number)
+            if len(requests) == 2:
+                break
+            await connection.answer("200 OK")
+        await connection.send(part)
+        if end == "reset":
+            connection.reset()
+
+    async with scripted(script) as host, client_of(host) as client:
+        await client.request(GET)
+        with pytest.raises(Disconnected) as caught:
+            await client.request(GET)
+        # A reset may overtake what was sent before it, and then nothing has begun.
+        assert type(caught.value) is Disconnected or end == "reset"
+        assert requests == [0, 0] or end == "reset"
+
+
+@on_both_loops
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("status", "closes", "kept", "expected"),
+    [
+        (408, True, True, 200),
+        (400, True, True, 200),
+        (503, True, True, 503),
+        (408, False, True, 408),
+        (408, True, False, 408),
+        (400, True, False, 400),
+    ],
+)
+async def test_a_status_that_closes_an_idle_connection_is_no_answer(
+    status: int, closes: bool, kept: bool, expected: int, streamed: bool
+) -> None:
+    async def script(connection: Connection) -> None:
+        if kept or connection.number:
+            await connection.request()
+            await connection.answer("200 OK", b"right")
+        await connection.request()
+        await connection.answer(f"{status} No", b"idle", *(["Connection: close"] if closes else []))
+        await connection.until_closed()
+
+    async with scripted(script) as host, client_of(host) as client:
+        if kept:
+            await client.request(GET)
+        if streamed:
+            connection = await client.begin(GET)
+            assert connection.status == expected
+            connection.leave()
+        else:
+            assert (await client.request(GET)).status == expected
+
+
+@on_both_loops
+async def test_a_request_that_is_wrong_gets_its_400_the_second_time() -> None:
+    async def script(connection: Connection) -> None:
+        if connection.number == 0:
+            await connection.request()
+            await connection.answer("200 OK")
+        await connection.request()
+        await connection.answer("400 Bad Request", b"", "Connection: close")
+
+    async with scripted(script) as host, client_of(host) as client:
+        await client.request(GET)
+        assert (await client.request(GET)).status == 400
+
+
+@on_both_loops
+@pytest.mark.parametrize("seed", range(4))
+async def test_never_two_requests_on_one_connection(seed: int) -> None:
+    """Many calls, some of them cancelled: each gets its own answer, and none begins before the one before it ended."""
+    chance = random.Random(seed)
+    counts: Counter[str] = Counter()
+
+    async def pause() -> None:
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+
+    async def script(connection: Connection) -> None:
+        while True:
+            _, body = await connection.request()
+            await pause()
+            # What has come meanwhile would be a second request, sent before the first was answered.
+            counts["early"] += len(connection.reader._buffer)  # type: ignore[attr-defined]
+            fate = chance.randrange(8)
+            counts[f"fate {fate}"] += 1
+            if fate == 0:
+                return
+            await connection.answer("200 OK", body, *(["Connection: close"] if fate == 1 else []))
+
+    async def caller(client: Client, name: int) -> None:
+        for turn in range(20):
+            text = b"%d %d" % (name, turn) * chance.choice([1, 1, 10_000])
+            call = asyncio.create_task(client.request(*post(text)))
+            if chance.randrange(6) == 0:
+                await pause()
+                call.cancel()
+            try:
+                assert await body_of(call) == text
+                counts["answered"] += 1
+            except (asyncio.CancelledError, Disconnected) as end:
+                counts[type(end).__name__] += 1
+
+    async with scripted(script) as host, client_of(host) as client:
+        await asyncio.gather(*(caller(client, name) for name in range(12)))
+        assert len(client.idle) <= 12
+    assert counts["early"] == 0
+    assert all(counts[key] for key in ("answered", "fate 0", "fate 1", "CancelledError", "NoAnswer"))
+
+
+# Ends.
+
+
+@on_both_loops
+async def test_an_early_answer_arrives_and_ends_the_connection() -> None:
+    ended = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.reader.readuntil(b"\r\n\r\n")
+        await connection.answer("413 Too Large", b"too large")
+        await connection.until_closed()
+        ended.set()
+
+    async with scripted(script) as host, client_of(host) as client:
+        answer = await client.request(*post(bytes(LARGE)))
+        assert (answer.status, bytes(answer.body), client.idle) == (413, b"too large", [])
+        await ended.wait()
+        assert await body_of(client.request(*post(b"small"))) == b"small"
+
+
+@on_both_loops
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("beginning", [b"", *BEGINNINGS, OK + b"Content-Length: %d\r\n\r\n" % LARGE], ids=len)
+async def test_a_cancelled_call_closes_its_connection(beginning: bytes, streamed: bool, tls: bool) -> None:
+    """Also where a proxy announces 16 MB and never sends them. Later calls are right."""
+    began, closed = asyncio.Event(), asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.request()
+        await connection.send(beginning)
+        began.set()
+        await connection.until_closed()
+        closed.set()
+
+    async def call(client: Client) -> None:
+        if not streamed:
+            await client.request(GET)
+        connection = await client.begin(GET)
+        try:
+            while await connection.read():
+                pass
+        finally:
+            connection.leave()
+
+    contexts = (server_context(), client_context()) if tls else (None, None)
+    async with scripted(script, contexts[0]) as host, client_of(host, contexts[1]) as client:
+        task = asyncio.create_task(call(client))
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await closed.wait()
+        assert not client.idle
+        assert await body_of(client.request(*post(b"next"))) == b"next"
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400", random.Random(0).randbytes(500), OK + b"Content-Length: x"], ids=len
+)
+async def test_a_broken_answer_costs_only_its_own_call(answer: bytes) -> None:
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await echo(connection)
+        await connection.request()
+        await connection.send(answer)
+
+    async with scripted(script) as host, client_of(host) as client:
+        with pytest.raises(HttpError):
+            await client.request(*post(b"lost"))
+        for text in (b"right", b"also right"):
+            assert await body_of(client.request(*post(text))) == text
+
+
+@on_both_loops
+@pytest.mark.parametrize("end", ["cancelled", "its own bound"])
+async def test_no_connection(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if end == "its own bound":
+        monkeypatch.setattr(http, "CONNECT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        host = f"127.0.0.1:{full.getsockname()[1]}"
+        with socket.create_connection(full.getsockname()):  # the queue is full: the next packets are dropped
+            async with client_of(host) as client:
+                call = asyncio.create_task(client.request(GET))
+                await asyncio.sleep(0.01)
+                if end == "cancelled":
+                    call.cancel()
+                with pytest.raises(asyncio.CancelledError if end == "cancelled" else ConnectTimeout):
+                    await call
+                assert asyncio.all_tasks() == {asyncio.current_task()} and not client.connections
+
+
+@on_both_loops
+async def test_nobody_listens() -> None:
+    async with client_of(nobody()) as client:
+        with pytest.raises(ConnectionRefusedError):
+            await client.request(GET)
+
+
+@on_both_loops
+@pytest.mark.parametrize("reset", [False, True], ids=["close", "reset"])
+async def test_a_server_that_hangs_up_at_once(reset: bool) -> None:
+    """As what passes connections on does, where nobody is behind it. Every call ends, and soon."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            taken, _ = server.accept()
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+            taken.close()
+
+        loop.add_reader(server.fileno(), hang_up)
+        try:
+            async with client_of(f"127.0.0.1:{server.getsockname()[1]}") as client:
+                for _ in range(20):
+                    with pytest.raises((NoAnswer, ConnectionResetError)):
+                        await client.request(GET)
+                await until(lambda: not client.connections)
+        finally:
+            loop.remove_reader(server.fileno())
+
+
+@on_both_loops
+@pytest.mark.parametrize("how", ["cancelled", "ended"])
+async def test_a_connection_that_ends_as_it_opens_is_forgotten(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Used.connection_made
+
+    def ends(connection: Used, transport: asyncio.BaseTransport) -> None:
+        made(connection, transport)
+        if how == "cancelled":
+            request.cancel()
+        else:
+            connection.eof_received()
+
+    async with scripted(echo) as host, client_of(host) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(Used, "connection_made", ends)
+            request = asyncio.ensure_future(client.request(GET))
+            with pytest.raises(asyncio.CancelledError if how == "cancelled" else ConnectionResetError):
+                await request
+        assert not client.connections
+        assert await body_of(client.request(*post(b"next"))) == b"next"
+
+
+@on_both_loops
+async def test_closing_ends_calls_and_connections() -> None:
+    arrived: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer("200 OK")
+        await connection.request()
+        arrived.append(connection.number)
+        await connection.send(OK + b"\r\nabc")
+        await connection.until_closed()
+
+    async with scripted(script) as host, client_of(host) as client:
+        await asyncio.gather(*(client.request(GET) for _ in range(3)))
+        call = asyncio.create_task(client.request(GET))
+        stream = await client.begin(GET)
+        await until(lambda: len(arrived) == 2)
+        await client.close()
+        with pytest.raises(Disconnected, match="closed here"):
+            await call
+        with pytest.raises(Disconnected, match="closed here"):
+            while await stream.read():
+                pass
+        stream.leave()
+        with pytest.raises(ClientClosed):
+            await client.request(GET)
+        assert not client.connections
+
+
+@on_both_loops
+async def test_closing_while_a_connection_opens() -> None:
+    async with scripted(echo) as host, client_of(host) as client:
+        call = asyncio.create_task(client.request(GET))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(Disconnected):
+            await call
+
+
+@on_both_loops
+async def test_what_has_ended_is_freed_without_the_collector() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(OK + b"Content-Length: 9\r\n\r\nab")
+
+    async with scripted(script) as host, client_of(host) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            connection = await client.acquire()
+            ended = weakref.ref(connection)
+            with pytest.raises(Disconnected):
+                await connection.begin((GET,), whole=True)
+            await connection.lost
+            del connection
+            await asyncio.sleep(0.01)  # what the event loop has of it
+            assert ended() is None
+        finally:
+            gc.enable()
+
+
+# Streams.
+
+
+@on_both_loops
+async def test_pieces_come_as_they_are_sent_and_the_connection_is_kept() -> None:
+    more = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        assert connection.number == 0
+        while True:
+            await connection.request()
+            await connection.send(CHUNKED)
+            for text in (b"a", b"b", b"c"):
+                await connection.send(b"1\r\n%b\r\n" % text)
+                await more.wait()
+                more.clear()
+            await connection.send(b"0\r\n\r\n")
+
+    async with scripted(script) as host, client_of(host) as client:
+        for _ in range(3):
+            connection = await client.begin(GET)
+            for text in (b"a", b"b", b"c"):
+                assert await connection.read() == text
+                more.set()
+            assert await connection.read() == b""
+            connection.leave()
+
+
+@on_both_loops
+async def test_a_slow_reader_holds_the_server_up() -> None:
+    written, part = 0, b"x" * 2**20
+
+    async def script(connection: Connection) -> None:
+        nonlocal written
+        await connection.request()
+        await connection.send(CHUNKED)
+        for _ in range(64):
+            await connection.send(b"%x\r\n%b\r\n" % (len(part), part))
+            written += len(part)
+        await connection.send(b"0\r\n\r\n")
+
+    async with scripted(script) as host, client_of(host) as client:
+        connection = await client.begin(GET)
+        before = -1
+        while written != before:  # until nothing more fits on the way
+            before = written
+            await asyncio.sleep(0.1)
+        assert written < 64 * len(part)
+        size = 0
+        while data := await connection.read():
+            size += len(data)
+        connection.leave()
+        assert size == written == 64 * len(part)
+
+
+@on_both_loops
+async def test_what_comes_behind_an_answer_before_it_is_left_is_no_answer() -> None:
+    """The reader has the last piece, and is slow to ask for the end."""
+    served: list[int] = []
+    taken = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        served.append(connection.number)
+        await connection.answer("200 OK", b"right")
+        await taken.wait()
+        taken.clear()
+        await connection.answer("200 OK", b"foreign")
+        await connection.until_closed()
+
+    async with scripted(script) as host, client_of(host) as client:
+        for _ in range(2):
+            connection = await client.begin(GET)
+            assert await connection.read() == b"right"
+            taken.set()
+            await until(lambda: not connection.open)  # noqa: B023
+            assert await connection.read() == b""
+            connection.leave()
+    assert served == [0, 1]
+
+
+# TLS.
+
+
+def server_context() -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "localhost.pem", TLS / "localhost.key")
+    return context
+
+
+def client_context() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(TLS / "localhost.pem"))
+
+
+@on_both_loops
+@pytest.mark.parametrize("size", [0, 1, 2**16 + 1, 2**22 + 1])
+async def test_bodies_over_tls(size: int) -> None:
+    body = random.Random(size).randbytes(size)
+    async with scripted(echo, server_context()) as host, client_of(host, client_context()) as client:
+        for _ in range(2):
+            assert await body_of(client.request(*post(body))) == body
+        view, half = memoryview(body), size // 2
+        assert await body_of(client.request(post(body)[0], view[:half], view[half:])) == body
+        assert len(client.connections) == 1
+
+
+@on_both_loops
+async def test_a_body_until_the_end_over_tls() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(OK + b"\r\n" + b"x" * 300_000)
+
+    async with scripted(script, server_context()) as host, client_of(host, client_context()) as client:
+        assert await body_of(client.request(GET)) == b"x" * 300_000
+
+
+@on_both_loops
+async def test_an_unknown_certificate() -> None:
+    async with scripted(echo, server_context()) as host, client_of(host, ssl.create_default_context()) as client:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await client.request(GET)
+
+
+@on_both_loops
+async def test_a_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CONNECT_SECONDS", 0.05)
+
+    async def script(connection: Connection) -> None:
+        await connection.until_closed()
+
+    async with scripted(script) as host, client_of(host, client_context()) as client:
+        with pytest.raises(ConnectTimeout):
+            await client.request(GET)

@@ -1,0 +1,321 @@
+"""Serialized messages, as the predictor gets and sends them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_transformer.errors import PredictorError
+from hf_transformer.protocol.grpc import (
+    StreamResponse,
+    decode_infer_response,
+    decode_model_ready,
+    decode_stream_response,
+    encode_infer_request,
+    encode_model_request,
+    parse_model_spec,
+)
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+
+LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)
+
+
+def response() -> pb.ModelInferResponse:
+    message = pb.ModelInferResponse(model_name="bert", model_version="1", id="7")
+    message.parameters["sequence_end"].bool_param = True
+    message.outputs.add(name="logits", datatype="FP32", shape=[1, 2, 3])
+    message.outputs.add(name="text", datatype="BYTES", shape=[1])
+    message.raw_output_contents.extend([LOGITS.tobytes(), b"\5\0\0\0paris"])
+    return message
+
+
+def test_request() -> None:
+    inputs = [
+        Tensor("input_ids", "INT64", np.array([[101, 103]])),
+        Tensor("text", "BYTES", np.array(["é"], np.object_)),
+    ]
+    message = pb.ModelInferRequest.FromString(encode_infer_request("bert", inputs, ["logits"]))
+    assert message.model_name == "bert"
+    assert [(t.name, t.datatype, list(t.shape)) for t in message.inputs] == [
+        ("input_ids", "INT64", [1, 2]),
+        ("text", "BYTES", [1]),
+    ]
+    assert list(message.raw_input_contents) == [np.array([101, 103], "<i8").tobytes(), b"\2\0\0\0\xc3\xa9"]
+    assert [output.name for output in message.outputs] == ["logits"]
+    assert not message.parameters
+
+
+def test_request_of_a_stream_asks_for_a_last_response() -> None:
+    message = pb.ModelInferRequest.FromString(encode_infer_request("gpt2", [], ["ids"], streamed=True))
+    assert (message.model_name, [one.name for one in message.outputs]) == ("gpt2", ["ids"])
+    assert message.parameters["triton_enable_empty_final_response"].bool_param
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 2047, 2048, 2**18])
+def test_raw_contents_of_every_length(count: int) -> None:
+    inputs = [Tensor(name, "INT64", np.arange(count) + start) for start, name in enumerate("ab")]
+    message = pb.ModelInferRequest.FromString(encode_infer_request("bert", inputs, []))
+    assert list(message.raw_input_contents) == [tensor.data.tobytes() for tensor in inputs]
+    assert [list(one.shape) for one in message.inputs] == [[count], [count]]
+
+
+def test_request_that_can_not_be_written() -> None:
+    with pytest.raises(PredictorError, match="'x' is INT64, its data is float64"):
+        encode_infer_request("bert", [Tensor("x", "INT64", np.array([0.5]))], [])
+
+
+def test_response() -> None:
+    body = response().SerializeToString()
+    outputs = decode_infer_response(body)
+    assert list(outputs) == ["logits", "text"]
+    np.testing.assert_array_equal(outputs["logits"].data, LOGITS)
+    assert np.shares_memory(outputs["logits"].data, np.frombuffer(body, np.uint8))
+    assert outputs["text"].data.tolist() == [b"paris"]
+
+
+def test_fields_may_come_in_any_order() -> None:
+    whole, raw = response(), response()
+    whole.ClearField("raw_output_contents")
+    raw.ClearField("outputs")
+    body = raw.SerializeToString() + whole.SerializeToString()
+    np.testing.assert_array_equal(decode_infer_response(body)["logits"].data, LOGITS)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [
+        ("BOOL", "bool_contents", [True, False]),
+        ("INT8", "int_contents", [-128, 127]),
+        ("INT16", "int_contents", [-1, 1]),
+        ("INT32", "int_contents", [-(2**31), 1]),
+        ("INT64", "int64_contents", [-(2**63), 1]),
+        ("UINT8", "uint_contents", [0, 255]),
+        ("UINT16", "uint_contents", [0, 2**16 - 1]),
+        ("UINT32", "uint_contents", [0, 2**32 - 1]),
+        ("UINT64", "uint64_contents", [0, 2**64 - 1]),
+        ("FP32", "fp32_contents", [0.5, -1]),
+        ("FP64", "fp64_contents", [0.1, -1]),
+        ("BYTES", "bytes_contents", [b"a", b""]),
+    ],
+)
+def test_typed_contents(datatype: str, field: str, values: list[Any]) -> None:
+    message = pb.ModelInferResponse()
+    tensor = message.outputs.add(name="a", datatype=datatype, shape=[2, 1])
+    getattr(tensor.contents, field).extend(values)
+    decoded = decode_infer_response(message.SerializeToString())["a"]
+    assert (decoded.datatype, decoded.data.tolist()) == (datatype, [[value] for value in values])
+
+
+def test_half_floats_have_no_typed_contents() -> None:
+    message = pb.ModelInferResponse()
+    message.outputs.add(name="a", datatype="FP16", shape=[0])
+    assert decode_infer_response(message.SerializeToString())["a"].shape == (0,)
+    message.outputs[0].shape[0] = 1
+    with pytest.raises(PredictorError, match="FP16, which only raw contents can hold"):
+        decode_infer_response(message.SerializeToString())
+
+
+def broken(change: str) -> pb.ModelInferResponse:
+    message = response()
+    if change == "one raw too few":
+        del message.raw_output_contents[1]
+    elif change == "raw and typed":
+        message.outputs[1].contents.bytes_contents.append(b"paris")
+    elif change == "twice":
+        message.outputs[1].name = "logits"
+    elif change == "short":
+        message.raw_output_contents[0] = b"1234"
+    elif change == "negative":
+        message.outputs[0].shape[0] = -1
+    elif change == "overflow":
+        message.outputs[0].shape[:] = [2**62, 2**62]
+    elif change == "datatype":
+        message.outputs[0].datatype = "FP8"
+    elif change == "typed, wrong field":
+        message.ClearField("raw_output_contents")
+    elif change == "typed, out of range":
+        message.ClearField("raw_output_contents")
+        message.outputs[0].datatype = "INT8"
+        message.outputs[0].contents.int_contents.extend([1, 2, 3, 4, 5, 1000])
+    return message
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("one raw too few", "2 tensors come with 1 raw contents"),
+        ("raw and typed", "'text' has typed contents beside"),
+        ("twice", "'logits' comes twice"),
+        ("short", "has 4 bytes, but FP32 .1, 2, 3. takes 24"),
+        ("negative", "the shape .-1, 2, 3."),
+        ("overflow", "absurd shape"),
+        ("datatype", "unknown datatype 'FP8'"),
+        ("typed, wrong field", "'logits' has 0 elements"),
+        ("typed, out of range", "does not fit INT8"),
+    ],
+)
+def test_malformed_responses(change: str, problem: str) -> None:
+    with pytest.raises(PredictorError, match=f"response is malformed: .*{problem}"):
+        decode_infer_response(broken(change).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"\x32", "does not end"),
+        (b"\x32\x05abc", "cut off"),
+        (b"\xff" * 11, "does not end"),
+        (b"\x33", "wire type 3"),
+        (b"\x6e\x00", "wire type 6"),
+        (b"\x0d\x00", "cut off"),
+        (b"\x0a\x02\xff\xff", "not a ModelInferResponse"),
+        (b"\x00\x00", "not a ModelInferResponse"),
+    ],
+)
+def test_no_message(body: bytes, problem: str) -> None:
+    with pytest.raises(PredictorError, match=problem):
+        decode_infer_response(body)
+
+
+def test_unknown_fields_of_every_wire_type_are_skipped() -> None:
+    unknown = b"\x68\x96\x01" + b"\x69" + bytes(8) + b"\x6d" + bytes(4) + b"\x6a\x03abc"
+    body = response().SerializeToString()
+    np.testing.assert_array_equal(decode_infer_response(unknown + body + unknown)["logits"].data, LOGITS)
+
+
+@given(st.data())
+def test_mutated_responses_raise_nothing_else(data: st.DataObject) -> None:
+    mutated = bytearray(response().SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        index = data.draw(st.integers(0, max(0, len(mutated) - 1)))
+        mutated[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    for decode in (decode_infer_response, decode_stream_response):
+        try:
+            decode(bytes(mutated))
+        except PredictorError:
+            pass
+
+
+def stream_response(final: bool | None = None, message: pb.ModelInferResponse | None = None) -> bytes:
+    whole = pb.ModelStreamInferResponse(infer_response=message)
+    if final is not None:
+        whole.infer_response.parameters["triton_final_response"].bool_param = final
+    return whole.SerializeToString()
+
+
+@pytest.mark.parametrize("final", [None, False, True])
+def test_response_of_a_stream(final: bool | None) -> None:
+    error, outputs, last = decode_stream_response(stream_response(final, response()))
+    assert (error, last) == ("", bool(final))
+    assert {name: (one.name, one.datatype, one.data.tolist()) for name, one in outputs.items()} == {
+        "logits": ("logits", "FP32", LOGITS.tolist()),
+        "text": ("text", "BYTES", [b"paris"]),
+    }
+
+
+def test_last_response_without_outputs() -> None:
+    assert decode_stream_response(stream_response(final=True)) == StreamResponse("", {}, True)
+
+
+def test_error_in_a_stream() -> None:
+    body = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
+    assert decode_stream_response(body) == StreamResponse("why", {}, False)
+
+
+@pytest.mark.parametrize("change", ["short", "twice", "typed, wrong field"])
+def test_malformed_responses_of_a_stream(change: str) -> None:
+    for body in (stream_response(message=broken(change)), b"\xff\xff", stream_response(message=response())[:-1]):
+        with pytest.raises(PredictorError, match="response is malformed"):
+            decode_stream_response(body)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_description_or_refused(body: bytes) -> None:
+    for parse in (decode_model_ready, lambda b: parse_model_spec(b, None), _as_config):
+        try:
+            parse(body)
+        except PredictorError:
+            pass
+
+
+def _as_config(body: bytes) -> ModelSpec:
+    return parse_model_spec(b"", body)
+
+
+def metadata() -> bytes:
+    message = pb.ModelMetadataResponse(name="bert", versions=["1", "3"])
+    message.inputs.add(name="input_ids", datatype="INT64", shape=[-1, -1])
+    message.outputs.add(name="logits", datatype="FP32", shape=[-1, -1, 30522])
+    return message.SerializeToString()
+
+
+def config() -> pb.ModelConfigResponse:
+    message = pb.ModelConfigResponse()
+    message.config.max_batch_size = 8
+    message.config.model_transaction_policy.decoupled = True
+    message.config.instance_group.add(count=2, gpus=[0, 1])
+    message.config.instance_group.add(count=3)
+    message.config.input.add(name="input_ids", data_type=pb.TYPE_INT64, dims=[-1])
+    message.config.input.add(name="text", data_type=pb.TYPE_STRING, dims=[1], optional=True)
+    message.config.output.add(name="logits", data_type=pb.TYPE_FP16, dims=[-1, 30522])
+    return message
+
+
+def test_spec_from_the_configuration() -> None:
+    assert parse_model_spec(metadata(), config().SerializeToString()) == ModelSpec(
+        "bert",
+        "3",
+        (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (1,), optional=True)),
+        (TensorSpec("logits", "FP16", (-1, 30522)),),
+        max_batch_size=8,
+        decoupled=True,
+        instances=7,
+    )
+
+
+def test_spec_from_metadata_alone() -> None:
+    assert parse_model_spec(metadata(), None) == ModelSpec(
+        "bert",
+        "3",
+        (TensorSpec("input_ids", "INT64", (-1, -1)),),
+        (TensorSpec("logits", "FP32", (-1, -1, 30522)),),
+        max_batch_size=None,
+    )
+
+
+@pytest.mark.parametrize("number", [0, 99], ids=["invalid", "unheard of"])
+def test_unknown_element_types(number: Any) -> None:
+    message = config()
+    message.config.input[0].data_type = number
+    with pytest.raises(PredictorError, match="'input_ids' has the unknown data_type"):
+        parse_model_spec(metadata(), message.SerializeToString())
+
+
+def test_negative_batch_size() -> None:
+    message = config()
+    message.config.max_batch_size = -1
+    with pytest.raises(PredictorError, match="max_batch_size is -1"):
+        parse_model_spec(metadata(), message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("ModelReady", pb.ModelReadyRequest),
+        ("ModelMetadata", pb.ModelMetadataRequest),
+        ("ModelConfig", pb.ModelConfigRequest),
+    ],
+)
+def test_questions_about_a_model(method: str, message: Any) -> None:
+    parsed = message.FromString(encode_model_request(method, "bert"))
+    assert (parsed.name, parsed.version) == ("bert", "")
+
+
+def test_readiness() -> None:
+    assert decode_model_ready(pb.ModelReadyResponse(ready=True).SerializeToString())
+    assert not decode_model_ready(b"")

@@ -1,0 +1,332 @@
+"""Requests of V2 clients over HTTP, and what they are answered."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_transformer.errors import TooLarge
+from hf_transformer.protocol.inbound import InferRequest, InferResponse, RequestedOutput
+from hf_transformer.protocol.rest import decode_infer_response
+from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types import NUMPY_DTYPES, Tensor, Texts
+from tests.protocol.fuzz_v2_rest import Body, assert_bounded, bodies, decode, framed, fuzz, tensor
+from tests.protocol.fuzzing import MAX_ELEMENTS
+from tests.protocol.mutations import DEEP, dump
+from tests.protocol.requests import encoded
+
+TEXTS = ["paris", "é"]
+ELEMENTS = [text.encode() for text in TEXTS]
+ENTRY = tensor("text", [2], data=["paris", "é"])
+RAW = framed(ELEMENTS)
+RAW_ENTRY = tensor("text", [2], parameters={"binary_data_size": len(RAW)})
+
+
+def request(header: Any, raw: bytes = b"") -> InferRequest:
+    text = dump(header)
+    return decode_infer_request(text + raw, len(text) if raw else None, MAX_ELEMENTS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "raw"),
+    [
+        pytest.param(ENTRY, b"", id="json"),
+        pytest.param(tensor("text", [2], data=[["paris"], ["é"]]), b"", id="nested"),
+        pytest.param(RAW_ENTRY, RAW, id="raw"),
+        pytest.param({**RAW_ENTRY, "data": None}, RAW, id="raw, data null"),
+        pytest.param({**ENTRY, "parameters": None}, b"", id="parameters null"),
+        pytest.param({**ENTRY, "parameters": {"content_type": "str"}}, b"", id="content type"),
+    ],
+)
+def test_texts(entry: Any, raw: bytes) -> None:
+    found = request({"inputs": [entry]}, raw)
+    assert found.inputs["text"] == Texts("text", (2,), TEXTS)
+    assert (found.id, found.parameters, list(found.outputs), found.binary) == ("", {}, [], False)
+
+
+def test_what_goes_with_them() -> None:
+    found = request(
+        {
+            "id": "17",
+            "model_name": "bert",
+            "model_version": None,  # as if it were not there
+            "parameters": {"top_k": 3, "targets": ["a"], "binary_data_output": True},
+            "inputs": [RAW_ENTRY, tensor("text_pair", [1, 1], data=["x"])],
+            "outputs": [
+                {"name": "output-0"},
+                {"name": "a", "parameters": {"binary_data": False}},
+                {"name": "b", "parameters": {"binary_data": True}},
+            ],
+        },
+        RAW,
+    )
+    assert (found.id, found.model_name, found.model_version) == ("17", "bert", "")
+    assert found.parameters == {"top_k": 3, "targets": ["a"]}
+    assert list(found.inputs.values()) == [Texts("text", (2,), TEXTS), Texts("text_pair", (1, 1), ["x"])]
+    assert found.outputs == [RequestedOutput("output-0"), RequestedOutput("a", False), RequestedOutput("b", True)]
+    assert [found.wants_binary(name) for name in ("output-0", "a", "b")] == [True, False, True]
+
+
+@pytest.mark.parametrize("datatype", [*NUMPY_DTYPES, "BF16"])
+def test_what_the_other_side_writes(datatype: str) -> None:
+    """The bodies that the service itself sends to predictors."""
+    numbers = np.array([[0, 1], [1, 0]], NUMPY_DTYPES.get(datatype, np.dtype("<f4")))
+    texts = np.array(ELEMENTS, np.object_)
+    inputs = [Tensor("n", datatype, numbers), Tensor("text", "BYTES", texts)]
+    body, length = encoded(inputs, ["a"])
+    found = decode_infer_request(body, length, MAX_ELEMENTS)
+    sent = found.inputs["n"]
+    assert isinstance(sent, Tensor)
+    np.testing.assert_array_equal(sent.data, numbers)
+    assert found.inputs["text"] == Texts("text", (2,), TEXTS)
+    assert found.outputs == [RequestedOutput("a", True)]
+
+
+WRONG_REQUESTS = {
+    "list": ([], "body: a list is not a JSON object"),
+    "other key": ({"inputs": [ENTRY], "paramters": {}}, "body: 'paramters' is not understood"),
+    "long key": ({"inputs": [ENTRY], "x" * 9999: 1}, r"body: 'x{40}\.\.\.' is not"),
+    "no inputs": ({"id": "1"}, "inputs: expected a list of tensors, got null"),
+    "inputs": ({"inputs": {"text": "a"}}, "inputs: expected a list of tensors, got an object"),
+    "id": ({"inputs": [ENTRY], "id": 7}, "id: expected a string, got a number"),
+    "parameters": ({"inputs": [ENTRY], "parameters": [1]}, "parameters: expected an object, got a list"),
+    "binary_data_output": (
+        {"inputs": [ENTRY], "parameters": {"binary_data_output": "yes"}},
+        "parameters.binary_data_output: expected true or false, got a string",
+    ),
+    "model_name": ({"inputs": [ENTRY], "model_name": ["bert"]}, "model_name: expected a string, got a list"),
+    "model_version": ({"inputs": [ENTRY], "model_version": 1}, "model_version: expected a string, got a number"),
+    # None of the entries is one: the number is looked at first.
+    "many inputs": ({"inputs": [1] * 17}, "inputs: more than 16 tensors"),
+    "many outputs": ({"inputs": [ENTRY], "outputs": [1] * 17}, "outputs: more than 16 tensors"),
+    "a tensor twice": ({"inputs": [ENTRY, ENTRY]}, "inputs: tensor 'text' comes twice"),
+    "outputs": ({"inputs": [ENTRY], "outputs": "output-0"}, "outputs: expected a list, got a string"),
+    "output": ({"inputs": [ENTRY], "outputs": ["output-0"]}, r"outputs\[0\]: expected an object with a name"),
+    "output's name": ({"inputs": [ENTRY], "outputs": [{"name": 1}]}, r"outputs\[0\].name: expected a string"),
+    "output's key": ({"inputs": [ENTRY], "outputs": [{"name": "a", "kind": 1}]}, r"outputs\[0\]: 'kind' is not"),
+    "output twice": ({"inputs": [ENTRY], "outputs": [{"name": "a"}, {"name": "a"}]}, "outputs: 'a' comes twice"),
+    "classification": (
+        {"inputs": [ENTRY], "outputs": [{"name": "a", "parameters": {"classification": 3}}]},
+        "outputs: the parameters of 'a': 'classification' is not understood",
+    ),
+    "classification too": (
+        {"inputs": [ENTRY], "outputs": [{"name": "a", "parameters": {"binary_data": True, "classification": 3}}]},
+        "outputs: the parameters of 'a': 'classification' is not understood",
+    ),
+    "binary_data": (
+        {"inputs": [ENTRY], "outputs": [{"name": "a", "parameters": {"binary_data": 1}}]},
+        "'a': binary_data: expected true or false, got a number",
+    ),
+    "deep": ({"inputs": DEEP}, r"inputs\[0\]: expected an object with a name, got a list"),
+}
+WRONG_INPUTS = {
+    "no object": (DEEP, r"inputs\[0\]: expected an object with a name"),
+    "no name": ({"data": ["secret"]}, r"inputs\[0\].name: expected a string, got null"),
+    "long name": (tensor("x" * 201, [1], data=["a"]), "a name of 201 characters"),
+    "other key": ({**ENTRY, "dtype": "BYTES"}, r"inputs\[0\]: 'dtype' is not understood"),
+    "datatype": ({**ENTRY, "datatype": "STRING"}, "'text' has the unknown datatype 'STRING'"),
+    "deep datatype": ({**ENTRY, "datatype": DEEP}, "unknown datatype"),
+    "no datatype": ({**ENTRY, "datatype": None}, "unknown datatype"),
+    "no shape": ({**ENTRY, "shape": None}, "'text' has no shape"),
+    "negative": ({**ENTRY, "shape": [-1]}, r"the shape \[-1\], expected integers of at least 0"),
+    "deep shape": ({**ENTRY, "shape": DEEP}, "'text' has the shape"),
+    "float": ({**ENTRY, "shape": [2.0]}, r"the shape \[2.0\]"),
+    "huge": ({**ENTRY, "shape": [2**40, 2**40]}, "absurd shape"),
+    "no bytes for it": ({**ENTRY, "shape": [2**40]}, "no bytes for so many"),
+    "empty rows": (tensor("text", [2**40, 0], data=[]), "no bytes for so many"),
+    "other size": ({**ENTRY, "shape": [3]}, r"'text' has 2 elements, but \[3\] takes 3"),
+    "number": ({**ENTRY, "data": ["secret", 1]}, "'text' is BYTES, so every element of its data is a string"),
+    "ragged": ({**ENTRY, "data": ["secret", ["b"]]}, "mixes lists and elements"),
+    "string": ({**ENTRY, "data": "secret"}, "the data of tensor 'text' is a string, expected a list"),
+    "neither": (tensor("text", [1]), "'text' has neither data nor binary_data_size"),
+    "parameters": ({**ENTRY, "parameters": 1}, "inputs: the parameters of tensor 'text': expected an object"),
+    "shared memory": (
+        tensor("text", [1], parameters={"shared_memory_region": "x", "shared_memory_byte_size": 8}),
+        "the parameters of tensor 'text': 'shared_memory_region' is not understood here, expected binary_data_size, "
+        "content_type",
+    ),
+    "content type": ({**ENTRY, "parameters": {"content_type": "np"}}, "content_type is 'np', expected 'str'"),
+    "no content type": ({**ENTRY, "parameters": {"content_type": None}}, "content_type is 'None', expected 'str'"),
+    "fractions": ({"name": "n", "datatype": "INT64", "shape": [1], "data": [0.5]}, "'n' is INT64"),
+    "too large": ({"name": "n", "datatype": "INT8", "shape": [1], "data": [128]}, "'n' holds a number"),
+}
+
+
+@pytest.mark.parametrize(("header", "says"), WRONG_REQUESTS.values(), ids=list(WRONG_REQUESTS))
+def test_wrong_requests(header: Any, says: str) -> None:
+    with pytest.raises(Malformed, match=says) as found:
+        request(header)
+    assert len(str(found.value)) < 200
+
+
+@pytest.mark.parametrize(("entry", "says"), WRONG_INPUTS.values(), ids=list(WRONG_INPUTS))
+def test_wrong_inputs(entry: Any, says: str) -> None:
+    with pytest.raises(Malformed, match=says) as found:
+        request({"inputs": [entry]})
+    assert len(str(found.value)) < 200
+    assert "secret" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"parameters": {"binary_data_size": len(RAW) + 1}}, "but 15 bytes are left"),
+        ({"parameters": {"binary_data_size": 2**60}}, "but 15 bytes are left"),
+        ({"parameters": {"binary_data_size": -1}}, "binary_data_size -1, expected a number of bytes"),
+        ({"parameters": {"binary_data_size": DEEP}}, "expected a number of bytes"),
+        ({"parameters": {"binary_data_size": 15, "content_type": "np"}}, "content_type is 'np', expected 'str'"),
+        ({"parameters": {"binary_data_size": 15, "shared_memory_region": "x"}}, "'shared_memory_region' is not under"),
+        ({"parameters": {"binary_data_size": 4}, "shape": [1]}, "ends within element 0 of 1"),
+        ({"parameters": {}, "data": ["a", "b"]}, "body: 15 bytes stand behind the last tensor"),
+        ({"data": ["a", "b"]}, "has both data and binary_data_size"),
+        ({"shape": [3]}, "ends before element 2 of 3"),
+        ({"shape": [1]}, "behind its 1 elements"),
+        ({"shape": [2**40]}, "no bytes for so many elements"),
+        ({"shape": [2**32, 0]}, "no bytes for so many elements"),
+        ({"datatype": "INT64"}, "15 bytes, but INT64 .2. takes 16"),
+    ],
+    ids=str,
+)
+def test_wrong_raw_inputs(changes: Any, says: str) -> None:
+    with pytest.raises(Malformed, match=says):
+        request({"inputs": [{**RAW_ENTRY, **changes}]}, RAW)
+
+
+def test_raw_bytes_that_are_no_text() -> None:
+    raw = framed([b"secret", b"\xff\xfe"])
+    with pytest.raises(Malformed, match=r"^inputs: element 1 of 'text' is not UTF-8$"):
+        request({"inputs": [tensor("text", [2], parameters={"binary_data_size": len(raw)})]}, raw)
+
+
+@pytest.mark.parametrize("length", [10**6, 2**60, -1], ids=str)
+def test_a_header_longer_than_the_body(length: int) -> None:
+    with pytest.raises(Malformed, match=f"Inference-Header-Content-Length: .* {length} bytes, the body has"):
+        decode_infer_request(orjson.dumps({"inputs": [ENTRY]}), length, MAX_ELEMENTS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"inputs":[1e999]}', b"[" * 40_000, b'{"id":"\xff"}'],
+    ids=["empty", "cut off", "infinite", "deep", "not UTF-8"],
+)
+def test_no_json(body: bytes) -> None:
+    with pytest.raises(Malformed, match=r"^body: not JSON: "):
+        decode_infer_request(body, None, MAX_ELEMENTS)
+
+
+def test_more_elements_than_are_taken() -> None:
+    """Before one of them is looked at: what is no string in JSON, or cut off in raw, is not found."""
+    count = MAX_ELEMENTS + 1
+    raw = bytes(4 * count - 1) + b"\xff"
+    entries = [
+        (tensor("text", [count], data=[1] * count), b""),
+        ({"name": "n", "datatype": "INT64", "shape": [count, 1], "data": ["x"] * count}, b""),
+        (tensor("text", [1, count], parameters={"binary_data_size": len(raw)}), raw),
+    ]
+    for entry, behind in entries:
+        with pytest.raises(TooLarge, match=r"2049 elements, at most 2048 .*--max_instances and --max_sequences"):
+            request({"inputs": [entry]}, behind)
+    assert request({"inputs": [tensor("text", [count - 1], data=["a"] * (count - 1))]}).inputs["text"].shape == (2048,)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b'{"inputs":[' + b"[]," * 50_000 + b"[]]}", b'{"x":{' + b'"a":0,' * 50_000 + b'"a":0}}'],
+    ids=["lists", "keys"],
+)
+def test_more_of_json_than_is_taken(header: bytes) -> None:
+    with pytest.raises(TooLarge, match=r"body: 50\d\d\d lists, objects and keys, at most 42768 are taken"):
+        decode_infer_request(header, None, MAX_ELEMENTS)
+
+
+def test_more_values_than_are_taken() -> None:
+    with pytest.raises(TooLarge, match=r"50003 values, at most 42768 .*--max_instances"):
+        decode_infer_request(dump({"inputs": [tensor("text", [1], data=[0] * 50_001)]}), None, MAX_ELEMENTS)
+
+
+def test_answers_in_json() -> None:
+    floats = np.arange(6, dtype=np.float32).reshape(2, 3).T / 3
+    outputs = [
+        Tensor("a", "INT64", np.array([[1], [-2]])),
+        Tensor("b", "BYTES", np.array([ELEMENTS], np.object_)),
+        Tensor("c", "FP32", floats),
+        Tensor("d", "INT64", np.empty((0, 2), np.int64)),
+        Tensor("e", "INT64", np.arange(6)[::2]),  # not contiguous
+    ]
+    body, length = encode_infer_response(InferResponse("bert", "1", outputs, "17"), InferRequest({}))
+    assert length is None
+    header = orjson.loads(body)
+    c = header["outputs"].pop(2)
+    assert header == {
+        "model_name": "bert",
+        "model_version": "1",
+        "id": "17",
+        "outputs": [
+            {"name": "a", "datatype": "INT64", "shape": [2, 1], "data": [1, -2]},
+            {"name": "b", "datatype": "BYTES", "shape": [1, 2], "data": ["paris", "é"]},
+            {"name": "d", "datatype": "INT64", "shape": [0, 2], "data": []},
+            {"name": "e", "datatype": "INT64", "shape": [3], "data": [0, 2, 4]},
+        ],
+    }
+    assert c["shape"] == [3, 2]
+    assert np.array(c["data"], np.float32).tolist() == floats.ravel().tolist()
+
+
+def test_answers_in_both_ways_are_read_by_the_other_side() -> None:
+    outputs = [
+        Tensor("a", "INT64", np.array([[1], [-2]])),
+        Tensor("b", "BYTES", np.array(ELEMENTS, np.object_)),
+        Tensor("c", "FP32", np.array([0.1, np.inf], np.float32)),
+    ]
+    wanted = [RequestedOutput("a"), RequestedOutput("b", False), RequestedOutput("c", True)]
+    response = InferResponse("bert", "", outputs)
+    body, length = encode_infer_response(response, InferRequest({}, outputs=wanted, binary=True))
+    assert orjson.loads(body[:length]).keys() == {"model_name", "outputs"}
+    assert [list(one) for one in orjson.loads(body[:length])["outputs"]] == [
+        ["name", "datatype", "shape", "parameters"],
+        ["name", "datatype", "shape", "data"],
+        ["name", "datatype", "shape", "parameters"],
+    ]
+    found = decode_infer_response(body, length)
+    assert [one.data.tolist() for one in found.values()] == [one.data.tolist() for one in outputs]
+
+
+def test_a_binary_answer_without_elements_has_a_header_length() -> None:
+    response = InferResponse("bert", "1", [Tensor("a", "INT64", np.empty((0,), np.int64))])
+    body, length = encode_infer_response(response, InferRequest({}, binary=True))
+    assert length == len(body)
+    assert orjson.loads(body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_damaged_bodies(random: Random) -> None:
+    decode(next(bodies(random)))
+
+
+def test_many_damaged_bodies() -> None:
+    assert 0.02 < fuzz(5000, seed=1, sample=50) / 5000 < 0.5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (dump({"inputs": [tensor("text", [2**40], data=["a"])]}), None),
+        (dump({"inputs": [tensor("texts", [2**40, 0], data=[])]}), None),
+        (dump({"inputs": [tensor("text", [2**44], parameters={"binary_data_size": 0})]}), str(2**60)),
+        (dump({"inputs": [{"name": "n", "datatype": "FP64", "shape": [2**44], "data": [1]}]}), None),
+        (b'{"inputs":[' + b"[]," * 20_000 + b"[]]}", None),
+        (dump({"inputs": [tensor("text", [1], data=["a"] * 20_000)]}), None),
+        (dump({"inputs": [tensor("text", [20_000], data=["a"] * 20_000)]}), None),
+    ],
+    ids=["json", "empty rows", "header", "numbers", "lists", "more than the shape", "too many"],
+)
+def test_no_more_memory_than_the_body_justifies(body: Body) -> None:
+    assert_bounded(body)

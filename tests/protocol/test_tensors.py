@@ -1,0 +1,227 @@
+"""Elements as bytes, as JSON and as arrays."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_transformer.protocol import tensors
+from hf_transformer.protocol.tensors import Malformed, checked_shape, decode_json, decode_raw, raw_view
+from hf_transformer.types import NUMPY_DTYPES, Tensor
+
+
+def encode_raw(tensor: Tensor) -> bytes:
+    return bytes(raw_view(tensor))
+
+
+@pytest.mark.parametrize("datatype", NUMPY_DTYPES)
+def test_numbers_survive_as_views(datatype: str) -> None:
+    array = np.array([[0, 1, 1], [1, 0, 1]], NUMPY_DTYPES[datatype])
+    raw = encode_raw(Tensor("t", datatype, array))
+    decoded = decode_raw("t", datatype, (2, 3), memoryview(raw))
+    assert decoded.dtype == NUMPY_DTYPES[datatype]
+    np.testing.assert_array_equal(decoded, array)
+    if datatype != "BOOL":
+        assert np.shares_memory(decoded, np.frombuffer(raw, np.uint8))
+
+
+def test_byte_order_and_layout() -> None:
+    columns = np.array([[1, 2], [3, 4]], ">i4").T
+    assert encode_raw(Tensor("t", "INT32", columns)) == np.array([1, 3, 2, 4], "<i4").tobytes()
+
+
+@pytest.mark.parametrize("datatype", [*NUMPY_DTYPES, "BF16"])
+@pytest.mark.parametrize("shape", [(3,), (16, 512), (1, 8192)], ids=str)
+def test_a_view_of_the_elements(datatype: str, shape: tuple[int, ...]) -> None:
+    dtype = NUMPY_DTYPES.get(datatype, np.dtype("<f4"))
+    array = np.arange(prod(shape)).reshape(shape).astype(dtype)
+    for data in (array, np.asfortranarray(array), array[:, ::-1] if array.ndim > 1 else array[::-1]):
+        data.flags.writeable = False
+        view = raw_view(Tensor("t", datatype, data))
+        assert bytes(view) == encode_raw(Tensor("t", datatype, data))
+        if datatype != "BF16":
+            assert (len(view), bytes(view)) == (data.nbytes, data.tobytes())
+    large = np.zeros((16, 512), dtype)
+    view = raw_view(Tensor("t", datatype, large))
+    assert np.shares_memory(np.frombuffer(view, np.uint8), large) == (datatype != "BF16")
+
+
+def test_integers_are_cast_but_floats_are_not() -> None:
+    assert encode_raw(Tensor("t", "INT32", np.array([7], np.int64))) == b"\7\0\0\0"
+    with pytest.raises(Malformed, match="'t' is INT32, its data is float64"):
+        encode_raw(Tensor("t", "INT32", np.array([7.5])))
+
+
+def test_any_byte_is_true() -> None:
+    decoded = decode_raw("t", "BOOL", (3,), memoryview(b"\x00\x02\xff"))
+    assert decoded.view(np.uint8).tolist() == [0, 1, 1]
+
+
+def test_bfloat16_is_widened() -> None:
+    raw = np.array([0x3F80, 0xC000, 0x7F80, 0x7FC0, 0x0001], "<u2").tobytes()
+    decoded = decode_raw("t", "BF16", (5,), memoryview(raw))
+    assert decoded.dtype == np.float32
+    np.testing.assert_array_equal(decoded, np.array([1, -2, np.inf, np.nan, 2.0**-133], np.float32))
+    assert encode_raw(Tensor("t", "BF16", decoded)) == raw
+
+
+@pytest.mark.parametrize(
+    ("value", "bits"),
+    [(1 + 2**-8, 0x3F80), (1 + 3 * 2**-8, 0x3F82), (1 + 2**-8 + 2**-20, 0x3F81), (3.4028235e38, 0x7F80)],
+    ids=["tie to even, down", "tie to even, up", "nearest", "overflow"],
+)
+def test_bfloat16_rounds(value: float, bits: int) -> None:
+    scalar = np.array(value, np.float32)
+    assert encode_raw(Tensor("t", "BF16", scalar)) == int(bits).to_bytes(2, "little")
+
+
+def test_bfloat16_keeps_every_nan() -> None:
+    nan = np.array([0x7F800001, 0xFFFFFFFF], "<u4").view("<f4")
+    assert encode_raw(Tensor("t", "BF16", nan)) == b"\xc0\x7f\xc0\x7f"
+
+
+def test_bytes_are_framed_one_by_one() -> None:
+    data = np.array([["é", b"\xff"], ["", b"abc"]], np.object_)
+    raw = encode_raw(Tensor("t", "BYTES", data))
+    assert raw == b"\2\0\0\0\xc3\xa9\1\0\0\0\xff\0\0\0\0\3\0\0\0abc"
+    assert decode_raw("t", "BYTES", (2, 2), memoryview(raw)).tolist() == [["é".encode(), b"\xff"], [b"", b"abc"]]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"\1\0\0", "too few"),
+        (b"\2\0\0\0a", "ends within element 0"),
+        (b"\4\0\0\0abcd\1", "ends before element 1"),
+        (b"\0\0\0\0\0\0\0\0!", "1 bytes behind its 2 elements"),
+        (b"\xff\xff\xff\xff\0\0\0\0", "ends within element 0"),
+    ],
+)
+def test_broken_bytes(raw: bytes, message: str) -> None:
+    with pytest.raises(Malformed, match=message):
+        decode_raw("t", "BYTES", (2,) if len(raw) > 5 else (1,), memoryview(raw))
+
+
+@pytest.mark.parametrize("datatype", [*NUMPY_DTYPES, "BF16", "BYTES"])
+def test_no_elements(datatype: str) -> None:
+    for decoded in (
+        decode_raw("t", datatype, (0, 2**40), memoryview(b"")),
+        decode_json("t", datatype, (0, 2**40), [[], []]),
+    ):
+        assert decoded.shape == (0, 2**40)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [None, 3, "12", {"a": 1}, [-1], [1.0], [True], ["1"], [2**63], [0, 2**70], [2**20] * 3, [1] * 33],
+    ids=repr,
+)
+def test_absurd_shapes(shape: Any) -> None:
+    with pytest.raises(Malformed, match="'t'"):
+        checked_shape("t", shape)
+
+
+def test_a_large_shape_sets_no_memory_aside() -> None:
+    shape = checked_shape("t", [2**44])
+    for datatype in ("FP32", "BYTES", "BF16", "BOOL"):
+        with pytest.raises(Malformed, match="'t' has 4 bytes"):
+            decode_raw("t", datatype, shape, memoryview(b"1234"))
+        with pytest.raises(Malformed, match="'t'"):
+            decode_json("t", datatype, shape, [])
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "expected"),
+    [
+        ("INT64", [[1, -(2**63)], [2**63 - 1, 4]], [[1, -(2**63)], [2**63 - 1, 4]]),
+        ("UINT64", [2**64 - 1, 0, 1, 2], [[2**64 - 1, 0], [1, 2]]),
+        ("FP32", [[[1], [2.5]], [[-0.5], [0]]], [[1, 2.5], [-0.5, 0]]),
+        ("FP16", [1, 2, 3, 1e9], [[1, 2], [3, np.inf]]),
+        ("BF16", [1, 2, 3, 4], [[1, 2], [3, 4]]),
+        ("BOOL", [True, False, False, True], [[True, False], [False, True]]),
+        ("BYTES", ["a", "é", "", "d"], [[b"a", "é".encode()], [b"", b"d"]]),
+    ],
+)
+def test_json(datatype: str, data: Any, expected: Any) -> None:
+    assert decode_json("t", datatype, (2, 2), data).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("INT64", "12"),
+        ("INT64", {"a": 1}),
+        ("INT64", [1]),
+        ("INT64", [1, [2]]),
+        ("INT64", [1, 2.5]),
+        ("INT64", [1, True]),
+        ("INT64", [1, "2"]),
+        ("INT64", [1, None]),
+        ("INT64", [1, 2**63]),
+        ("INT8", [1, 128]),
+        ("UINT8", [1, -1]),
+        ("FP32", ["1", 2]),
+        ("FP64", [10**400, 2]),
+        ("BOOL", [0, 1]),
+        ("BYTES", ["a", 1]),
+    ],
+    ids=repr,
+)
+def test_json_of_other_types(datatype: str, data: Any) -> None:
+    with pytest.raises(Malformed, match="'t'"):
+        decode_json("t", datatype, (2,), data)
+
+
+@given(
+    st.binary(max_size=64), st.sampled_from([*NUMPY_DTYPES, "BF16", "BYTES"]), st.lists(st.integers(0, 9), max_size=4)
+)
+def test_any_bytes_decode_or_are_malformed(raw: bytes, datatype: str, shape: list[int]) -> None:
+    try:
+        decoded = decode_raw("t", datatype, tuple(shape), memoryview(raw))
+    except Malformed:
+        return
+    assert decoded.shape == tuple(shape)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=20), st.text(max_size=20)), max_size=9))
+def test_any_strings_survive(values: list[bytes | str]) -> None:
+    data = np.empty(len(values), np.object_)
+    data[:] = values
+    raw = encode_raw(Tensor("t", "BYTES", data))
+    decoded = decode_raw("t", "BYTES", (len(values),), memoryview(raw)).tolist()
+    assert decoded == [value.encode() if isinstance(value, str) else value for value in values]
+
+
+class Unread(list[Any]):
+    """A list that may be counted, and no more."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("the elements were looked at")
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "says"),
+    [
+        ((1,), Unread([[]] * 1000), r"'t' has 1000 elements, but \[1\] takes 1"),
+        ((0,), Unread([1, 2]), r"'t' has 2 elements, but \[0\] takes 0"),
+        ((2, 3), [[1] * 1000, [2]], r"'t' has 1001 elements, but \[2, 3\] takes 6"),
+        ((), [[1]], r"nested deeper than its shape \[\]"),
+    ],
+    ids=["lists", "none", "level", "scalar"],
+)
+def test_json_that_does_not_fit_is_not_put_together(
+    shape: tuple[int, ...], data: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "chain", None)
+    with pytest.raises(Malformed, match=says):
+        decode_json("t", "INT64", shape, data)
+
+
+def test_json_deeper_than_its_shape_is_not_followed() -> None:
+    with pytest.raises(Malformed, match=r"nested deeper than its shape \[1\]"):
+        decode_json("t", "INT64", (1,), [[[Unread()]]])
