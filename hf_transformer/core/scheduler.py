@@ -24,7 +24,7 @@ from hf_transformer.core.refusals import Refusals
 from hf_transformer.eager import Eager
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import kinds
+from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import Context, Tensor
 
@@ -271,7 +271,7 @@ class Scheduler(Generic[Item]):
         for entry in entries:
             wrong += entry.request.settle(entry.index)
         if wrong:
-            self._metrics.count_predictor_error(kinds.ERROR)  # the call has succeeded, its answer is of no use
+            self._metrics.count_predictor_error(failures.ERROR)  # the call has succeeded, its answer is of no use
 
     async def canary(self, item: Item) -> None:
         """Has the model infer once, beside all batches, and verifies the answer, NaN included. Raises RequestError."""
