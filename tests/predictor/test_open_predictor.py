@@ -90,7 +90,7 @@ def test_an_unknown_protocol() -> None:
 @pytest.mark.parametrize(
     ("protocol", "library", "others"),
     [
-        ("v2", "hf_transformer.predictor.rest", {"hf_transformer.predictor.grpc", "google.protobuf", "grpc"}),
+        ("v2", "hf_transformer.predictor.rest", {"hf_transformer.predictor.grpc", "grpc"}),
         ("grpc-v2", "hf_transformer.predictor.grpc", {"hf_transformer.predictor.rest"}),
     ],
     ids=list(PROTOCOLS),
