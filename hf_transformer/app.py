@@ -23,8 +23,8 @@ from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.config.options import Config
-from hf_transformer.core.admission import Admission
-from hf_transformer.core.served_model import ServedModel
+from hf_transformer.core.limits import Admission
+from hf_transformer.core.model import ServedModel
 from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.model_wiring import pipeline_builder, predictor_settings
 from hf_transformer.observability.latency_log import LatencyLog
@@ -199,7 +199,7 @@ async def _lifespan(
         if latency_log is not None:
             stack.callback(latency_log.flush)
         await stack.enter_async_context(predictor)
-        connecting = asyncio.create_task(model.keep_bound())
+        connecting = asyncio.create_task(model.run())
         stack.push_async_callback(_cancel, connecting)
         if keys is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(keys.keep_renewing()))

@@ -8,9 +8,8 @@ from functools import partial
 
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
-from hf_transformer.core.places import Places
-from hf_transformer.core.scheduler import SchedulerSettings
-from hf_transformer.core.worklist import Limits
+from hf_transformer.core.limits import Limits
+from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.kinds import make_generator
@@ -82,7 +81,7 @@ def _settings(config: Config, tokenizer: Tokenizer, parts: GenerationParts) -> C
         input_names=config.tensor_input_names,
         output_names=config.tensor_output_names,
         pad_to_multiple_of=config.pad_to_multiple_of,
-        places=Places(0),
+        places=ConcurrencyLimit(0),
         caches=CacheBudget(config.max_cache_bytes),
     )
 

@@ -8,20 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hf_transformer.config.options import Config
+from hf_transformer.core.batch import EncodingForm, Filling, widths_of
 from hf_transformer.core.batch_costs import BatchCosts
-from hf_transformer.core.contract import ContractError, bind
-from hf_transformer.core.packing import EncodingForm, Filling
+from hf_transformer.core.contract import ContractError, Signature, fit_signature
+from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import Pipeline
-from hf_transformer.core.places import Places
 from hf_transformer.core.scheduler import (
     OUTPUT_BYTES,
     SHARED_OUTPUT_BYTES,
     STEP_OUTPUT_BYTES,
+    ConcurrencyLimit,
     Scheduler,
     SchedulerSettings,
 )
-from hf_transformer.core.signature import Binding, widths_of
-from hf_transformer.core.worklist import Limits
 from hf_transformer.errors import ConfigError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.model_parts import Parts
@@ -96,10 +95,10 @@ def pipeline_builder(
     return predictive_builder(config, task, parts.tokenizer, predictor, metrics, executor, log_texts, diagnose)
 
 
-def bind_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Binding]:
+def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
     """The task as it reads this model's outputs, and how the model is asked. Raises ContractError."""
     reader = reader_of(task, spec)
-    binding = bind(
+    signature = fit_signature(
         spec,
         reader.outputs,
         input_names=wanted_inputs(config),
@@ -107,7 +106,7 @@ def bind_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tup
         task=reader.name,
     )
     multiple = config.pad_to_multiple_of
-    if multiple > 1 and not binding.masked and binding.length is None:
+    if multiple > 1 and not signature.masked and signature.length is None:
         raise ContractError(
             spec.name,
             [
@@ -115,7 +114,7 @@ def bind_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tup
                 "expected 1, or a model that gets one (export it so, or add attention_mask to --tensor_input_names)."
             ],
         )
-    return reader, binding
+    return reader, signature
 
 
 def limits_of(config: Config) -> Limits:
@@ -140,19 +139,19 @@ def predictive_builder(
     diagnose: Diagnose = no_diagnosis,
 ) -> Callable[[ModelSpec], Pipeline]:
     """The same for a model whose answers are read off its outputs; ``loaded`` is the tokenizer of its files."""
-    places = Places(0)  # of the predictor: requests under way keep the pipeline that they have when it is built anew
+    limit = ConcurrencyLimit(0)  # of the predictor: requests under way keep their pipeline when another one is built
 
     def build(spec: ModelSpec) -> Pipeline:
-        reader, binding = bind_task(config, task, spec)
-        diagnose(BoundPair(config, loaded, reader, spec, binding))
-        tokenizer = fitted(loaded, binding)
+        reader, signature = fit_task(config, task, spec)
+        diagnose(BoundPair(config, loaded, reader, spec, signature))
+        tokenizer = fitted(loaded, signature)
         settings = scheduler_settings(config, spec.instances)
-        places.count = settings.max_batches_in_flight
+        limit.count = settings.max_batches_in_flight
         scheduler = Scheduler(
             predictor,
             EncodingForm(
-                binding,
-                filling(config, tokenizer, binding),
+                signature,
+                filling(config, tokenizer, signature),
                 max_tokens=settings.max_batch_tokens,
                 max_output_bytes=settings.max_batch_output_bytes,
                 more=more_when_shared(config, predictor),
@@ -161,7 +160,7 @@ def predictive_builder(
             settings,
             executor=executor,
             metrics=metrics,
-            places=places,
+            limit=limit,
         )
         return Pipeline(
             reader,
@@ -221,19 +220,19 @@ def more_when_shared(config: Config, predictor: Predictor) -> Callable[[int], bo
     return (lambda size: size <= most and predictor.shares(size)) if most else None
 
 
-def fitted(tokenizer: Tokenizer, binding: Binding) -> Tokenizer:
+def fitted(tokenizer: Tokenizer, signature: Signature) -> Tokenizer:
     """The tokenizer, cutting at the model's own sequence length where that is fixed."""
-    if binding.length is None:
+    if signature.length is None:
         return tokenizer
-    return tokenizer.with_max_length(min(binding.length, tokenizer.max_length))
+    return tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
 
 
-def filling(config: Config, tokenizer: Tokenizer, binding: Binding) -> Filling:
+def filling(config: Config, tokenizer: Tokenizer, signature: Signature) -> Filling:
     """Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes where
     the tokenizer puts it. No batch is wider than ``tokenizer`` cuts texts, whatever --pad_to_multiple_of says: there
     the model's positions may end."""
-    widths = widths_of(config.pad_to_multiple_of, tokenizer.max_length) if binding.length is None else None
-    left = tokenizer.padding_side == "left" and not binding.masked
+    widths = widths_of(config.pad_to_multiple_of, tokenizer.max_length) if signature.length is None else None
+    left = tokenizer.padding_side == "left" and not signature.masked
     return Filling(tokenizer.pad_id, left=left, widths=widths)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_transformer.config.options import Config
-from hf_transformer.core.signature import Binding
+from hf_transformer.core.contract import Signature
 from hf_transformer.tasks.base import Servable, Task
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Json, ModelSpec
@@ -34,12 +34,12 @@ class BoundPair(Pair):
     """A model of a predictive task, once it fits."""
 
     task: Task[Any, Any, Any]
-    binding: Binding
+    signature: Signature
 
     @property
     def length(self) -> int:
         """Tokens of the longest text that the service sends, special ones included."""
-        return min(self.binding.length or self.tokenizer.max_length, self.tokenizer.max_length)
+        return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
 
 
 Diagnose = Callable[[Pair], None]

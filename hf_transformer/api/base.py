@@ -16,7 +16,7 @@ from starlette.types import Scope, Send
 
 from hf_transformer.api.body import USUAL_TYPES, Bodies, parse_json, to_utf8
 from hf_transformer.api.streaming import OpenStreams
-from hf_transformer.core.admission import Admission
+from hf_transformer.core.limits import Admission
 from hf_transformer.errors import UnknownModel
 from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.types import GenerationRequest

@@ -1,149 +1,261 @@
-"""What is on its way to the predictor: requests, their instances, and the batches that these are in."""
+"""One batch as tensors: instances become rows of padded inputs, and outputs become each instance's own arrays."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from time import perf_counter
-from typing import Any, Generic, TypeVar
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from hf_transformer.eager import Eager
-from hf_transformer.errors import PredictorError, RequestError
-from hf_transformer.types import Array, Context
+import numpy as np
+
+from hf_transformer.core.batch_costs import BatchCosts
+from hf_transformer.core.contract import InputSignature, OutputSignature, Signature, axis_error
+from hf_transformer.core.queue import BatchLimits
+from hf_transformer.errors import PredictorError
+from hf_transformer.types import Array, Encoding, Tensor
 
 Item = TypeVar("Item")
 
-Decode = Callable[[int, Mapping[str, Array]], Any]
-"""Called with an instance's index and its own rows of the outputs, by role; what it gives is the answer."""
 
+@dataclass(slots=True)
+class Packed:
+    """One batch for the predictor.
 
-class Request:
-    """One request's instances on their way. ``future`` is done once all are answered, or one has failed.
-
-    ``entries`` are its instances in the queue, those that have left it included; an instance that queues once more is
-    there twice.
+    Args:
+        inputs: the tensors to send.
+        outputs: the names of the outputs that are wanted.
+        sizes: the bytes of each output whose size is known beforehand.
+        real: tokens of texts.
+        padding: all other tokens.
     """
 
-    __slots__ = ("answers", "batches", "context", "decode", "entries", "future", "left", "since", "timer")
+    inputs: list[Tensor]
+    outputs: Sequence[str]
+    sizes: Mapping[str, int]
+    real: int
+    padding: int
 
-    def __init__(self, count: int, decode: Decode, context: Context, future: asyncio.Future[None]) -> None:
-        self.answers: list[Any] = [None] * count
-        self.left = count
-        self.decode = decode
-        self.context = context
-        self.future = future
-        self.since = perf_counter()
-        self.timer: asyncio.TimerHandle | None = None
-        self.batches: list[Batch[Any]] = []
-        self.entries: list[Entry[Any]] = []
 
-    def answer(self, index: int, rows: Mapping[str, Array], started: float) -> float:
-        """Decodes one instance's rows, or fails the request, and no other one, with what goes wrong there. That began
-        at ``started``; gives the time now, when the next one begins."""
-        if self.future.done():
-            return started
-        try:
-            self.answers[index] = self.decode(index, rows)
-        except Exception as error:
-            self.answers[index] = error
-        now = perf_counter()
-        self.context.timings.postprocess += now - started
-        return now
+class Form(ABC, Generic[Item]):
+    """How one kind of item becomes batches: which items may share one, and the way to tensors and back.
 
-    def settle(self, index: int) -> bool:
-        """Counts one instance as answered; on the event loop, after ``answer``.
+    ``costs`` learn from all batches that are sent; None where the form has no use for them.
+    """
 
-        Returns:
-            Whether the model's answer could not be decoded, which is the predictor's fault.
+    costs: BatchCosts | None = None
+
+    @abstractmethod
+    def length(self, item: Item) -> int:
+        """Its size in tokens, at least 1: the limits count it, and items of similar sizes share batches."""
+
+    @abstractmethod
+    def group(self, item: Item) -> str:
+        """Items of different groups never share a batch."""
+
+    @abstractmethod
+    def limits(self, item: Item) -> BatchLimits:
+        """How large a batch of its group may be."""
+
+    @abstractmethod
+    def pack(self, items: Sequence[Item]) -> Packed:
+        """The items as one batch."""
+
+    def pack_cost(self, items: Sequence[Item]) -> int:
+        """How long ``pack`` takes, in the units of the scheduler's INLINE_COST."""
+        return 0
+
+    @abstractmethod
+    def unpack(
+        self, items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
+    ) -> Iterator[Mapping[str, Array]]:
+        """Each item's own part of the outputs, by role; the arrays are views.
+
+        Raises:
+            PredictorError: before the first item, if the outputs are not what the model has promised.
         """
-        found = self.answers[index]
-        left = self.left = self.left - 1
-        if isinstance(found, Exception):
-            self.fail(found)
-            return isinstance(found, PredictorError)
-        if not left and not self.future.done():
-            self.future.set_result(None)
-        return False
-
-    def fail(self, error: Exception) -> None:
-        """Gives the whole request up. Each gets an error of its own: raising it changes it."""
-        if not self.future.done():
-            self.future.set_exception(copy(error) if isinstance(error, RequestError) else error)
-        self.leave()
-
-    def leave(self) -> None:
-        """Nobody waits for the answers any more."""
-        for batch in tuple(self.batches):
-            batch.leave(self)
 
 
-class Entry(Generic[Item]):
-    """One instance; see waiting.Entry. ``item`` is what the model gets: one encoding, or one step of a text."""
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The widths in tokens that batches may have: multiples of ``multiple`` (--pad_to_multiple_of), and ``longest``,
+    the most that the model takes. A runtime that prepares itself for each new shape then meets few shapes."""
 
-    __slots__ = ("cost", "index", "item", "key", "length", "request", "taken")
+    multiple: int
+    longest: int
 
-    def __init__(self, request: Request, index: int, item: Item, length: int, key: str, cost: int) -> None:
-        self.request = request
-        self.index = index
-        self.item = item
-        self.length = length
-        self.key = key
-        self.cost = cost
-        self.taken = False
-
-    @property
-    def gone(self) -> bool:
-        return self.request.future.done()
+    def of(self, tokens: int) -> int:
+        """The width of a batch whose longest text has so many tokens."""
+        width = -(-tokens // self.multiple) * self.multiple
+        return width if width <= self.longest else max(tokens, self.longest)
 
 
-class Batch(Generic[Item]):
-    """Instances at the predictor, of one request or of many. ``shared`` says which it was when they left;
-    ``requests`` are those that still wait. ``cost`` is what it takes to decode all of them."""
+def widths_of(multiple: int, longest: int) -> Widths | None:
+    """None where a batch is as wide as its longest text, so that nothing is rounded."""
+    return Widths(multiple, longest) if multiple > 1 else None
 
-    __slots__ = ("cost", "entries", "may_be_cancelled", "requests", "shared", "task")
 
-    def __init__(self, entries: Sequence[Entry[Item]]) -> None:
-        self.entries = entries
-        if len(entries) == 1:
-            [entry] = entries
-            self.requests, self.cost = {entry.request}, entry.cost
-        else:
-            self.requests = {entry.request for entry in entries}
-            self.cost = sum([entry.cost for entry in entries])
-        self.shared = len(self.requests) > 1
-        self.may_be_cancelled = False  # until it is sent, and then where it may be tried again
-        self.task: Eager[None] | None = None
-        for request in self.requests:
-            request.batches.append(self)
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How batches are padded.
 
-    def departs(self, started: float) -> None:
-        """It leaves for the predictor, with the headers of its oldest request; its packing began at ``started``."""
-        for entry in self.entries:
-            request = entry.request
-            timings = request.context.timings
-            waited = started - request.since
-            if waited > timings.queue:
-                timings.queue = waited
-        first = self.entries[0].request
-        if self.shared and (traceparent := first.context.headers.get("traceparent")):
-            for entry in self.entries:
-                if entry.request is not first:
-                    entry.request.context.sent_with = traceparent
+    Args:
+        pad_id: the token id of padded positions.
+        left: whether padding comes before the text.
+        widths: the widths that batches are padded to; None pads them to their longest text only.
+    """
 
-    def leave(self, request: Request) -> None:
-        """A request that nobody waits for any more; after the last one the call is not tried again.
+    pad_id: int
+    left: bool
+    widths: Widths | None = None
 
-        The one under way keeps its place until its end: another one in its stead would be one too many at the
-        predictor. A batch that is not packed yet is then not sent.
-        """
-        self.requests.discard(request)
-        request.batches.remove(self)
-        if not self.requests and self.task is not None and self.may_be_cancelled:
-            self.task.cancel()
 
-    def close(self) -> None:
-        """It has ended. Requests may still refer to it, so it lets go of them: only the collector would find those."""
-        self.entries = ()
-        self.requests = set()
-        self.task = None  # a failed one refers to its error, and that to the frames that hold this batch
+class EncodingForm(Form[Encoding]):
+    """Batches of texts, for models that read each text once.
+
+    Args:
+        max_tokens, max_output_bytes: bound a batch in addition to the model's configuration.
+        more: says whether outputs may have so many bytes all the same; it is asked only where sizes are known
+            beforehand.
+        costs: bound the padding where texts of different lengths may share a batch and each row costs time.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        filling: Filling,
+        *,
+        max_tokens: int = sys.maxsize,
+        max_output_bytes: int = sys.maxsize,
+        more: Callable[[int], bool] | None = None,
+        costs: BatchCosts | None = None,
+    ) -> None:
+        self._signature = signature
+        self._filling = filling
+        self._output_names = [output.name for output in signature.outputs]
+        self._token_axes = [
+            [number for number, axis in enumerate(output.axes) if axis.tokens] for output in signature.outputs
+        ]
+        if signature.masked and signature.length is None and signature.max_rows > 1 and signature.exact_rows is None:
+            self.costs = costs
+        self._limits = BatchLimits(
+            max_rows=signature.max_rows,
+            max_tokens=max_tokens,
+            max_output_bytes=max_output_bytes,
+            output_bytes=signature.output_bytes,
+            padding=signature.masked or signature.length is not None,
+            fixed_length=signature.length,
+            costs=self.costs,
+            more=more if all(output.row_bytes(1) is not None for output in signature.outputs) else None,
+        )
+
+    def length(self, item: Encoding) -> int:
+        """The width of a batch of this text alone, so that texts which are padded alike count as equally long."""
+        size, widths = len(item.ids), self._filling.widths
+        return size if widths is None else widths.of(size)
+
+    def group(self, item: Encoding) -> str:
+        return ""
+
+    def limits(self, item: Encoding) -> BatchLimits:
+        return self._limits
+
+    def pack(self, items: Sequence[Encoding]) -> Packed:
+        """Inputs of [rows, tokens] each, [tokens] for a model without a batch axis."""
+        signature, widths = self._signature, self._filling.widths
+        lengths = [len(item.ids) for item in items]
+        width, real = signature.length or max(lengths), sum(lengths)
+        if widths is not None:
+            width = widths.of(width)
+        rows = signature.exact_rows or len(items)
+        fill = self._rectangle if real == rows * width else self._padded
+        inputs = []
+        for one in signature.inputs:
+            data = fill(items, one, rows, width)
+            inputs.append(Tensor(one.name, one.datatype, data if signature.batch_axis else data[0]))
+        sizes = {}
+        for output in signature.outputs:
+            size = output.row_bytes(width)
+            if size is not None:
+                sizes[output.name] = rows * size
+        return Packed(inputs, self._output_names, sizes, real, rows * width - real)
+
+    def unpack(
+        self, items: Sequence[Encoding], packed: Packed, outputs: Mapping[str, Tensor]
+    ) -> Iterator[Mapping[str, Array]]:
+        """Arrays without batch axis and padding."""
+        signature = self._signature
+        shape = packed.inputs[0].data.shape
+        rows, width = shape if signature.batch_axis else (1, shape[0])
+        found = [
+            (output.role, _verified(outputs[output.name], output, rows, width, signature.batch_axis), axes)
+            for output, axes in zip(signature.outputs, self._token_axes, strict=True)
+        ]
+        for row, item in enumerate(items):
+            yield {
+                role: self._without_padding(data[row], axes, len(item.ids)) if axes else data[row]
+                for role, data, axes in found
+            }
+
+    def _without_padding(self, array: Array, axes: Sequence[int], length: int) -> Array:
+        """One instance's output of so many tokens, without the padding along its tokens ``axes``."""
+        for axis in axes:
+            size = array.shape[axis]
+            place = slice(size - length, size) if self._filling.left else slice(0, length)
+            array = array[(slice(None),) * axis + (place,)]
+        return array
+
+    def _rectangle(self, items: Sequence[Encoding], one: InputSignature, rows: int, width: int) -> Array:
+        """An input without any padding, as of texts that are equally long."""
+        if one.role == "attention_mask":
+            return np.ones((rows, width), one.dtype)
+        return np.array([item.ids if one.role == "input_ids" else item.type_ids for item in items], one.dtype)
+
+    def _padded(self, items: Sequence[Encoding], one: InputSignature, rows: int, width: int) -> Array:
+        data = np.full((rows, width), self._filling.pad_id if one.role == "input_ids" else 0, one.dtype)
+        for row in range(rows):
+            # Rows that only fill up an exact batch repeat its last instance: always a valid input.
+            item = items[min(row, len(items) - 1)]
+            place = slice(width - len(item), width) if self._filling.left else slice(0, len(item))
+            if one.role == "input_ids":
+                data[row, place] = item.ids
+            elif one.role == "attention_mask":
+                data[row, place] = 1
+            else:
+                data[row, place] = item.type_ids
+        return data
+
+
+def _verified(tensor: Tensor, output: OutputSignature, rows: int, width: int, batch_axis: bool) -> Array:
+    """Checks an output against the contract; Triton itself does not check what a model returns.
+
+    Returns:
+        The data with a batch axis, [rows, ...].
+
+    Raises:
+        PredictorError: the datatype, the rank or an axis is not what the model's configuration promised.
+    """
+    if tensor.datatype != output.datatype:
+        raise PredictorError(
+            f"the model answered {output.name!r} as {tensor.datatype}, its configuration says {output.datatype}"
+        )
+    data = tensor.data if batch_axis else tensor.data[np.newaxis]
+    sizes = [width if axis.tokens else size for axis, size in zip(output.axes, data.shape[1:], strict=False)]
+    if data.shape != (rows, *sizes) or len(sizes) != len(output.axes):
+        expected = [rows, *[width if axis.tokens else -1 for axis in output.axes]]
+        shown = expected if batch_axis else expected[1:]
+        raise PredictorError(
+            f"the model answered {output.name!r} with the shape {list(tensor.shape)}, expected {shown} (-1 is any size)"
+        )
+    for axis, size in zip(output.axes, data.shape[1:], strict=True):
+        wrong = "" if axis.tokens else axis_error(axis, size)
+        if wrong:
+            raise PredictorError(f"the model answered {output.name!r} with {wrong}")
+    return data
+
+
+def refuse_nan(array: Array, name: str) -> None:
+    """Raises PredictorError where an output holds NaN, whatever the task would look at."""
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise PredictorError(f"the model answered {name!r} with NaN")

@@ -1,6 +1,6 @@
 """Whether a predictor's model, the tokenizer and the task fit together, and how their tensors map to each other.
 
-Pure functions of what each side says of itself. The service calls ``bind`` when it has reached the predictor;
+Pure functions of what each side says of itself. The service calls ``fit_signature`` when it has reached the predictor;
 every mismatch is reported in one sentence that ends with what to change.
 """
 
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from hf_transformer.core.signature import Binding, InputBinding, OutputBinding, axis_error
+import numpy as np
+
 from hf_transformer.errors import NotReady
 from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, TensorSpec
@@ -24,6 +26,77 @@ DEFAULT_BATCH = 32
 """Rows per batch for a model with a free batch axis of its own, which has no max_batch_size to go by."""
 
 
+@dataclass(frozen=True, slots=True)
+class InputSignature:
+    """A model input: its name, which of INPUT_ROLES goes into it, and the datatype to send."""
+
+    name: str
+    role: str
+    datatype: str
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The same datatype, as numpy has it."""
+        return NUMPY_DTYPES[self.datatype]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSignature:
+    """A model output: its name, the role that reads it, its datatype, and its axes per instance.
+
+    ``sizes`` are the sizes of the axes in the model's configuration, -1 for a free one.
+    """
+
+    name: str
+    role: str
+    datatype: str
+    axes: tuple[Axis, ...]
+    sizes: tuple[int, ...] = ()
+
+    def row_bytes(self, width: int, *, guess: bool = False) -> int | None:
+        """Bytes of one instance's output in a batch of ``width`` tokens.
+
+        None where a free axis leaves it open, unless ``guess`` takes the least that the axis may have.
+        """
+        total = 2 if self.datatype == "BF16" else NUMPY_DTYPES[self.datatype].itemsize
+        for axis, size in zip(self.axes, self.sizes or (-1,) * len(self.axes), strict=True):
+            if axis.tokens:
+                size = width
+            elif size < 0:
+                if not guess:
+                    return None
+                size = axis.minimum
+            total *= size
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How batches are built for one model, and what its outputs must look like.
+
+    Args:
+        inputs: the inputs to send.
+        outputs: the outputs to ask for.
+        max_rows: instances in a batch at most.
+        exact_rows: the rows that every batch has, filled up where there are fewer instances; None if any number does.
+        batch_axis: whether tensors have a batch dimension.
+        length: the only sequence length that the model takes, in tokens; None if it takes any.
+        masked: whether the model gets an attention mask, so that padding can't change its answers.
+    """
+
+    inputs: tuple[InputSignature, ...]
+    outputs: tuple[OutputSignature, ...]
+    max_rows: int
+    exact_rows: int | None
+    batch_axis: bool
+    length: int | None
+    masked: bool
+
+    def output_bytes(self, width: int) -> int:
+        """Bytes of all outputs of one instance in a batch of ``width`` tokens, a lower bound where axes are free."""
+        return sum(output.row_bytes(width, guess=True) or 0 for output in self.outputs)
+
+
 class ContractError(NotReady):
     """The predictor's model does not fit the tokenizer, the task or the flags; ``problems`` has a sentence for each."""
 
@@ -33,14 +106,14 @@ class ContractError(NotReady):
         self.problems = problems
 
 
-def bind(
+def fit_signature(
     spec: ModelSpec,
     roles: Sequence[OutputRole],
     *,
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
     task: str,
-) -> Binding:
+) -> Signature:
     """Fits a model to a task.
 
     Args:
@@ -59,18 +132,18 @@ def bind(
             "It is decoupled (a stream of responses); predictive tasks need one response per request: set "
             "model_transaction_policy { decoupled: false } in config.pbtxt."
         )
-    inputs = _bind_inputs(spec, input_names, problems)
+    inputs = _find_inputs(spec, input_names, problems)
     shapes = [tensor.shape for tensor in spec.inputs if tensor.name in {one.name for one in inputs}]
     layout = _layout(spec, shapes, problems)
     leading = len(shapes[0]) - 1 if shapes and layout is not None else 0
-    outputs = _bind_outputs(spec, roles, output_names, leading, task, problems)
+    outputs = _find_outputs(spec, roles, output_names, leading, task, problems)
     if layout is not None:
         _check_token_axes(spec, outputs, leading, layout[3], problems)
     if problems or layout is None:
         raise ContractError(spec.name, problems)
     rows, exact, axis, length = layout
     masked = any(one.role == "attention_mask" for one in inputs)
-    return Binding(inputs, outputs, rows, exact, axis, length, masked)
+    return Signature(inputs, outputs, rows, exact, axis, length, masked)
 
 
 def told(name: str, roles: Sequence[str]) -> str:
@@ -79,7 +152,7 @@ def told(name: str, roles: Sequence[str]) -> str:
     return numbered[1] if numbered and numbered[1] in roles else name
 
 
-def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) -> tuple[InputBinding, ...]:
+def _find_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) -> tuple[InputSignature, ...]:
     names = _names(spec.inputs)
     positional = all(POSITIONAL.match(told(tensor.name, INPUT_ROLES)) for tensor in spec.inputs) and bool(spec.inputs)
     if positional and len(wanted) > len(spec.inputs):
@@ -110,7 +183,7 @@ def _bind_inputs(spec: ModelSpec, wanted: Sequence[str], problems: list[str]) ->
         role = role_of.get(name) if wanted else name
         if role in INPUT_ROLES:
             _check_input_dtype(tensor, role, problems)
-            bound.append(InputBinding(tensor.name, role, tensor.datatype))
+            bound.append(InputSignature(tensor.name, role, tensor.datatype))
         elif not tensor.optional:
             problems.append(_unfilled(tensor.name, wanted, spec))
     if not problems and not any(one.role == "input_ids" for one in bound):
@@ -180,14 +253,14 @@ def _layout(spec: ModelSpec, shapes: Sequence[tuple[int, ...]], problems: list[s
     return exact or DEFAULT_BATCH, exact, True, length
 
 
-def _bind_outputs(
+def _find_outputs(
     spec: ModelSpec,
     roles: Sequence[OutputRole],
     wanted: Sequence[str],
     leading: int,
     task: str,
     problems: list[str],
-) -> tuple[OutputBinding, ...]:
+) -> tuple[OutputSignature, ...]:
     if wanted and len(wanted) != len(roles):
         needed = ", ".join(role.name for role in roles)
         problems.append(
@@ -202,7 +275,7 @@ def _bind_outputs(
         before = len(problems)
         axes = _check_output(tensor, role, leading, task, problems)
         if len(problems) == before:
-            bound.append(OutputBinding(tensor.name, role.name, tensor.datatype, axes, tensor.shape[leading:]))
+            bound.append(OutputSignature(tensor.name, role.name, tensor.datatype, axes, tensor.shape[leading:]))
     if len({output.name for output in bound}) < len(bound):
         needed = " and ".join(role.name for role in roles)
         problems.append(f"{task} reads {needed}, each an output of its own: export them so, or set --task.")
@@ -266,7 +339,7 @@ def _check_output(
 
 
 def _check_token_axes(
-    spec: ModelSpec, outputs: Sequence[OutputBinding], leading: int, length: int | None, problems: list[str]
+    spec: ModelSpec, outputs: Sequence[OutputSignature], leading: int, length: int | None, problems: list[str]
 ) -> None:
     """An output with a value per token has to be as long as the input is."""
     shapes = {tensor.name: tensor.shape for tensor in spec.outputs}
@@ -281,3 +354,10 @@ def _check_token_axes(
 
 def _names(tensors: Sequence[TensorSpec]) -> str:
     return ", ".join(tensor.name for tensor in tensors) or "none"
+
+
+def axis_error(axis: Axis, size: int) -> str:
+    """Why ``size`` can't be the size of ``axis``; empty if it can."""
+    if axis.minimum <= size and (axis.maximum is None or size <= axis.maximum):
+        return ""
+    return f"{size} along {axis.name}, but {axis.why or f'expected at least {axis.minimum}'}"

@@ -3,22 +3,20 @@
     instances --task.item, .texts--> texts --tokenizer--> encodings --scheduler--> output rows
               --task.decode--> parts --task.answer--> predictions
 
-No I/O of its own, and nothing of a request is kept on the object.
+No I/O of its own, and nothing of a request is kept on the pipeline.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 from time import perf_counter
 from typing import Any
 
+from hf_transformer.core.limits import Limits
 from hf_transformer.core.scheduler import Scheduler
-from hf_transformer.core.worklist import Limits, Worklist
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import Task
@@ -26,7 +24,7 @@ from hf_transformer.tokenizer.engine import characters
 from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, Query, TextInput, Tokenization
 
-CANARY = "A short text."
+TRIAL = "A short text."
 INLINE_VALUES = 20_000
 """Answers of more values than this are put together in a thread; about 5 ms of work, as long as a thread keeps the
 interpreter before others get their turn (sys.getswitchinterval)."""
@@ -35,8 +33,11 @@ interpreter before others get their turn (sys.getswitchinterval)."""
 class Pipeline:
     """A task, its tokenizer and the scheduler of its predictor, put in a row.
 
-    ``executor`` has the threads for long work. ``log_texts`` is called with every request's texts. ``tokenizer`` cuts
-    where the model does.
+    Args:
+        tokenizer: truncates texts to the model's length.
+        executor: has the threads for long work.
+        limits: what one request may ask for.
+        log_texts: called with the texts of every request.
     """
 
     def __init__(
@@ -58,116 +59,48 @@ class Pipeline:
         self._metrics = metrics
         self._log_texts = log_texts
         self._default_options = task.options({})
-        self._short = min(INLINE_CHARACTERS, limits.max_text_length, limits.max_total_length)
-        self._small_answer = min(INLINE_VALUES, limits.max_answer_values)
         self._checks = type(task).check is not Task.check
-        """Whether the task has a look at each encoding."""
-        self._has_short_way = (
-            log_texts is None and task.tokenization(self._default_options) is PLAIN and type(task).beside is Task.beside
-        )
 
-    def __call__(self, query: Query, context: Context) -> Coroutine[Any, Any, Answers]:
+    async def __call__(self, query: Query, context: Context) -> Answers:
         """Gives one prediction per instance, in their order.
 
         Raises:
             RequestError: one error for the whole request; no instance of it is answered then.
         """
-        if self._has_short_way and len(query.instances) == 1:
-            one = query.instances[0]
-            if type(one) is str or (type(one) is dict and len(one) == 1):
-                return self._answer_short(query, context)
-        return self._answer(query, context)
-
-    async def _answer(self, query: Query, context: Context) -> Answers:
-        """The usual way."""
         started = perf_counter()
-        task = self._task
-        # Most requests have no parameters: what those choose is found out once.
-        options = task.options(query.parameters) if query.parameters else self._default_options
-        request = self._read(query, options, context)
-        read = perf_counter()
+        # Most requests have no parameters.
+        options = self._task.options(query.parameters) if query.parameters else self._default_options
+        request = RequestState(self._task, options, query)
+        self._read(request)
+        if self._log_texts is not None:
+            self._log_texts(request.texts, context)
         if context.place is not None:
             context.place.expect(request.characters)
-        await self._tokenize(request, options)
-        flat, items = request.flat, request.items
-        executor = self._executor if self._answer_size(request, options, query.tensors) > INLINE_VALUES else None
-        context.instances, context.tokens = len(items), sum(map(len, flat))
+        read = perf_counter()
+        await self._tokenize(request)
+        self._check_size(request)
+        context.instances, context.tokens = len(request.items), request.tokens
         if context.place is not None:
-            context.place.charge(context.tokens)
+            context.place.charge(request.tokens)
         timings = context.timings
-        timings.tokenized(started, read)
-        tokenized = perf_counter()
-        parts = await self._scheduler.run(
-            flat,
-            lambda index, rows: task.decode(items[request.owners[index]], flat[index], rows, options),
-            context,
-            lambda encoding: task.decode_cost(encoding, options),
-        )
+        tokenized = timings.tokenized(started, read)
+        parts = await self._scheduler.run(request.flat, request.decode, context, request.costs)
         answered = perf_counter()
         timings.predict = max(0.0, answered - tokenized - timings.postprocess)
-        if executor is None:
-            answers = request.answers(task, parts, options, query.tensors, context.tokens)
+        if request.size <= INLINE_VALUES:
+            answers = request.answers(parts)
         else:
-            loop = asyncio.get_running_loop()
-            answers = await loop.run_in_executor(
-                executor, request.answers, task, parts, options, query.tensors, context.tokens
-            )
+            answers = await asyncio.get_running_loop().run_in_executor(self._executor, request.answers, parts)
         timings.postprocess += perf_counter() - answered
         return answers
 
-    async def _answer_short(self, query: Query, context: Context) -> Answers:
-        """The short way, for what most requests are: one short text. It costs two thirds of the long one, which takes
-        whatever turns out not to be as usual."""
-        started = perf_counter()
-        task, options, where = self._task, self._default_options, f"{query.name}[0]"
-        if query.parameters:
-            options = task.options(query.parameters)
-            if task.tokenization(options) is not PLAIN:
-                return await self._answer(query, context)
-        item = task.item(query.instances[0], where, options)
-        texts = task.texts(item, options)
-        text = texts[0]
-        if len(texts) != 1 or not isinstance(text, str) or len(text) > self._short:
-            return await self._answer(query, context)
-        read = perf_counter()
-        encoding = self.tokenizer.encode_short(text)
-        tokens = len(encoding.ids)
-        size = task.answer_size(encoding, options)
-        if query.tensors:
-            size = max(size, task.tensor_size((tokens,), options))
-        if not tokens or encoding.truncated or size > self._small_answer:
-            return await self._answer(query, context)
-        task.check(encoding, where)
-        context.instances, context.tokens = 1, tokens
-        if context.place is not None:
-            context.place.charge(tokens)
-        timings = context.timings
-        tokenized = timings.tokenized(started, read)
-        # Bound and not a closure, whose cells would be five objects more.
-        decode = partial(self._decode_short, item, encoding, options)
-        request = self._scheduler.enter(encoding, decode, context, task.decode_cost(encoding, options))
-        try:
-            await request.future
-        finally:
-            self._scheduler.leave(request)
-        answered = perf_counter()
-        predict = answered - tokenized - timings.postprocess
-        timings.predict = predict if predict > 0.0 else 0.0
-        predictions = [task.answer(item, (request.answers,), options)]
-        tensor = task.tensor(predictions, options) if query.tensors else None
-        timings.postprocess += perf_counter() - answered
-        return Answers(predictions, (), tokens, tensor)
-
-    def _decode_short(self, item: Any, encoding: Encoding, options: Any, index: int, rows: Mapping[str, Array]) -> Any:
-        return self._task.decode(item, encoding, rows, options)
-
-    async def canary(self) -> None:
+    async def trial(self) -> None:
         """Has the model infer once on a short text; nothing is decoded. Raises RequestError if the answer is wrong."""
         try:
-            [[encoding]] = await self.tokenizer.encode_off_loop((CANARY,), self._executor, PLAIN)
+            [[encoding]] = await self.tokenizer.encode_off_loop((TRIAL,), self._executor, PLAIN)
         except InvalidInput:  # the tokenizer has no unknown token, and no words for it
             encoding = Encoding([], [])
-        await self._scheduler.canary(encoding if encoding.ids else Encoding([0], [0]))
+        await self._scheduler.trial(encoding if encoding.ids else Encoding([0], [0]))
 
     async def encode(
         self, texts: Sequence[TextInput], how: Tokenization, name: str = "instances"
@@ -184,91 +117,167 @@ class Pipeline:
             how = replace(how, max_tokens=limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)
 
-    def _read(self, query: Query, options: Any, context: Context) -> Worklist:
-        """The items and their texts, within the limits."""
-        count = len(query.instances)
-        if not count:
-            raise InvalidInput(f"{query.name}: expected at least one, got none")
-        limits = self._limits
-        if count > limits.max_instances:
-            raise TooLarge(
-                f"{query.name}: {count} in a request, at most {limits.max_instances} are taken (--max_instances)"
-            )
-        request = Worklist(query.name)
-        for index, instance in enumerate(query.instances):
-            where = request.where(index)
-            item = self._task.item(instance, where, options)
-            texts = self._task.texts(item, options)
+    async def close(self) -> None:
+        """There is nothing to close: requests end by themselves."""
+
+    def _read(self, request: RequestState) -> None:
+        """Fills in the items and their texts, within the limits."""
+        task, options, limits, name = self._task, request.options, self._limits, request.query.name
+        instances = request.query.instances
+        if not instances:
+            raise InvalidInput(f"{name}: expected at least one, got none")
+        limits.check_instances(len(instances), name)
+        total = 0
+        for index, instance in enumerate(instances):
+            where = f"{name}[{index}]"
+            item = task.item(instance, where, options)
+            texts = task.texts(item, options)
             for number, text in enumerate(texts):
-                length = len(text) if type(text) is str else characters(text)
+                if type(text) is str:
+                    length = len(text)
+                else:
+                    length, request.has_plain_texts = characters(text), False
                 if length > limits.max_text_length:
-                    raise too_long(length, limits.max_text_length, self._task.text_name(where, number))
-                request.characters += length
-            request.check_sequences(len(request.texts) + len(texts), limits.max_sequences)
-            if request.characters > limits.max_total_length:
+                    raise limits.too_long(length, task.text_name(where, number))
+                total += length
+            request.items.append(item)
+            request.texts += texts
+            request.counts.append(len(texts))
+            if len(request.texts) > limits.max_sequences:
+                limits.check_sequences(len(request.texts), name)
+            if total > limits.max_total_length:
                 raise TooLarge(
                     f"{where}: with it the request has more than the {limits.max_total_length} characters that are "
                     "taken of all texts and pairs together (--max_total_length)"
                 )
-            request.items.append(item)
-            request.texts += texts
-            request.counts.append(len(texts))
-        if self._log_texts is not None:
-            self._log_texts(request.texts, context)
-        return request
+        request.characters = total
 
-    async def _tokenize(self, request: Worklist, options: Any) -> Worklist:
-        """Fills in the encodings, each checked by the task."""
-        how = self._task.tokenization(options)
-        if how.windows:
-            how = replace(how, max_windows=self._limits.max_sequences)
-        windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
-        refuse = self._task.overflow(options) == "error"
-        truncated = 0
-        text = 0
+    async def _tokenize(self, request: RequestState) -> None:
+        """Fills in the encodings, each checked by the task, and what they come to."""
+        task, options = self._task, request.options
+        how = task.tokenization(options)
+        if how is PLAIN and request.has_plain_texts and request.characters <= INLINE_CHARACTERS:
+            # What encode_off_loop would do too, for a fifth less of all that one short text costs here.
+            encode = self.tokenizer.encode_short
+            found = [[encode(text)] for text in request.texts]  # type: ignore[arg-type]  # all are strings
+        else:
+            if how.windows:
+                how = replace(how, max_windows=self._limits.max_sequences)
+            found = await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
+        start = tokens = size = truncated = 0
         for index, count in enumerate(request.counts):
-            mine = windows[text : text + count]
-            text += count
-            request.encodings.append(mine)
-            for number, parts in enumerate(mine):
-                for encoding in parts:
-                    if self._checks or encoding.truncated or not encoding.ids:
-                        self._check(encoding, request, index, number, refuse)
+            texts = found[start : start + count]
+            start += count
+            request.encodings.append(texts)
+            suspicious = self._checks
+            for windows in texts:
+                for encoding in windows:
+                    if encoding.truncated or not encoding.ids:
+                        suspicious = True
                     request.flat.append(encoding)
                     request.owners.append(index)
-            truncated += any(encoding.truncated for encoding in chain.from_iterable(mine))
-        request.check_sequences(len(request.flat), self._limits.max_sequences)
+                    request.costs.append(task.decode_cost(encoding, options))
+                    tokens += len(encoding.ids)
+                    size += task.answer_size(encoding, options)
+            if suspicious:
+                truncated += self._check(request, index)
+        request.tokens, request.size = tokens, size
+        self._limits.check_sequences(len(request.flat), request.query.name)
         if truncated:
             self._metrics.count_truncated(truncated)
-        return request
 
-    def _check(self, encoding: Encoding, request: Worklist, index: int, number: int, refuse: bool) -> None:
-        """Raises RequestError for an encoding that can't be predicted; ``number`` is that of its text in the item."""
-        if not encoding.ids:
-            raise InvalidInput(f"{self._task.text_name(request.where(index), number)}: the text has no tokens")
-        if encoding.truncated and refuse:
+    def _check(self, request: RequestState, index: int) -> bool:
+        """Whether an item was truncated. Raises RequestError for encodings of it that can't be predicted."""
+        task, where, truncated = self._task, f"{request.query.name}[{index}]", False
+        for number, windows in enumerate(request.encodings[index]):
+            for encoding in windows:
+                if not encoding.ids:
+                    raise InvalidInput(f"{task.text_name(where, number)}: the text has no tokens")
+                if encoding.truncated and task.overflow(request.options) == "error":
+                    raise TooLarge(
+                        f"{task.text_name(where, number)}: the text is longer than the {len(encoding)} "
+                        "tokens that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
+                    )
+                task.check(encoding, where)
+                truncated = truncated or encoding.truncated
+        return truncated
+
+    def _check_size(self, request: RequestState) -> None:
+        """Raises TooLarge before the predictor is asked for more than can be sent."""
+        task, options = self._task, request.options
+        request.size += task.beside_size(request.encodings, options)
+        if request.query.tensors:
+            lengths = [sum([len(one) for windows in texts for one in windows]) for texts in request.encodings]
+            request.size = max(request.size, task.tensor_size(lengths, options))
+        if request.size > self._limits.max_answer_values:
             raise TooLarge(
-                f"{self._task.text_name(request.where(index), number)}: the text is longer than the {len(encoding)} "
-                "tokens that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
+                f"{request.query.name}: the answer would hold about {request.size} values, at most "
+                f"{self._limits.max_answer_values} are given in one (--max_answer_values); send fewer instances or ask "
+                "for less of each"
             )
-        self._task.check(encoding, request.where(index))
-
-    def _answer_size(self, request: Worklist, options: Any, tensors: bool) -> int:
-        """Values in all answers. Raises TooLarge before the predictor is asked for what nobody could send."""
-        task = self._task
-        size = sum(task.answer_size(encoding, options) for encoding in request.flat)
-        size += task.beside_size(request.encodings, options)
-        if tensors:
-            lengths = [sum(map(len, chain.from_iterable(texts))) for texts in request.encodings]
-            size = max(size, task.tensor_size(lengths, options))
-        if size > self._limits.max_answer_values:
-            raise TooLarge(
-                f"{request.name}: the answer would hold about {size} values, at most {self._limits.max_answer_values} "
-                "are given in one (--max_answer_values); send fewer instances or ask for less of each"
-            )
-        return size
 
 
-def too_long(length: int, limit: int, where: str) -> TooLarge:
-    """The error for a text of so many characters."""
-    return TooLarge(f"{where}: {length} characters, at most {limit} are taken (--max_text_length)")
+class RequestState:
+    """What the pipeline keeps of one request.
+
+    Attributes:
+        items: what ``task.item`` made of each instance.
+        texts: those of all items, one after the other; ``counts`` has their number for each item.
+        has_plain_texts: whether all texts are strings.
+        characters: those of all texts.
+        encodings: per item, text and window.
+        flat: all encodings, one after the other; ``owners`` has the index of the item of each, and ``costs`` what it
+            takes to decode it.
+        tokens: those of all encodings.
+        size: values in all answers.
+    """
+
+    __slots__ = (
+        "characters",
+        "costs",
+        "counts",
+        "encodings",
+        "flat",
+        "has_plain_texts",
+        "items",
+        "options",
+        "owners",
+        "query",
+        "size",
+        "task",
+        "texts",
+        "tokens",
+    )
+
+    def __init__(self, task: Task[Any, Any, Any], options: Any, query: Query) -> None:
+        self.task = task
+        self.options = options
+        self.query = query
+        self.items: list[Any] = []
+        self.texts: list[TextInput] = []
+        self.counts: list[int] = []
+        self.has_plain_texts = True
+        self.characters = 0
+        self.encodings: list[list[list[Encoding]]] = []
+        self.flat: list[Encoding] = []
+        self.owners: list[int] = []
+        self.costs: list[int] = []
+        self.tokens = 0
+        self.size = 0
+
+    def decode(self, index: int, rows: Mapping[str, Array]) -> Any:
+        """The part that one encoding has of its item's answer."""
+        return self.task.decode(self.items[self.owners[index]], self.flat[index], rows, self.options)
+
+    def answers(self, parts: Sequence[Any]) -> Answers:
+        """Gives each item the parts of its own encodings."""
+        task, options = self.task, self.options
+        predictions, start = [], 0
+        for item, texts in zip(self.items, self.encodings, strict=True):
+            own = []
+            for windows in texts:
+                own.append(parts[start : start + len(windows)])
+                start += len(windows)
+            predictions.append(task.answer(item, own, options))
+        tensor = task.tensor(predictions, options) if self.query.tensors else None
+        return Answers(predictions, task.beside(self.encodings, options), self.tokens, tensor)

@@ -1,39 +1,40 @@
-"""Lets instances of all requests share batches, so that no answer depends on what it shared one with.
+"""Lets instances of all requests share batches, so that no answer depends on the others in its batch.
 
-Nobody waits for company: while a place at the predictor is free, what there is leaves at once. While all places are
-taken instances queue, and leave together as soon as one is free.
+An instance never waits for others to fill a batch: while the concurrency limit leaves room, all that is queued leaves
+at once. Otherwise instances queue, and leave together as soon as a batch has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from hf_transformer.core.batch import Batch, Decode, Entry, Request
-from hf_transformer.core.deadlines import Deadlines
-from hf_transformer.core.packing import Form, Packed, refuse_nan
-from hf_transformer.core.places import Places
-from hf_transformer.core.queue import Waiting
-from hf_transformer.core.refusals import Refusals
-from hf_transformer.eager import Eager
-from hf_transformer.errors import PredictorTimeout, PredictorUnavailable
+from hf_transformer.core.batch import Form, Packed, refuse_nan
+from hf_transformer.core.queue import Queue
+from hf_transformer.errors import (
+    CallersDeadline,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.types import Context, Tensor
-
-logger = logging.getLogger(__name__)
+from hf_transformer.types import Array, Context, Tensor
 
 Item = TypeVar("Item")
 
+Decode = Callable[[int, Mapping[str, Array]], Any]
+"""Called with an instance's index and its own part of the outputs, by role; what it returns is the answer."""
+
 INLINE_COST = 20_000
-"""Decoding of a batch that costs more (see Task.decode_cost) is done in a thread; about 5 ms of work, as long as a
+"""A batch that costs more to decode (see Task.decode_cost) is decoded in a thread; about 5 ms of work, as long as a
 thread keeps the interpreter before others get their turn (sys.getswitchinterval)."""
 
 OUTPUT_BYTES = 4 * 2**20
@@ -43,15 +44,27 @@ SHARED_OUTPUT_BYTES = 8 * 2**20
 """The same through shared memory: a quarter less CPU than with half as much (benchmarks/, "Batches in flight")."""
 
 STEP_OUTPUT_BYTES = 256 * 2**20
-"""The same for a step of texts that are being written. It has much to gain, since a model needs about as long for one
-text as for all, until moving what it returns takes longer than that."""
+"""The same for a step of texts that are being generated. It has much to gain, since a model needs about as long for one
+text as for all, until moving its outputs takes longer than that."""
+
+MOST_REFUSED = 8
+"""Shared batches that the model refuses in a row before their requests are no longer sent again one by one: then it is
+hardly the instances that break it, and more calls would multiply the trouble."""
+
+ALONE_AGAIN_SECONDS = 2.0
+"""After that, one shared batch in so many seconds is sent again one by one all the same. One client may send many
+instances that break the model, which must not cost others their answers for longer than this."""
+
+BAD_ANSWER = "error"
+"""The failure code of a call that has succeeded, but whose answer can't be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """How much goes to the predictor at a time.
 
-    ``timeout`` is in seconds and bounds a whole request, waiting for a place included; so does the caller's deadline.
+    ``timeout`` is in seconds and bounds how long a request waits for its answers, its time in the queue included; so
+    does the caller's deadline.
     """
 
     max_batches_in_flight: int
@@ -60,13 +73,116 @@ class SchedulerSettings:
     timeout: float
 
 
-class Scheduler(Generic[Item]):
-    """Sends instances to one predictor, in batches, ``settings.max_batches_in_flight`` of them at a time.
+class ConcurrencyLimit:
+    """Room for ``count`` batches at one predictor, for one event loop.
 
-    ``form`` says what an instance is, and makes the batches. One whose requests differ is sent with the headers of the
-    one that has waited longest; requests with different ``authorization`` never share one. ``executor`` has the threads
-    for long packing and decoding. ``places`` are those of the predictor, where another scheduler may send batches too;
-    its own if None. It is made, and used, on one event loop.
+    Schedulers share it: a model that was replaced has a new scheduler while requests still queue in the old one. Those
+    that find no room get it in the order in which they asked. ``count`` may change at any time.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._taken = 0
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch may be sent."""
+        return self._taken < self.count
+
+    def take(self) -> None:
+        """Counts a batch that is sent."""
+        self._taken += 1
+
+    def call_when_free(self, pump: Callable[[], None]) -> None:
+        """Has ``pump`` called once when there is room, which it may take or leave to the next. Asking twice does
+        nothing."""
+        self._waiting[pump] = None
+
+    def give_back(self) -> None:
+        """Counts a batch that has ended."""
+        self._taken -= 1
+        while self._waiting and self.has_room:
+            pump = next(iter(self._waiting))
+            del self._waiting[pump]
+            pump()
+
+
+class FailureIsolation:
+    """Decides whether the requests of a shared batch that the model refused are sent again, each alone.
+
+    A single answer, of whatever batch, shows that the model works, and resets the count. A batch of one request is not
+    counted: it says nothing about others.
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._alone_again = 0.0
+
+    def answered(self) -> None:
+        """Counts a batch that was answered."""
+        self._in_a_row = 0
+
+    def sends_again(self, now: float) -> bool:
+        """Counts a shared batch that was refused just ``now``, in seconds of any one clock."""
+        self._in_a_row += 1
+        if self._in_a_row > MOST_REFUSED and now < self._alone_again:
+            return False
+        self._alone_again = now + ALONE_AGAIN_SECONDS
+        return True
+
+
+class Request:
+    """One request's instances on their way.
+
+    ``future`` is done once all ``answers`` are there, in the order of the instances, or the request has failed.
+    """
+
+    __slots__ = ("answers", "context", "decode", "entries", "future", "left", "since", "timer")
+
+    def __init__(self, count: int, decode: Decode, context: Context, future: asyncio.Future[None]) -> None:
+        self.answers: list[Any] = [None] * count
+        self.left = count
+        self.decode = decode
+        self.context = context
+        self.future = future
+        self.since = perf_counter()
+        self.timer: asyncio.TimerHandle
+        self.entries: list[Entry[Any]] = []
+
+    def fail(self, error: Exception) -> None:
+        """Fails the whole request. Each request gets an error of its own, since raising one changes it."""
+        if not self.future.done():
+            self.future.set_exception(copy(error) if isinstance(error, RequestError) else error)
+
+
+class Entry(Generic[Item]):
+    """One instance of a request. ``item`` is what the model gets: one encoding, or one step of a text."""
+
+    __slots__ = ("cost", "index", "item", "key", "length", "request")
+
+    def __init__(self, request: Request, index: int, item: Item, length: int, key: str, cost: int) -> None:
+        self.request = request
+        self.index = index
+        self.item = item
+        self.length = length
+        self.key = key
+        self.cost = cost
+
+
+class Scheduler(Generic[Item]):
+    """Sends instances to one predictor in batches, each of them in a task of its own.
+
+    A batch of several requests is sent with the headers of the one that has waited longest. Requests with different
+    ``authorization`` never share a batch. A request that ends early, because its client has left or its time is over,
+    ends only its own waiting: what is queued of it is dropped, and a batch that was sent goes on.
+
+    Args:
+        form: what an instance is, and how instances become batches.
+        executor: has the threads for long packing and decoding.
+        limit: the predictor's concurrency limit; one of its own, ``settings.max_batches_in_flight``, if None.
+
+    It is made, and used, on one event loop.
     """
 
     def __init__(
@@ -77,74 +193,92 @@ class Scheduler(Generic[Item]):
         *,
         executor: Executor,
         metrics: Metrics,
-        places: Places | None = None,
+        limit: ConcurrencyLimit | None = None,
     ) -> None:
-        # Asked for once: each get_running_loop asks the kernel for the process's id.
         self._loop = asyncio.get_running_loop()
         self._predictor = predictor
         self._form = form
         self._costs = form.costs
         self._executor = executor
         self._metrics = metrics
-        self._deadlines = Deadlines(settings.timeout)
-        self._places = Places(settings.max_batches_in_flight) if places is None else places
-        self._waiting: Waiting[Entry[Item]] = Waiting(lambda entry: form.limits(entry.item))
-        self._in_flight: set[Batch[Item]] = set()
-        """With what sends them, which nobody else may hold."""
-        self._woken: asyncio.Handle | None = None
-        self._refusals = Refusals()
+        self._timeout = settings.timeout
+        self._limit = ConcurrencyLimit(settings.max_batches_in_flight) if limit is None else limit
+        self._queue: Queue[Entry[Item]] = Queue(lambda entry: form.limits(entry.item))
+        self._batches: set[asyncio.Task[None]] = set()  # the event loop itself holds tasks weakly
+        self._pump_handle: asyncio.Handle | None = None
+        self._isolation = FailureIsolation()
 
-    async def run(
-        self, items: Sequence[Item], decode: Decode, context: Context, cost: Callable[[Item], int]
-    ) -> list[Any]:
+    async def run(self, items: Sequence[Item], decode: Decode, context: Context, costs: Sequence[int]) -> list[Any]:
         """Gives one answer per item, in their order.
 
-        ``decode`` runs while the predictor's buffer is held; in a thread if the ``cost`` of the batch is high. If one
-        instance fails the others of the request are given up, and nobody else's.
+        Args:
+            decode: makes an answer of an instance's outputs while the predictor's buffer is held; in a thread if the
+                batch costs much.
+            costs: how long ``decode`` takes for each item, in the units of INLINE_COST.
 
         Raises:
             PredictorTimeout: not all answers were there in time.
-            RequestError: the first failure of an instance.
+            CallersDeadline: not all answers were there before ``context.deadline``.
+            RequestError: the first failure of an instance. The others of the request are then dropped.
         """
         if not items:
             return []
-        request = Request(len(items), decode, context, self._loop.create_future())
-        for index, item in enumerate(items):
-            self._add(request, index, item, cost(item))
-        self._begin(request)
+        request = self.submit(items, decode, context, costs)
         try:
             await request.future
         finally:
             self.leave(request)
         return request.answers
 
-    def enter(self, item: Item, decode: Decode, context: Context, cost: int) -> Request:
-        """``run`` of one item, without a coroutine of its own: the caller awaits the ``future`` of what this gives, and
-        calls ``leave`` with it whatever happens."""
-        request = Request(1, decode, context, self._loop.create_future())
-        self._add(request, 0, item, cost)
-        self._begin(request)
+    def submit(self, items: Sequence[Item], decode: Decode, context: Context, costs: Sequence[int]) -> Request:
+        """The first half of ``run``: queues a request, whose ``future`` the caller awaits.
+
+        The caller calls ``leave`` in the end, whatever happens.
+        """
+        loop, form = self._loop, self._form
+        request = Request(len(items), decode, context, loop.create_future())
+        owner = context.headers.get("authorization", "")
+        for index, (item, cost) in enumerate(zip(items, costs, strict=True)):
+            group = form.group(item)
+            key = f"{owner} {group}" if group else owner
+            entry = Entry(request, index, item, form.length(item), key, cost)
+            request.entries.append(entry)
+            self._queue.add(entry)
+        deadline = context.deadline
+        if deadline is not None and deadline < loop.time() + self._timeout:
+            error = CallersDeadline("no answer before the caller's deadline")
+            request.timer = loop.call_at(deadline, request.fail, error)
+        else:
+            request.timer = loop.call_later(self._timeout, self._expire, request)
+        if not self._limit.has_room:
+            self._limit.call_when_free(self._pump)
+        elif self._pump_handle is None:
+            # At the end of this turn of the event loop, so that what arrives in one turn leaves together.
+            self._pump_handle = loop.call_soon(self._pump)
         return request
 
     def leave(self, request: Request) -> None:
-        """Nobody waits for a request any more, answered or not."""
-        self._deadlines.remove(request)
-        if request.left:  # not all are answered: what still queues is forgotten
+        """Ends a request, answered or not."""
+        request.timer.cancel()
+        if request.left:
             request.future.cancel()
-            request.leave()
-            self._waiting.left(request.entries)
-        request.entries.clear()  # they refer to the request: only the collector would find what it holds
+            for entry in request.entries:
+                self._queue.discard(entry)
+        request.entries.clear()  # they refer to the request, which would be left to the garbage collector
 
-    def submit(
+    def submit_step(
         self, item: Item, decode: Decode, context: Context, cost: int, done: Callable[[Exception | None], None]
     ) -> Callable[[], object]:
-        """``run`` of one item for a caller that does not wait: ``done`` is called once ``decode`` has been, or with the
-        error. What it submits can be in the very next batch: that one has not left yet.
+        """``run`` of one item for a caller that has no task to wait in.
+
+        Args:
+            done: called once ``decode`` has been called, or with the error. What it submits can be in the very next
+                batch.
 
         Returns:
-            What withdraws the item, if it is not answered yet; ``done`` is then not called.
+            What withdraws the item if it is not answered yet; ``done`` is then not called.
         """
-        request = self.enter(item, decode, context, cost)
+        request = self.submit((item,), decode, context, (cost,))
 
         def ended(future: asyncio.Future[None]) -> None:
             self.leave(request)
@@ -155,154 +289,154 @@ class Scheduler(Generic[Item]):
         request.future.add_done_callback(ended)
         return request.future.cancel
 
-    def _add(self, request: Request, index: int, item: Item, cost: int) -> None:
-        """Puts one of a request's items in the queue."""
-        form, key = self._form, request.context.headers.get("authorization", "")
-        if group := form.group(item):
-            key = f"{key} {group}"
-        entry = Entry(request, index, item, form.length(item), key, cost)
-        request.entries.append(entry)
-        self._waiting.add(entry)
+    async def trial(self, item: Item) -> None:
+        """Has the model infer once, outside of all batches and limits, and verifies the answer, NaN included.
 
-    def _begin(self, request: Request) -> None:
-        """Has a request sent that queues, and watches it."""
-        self._deadlines.add(request, self._loop)
-        if not self._places.free:
-            self._places.await_free(self._send_waiting)
-        elif self._woken is None:
-            # At the end of this turn of the event loop: what arrives in one turn leaves together.
-            self._woken = self._loop.call_soon(self._send_arrived)
+        Raises:
+            RequestError: the model does not answer, or answers wrongly.
+        """
+        packed = self._form.pack((item,))
+        reply = await self._predictor.infer(packed.inputs, packed.outputs, {})
+        try:
+            for rows in self._form.unpack((item,), packed, reply.tensors):
+                for role, data in rows.items():
+                    refuse_nan(data, role)
+        finally:
+            reply.release()
 
-    def _send_arrived(self) -> None:
-        """Sends what has arrived in the last turn."""
-        self._woken = None
-        self._send_waiting()
+    def _expire(self, request: Request) -> None:
+        limit = f"{self._timeout:g} s (--predictor_request_timeout_seconds)"
+        request.fail(PredictorTimeout(f"no answer from the predictor in {limit}, waiting for its turn included"))
 
-    def _send_waiting(self) -> None:
-        """Sends what there is, as long as there are places."""
-        while self._places.free:
-            batch = self._next()
-            if batch is None:
+    def _pump(self) -> None:
+        """Sends what is queued, as far as the concurrency limit allows."""
+        self._pump_handle = None
+        while self._queue:
+            if not self._limit.has_room:
+                self._limit.call_when_free(self._pump)
                 return
-            batch.task = Eager(self._send(batch), _log_failure)
-        self._places.await_free(self._send_waiting)
+            self._limit.take()
+            task = self._loop.create_task(self._send(self._queue.take(self._limit.count + 1)))
+            self._batches.add(task)
+            task.add_done_callback(self._batches.discard)
 
-    def _next(self) -> Batch[Item] | None:
-        """A batch that takes a place; None if nobody waits."""
-        entries = self._waiting.take(self._places.count + 1)
-        if not entries:
-            return None
-        batch = Batch(entries)
-        self._places.take()
-        self._in_flight.add(batch)
-        return batch
-
-    async def _send(self, batch: Batch[Item]) -> None:
-        """One call to the predictor, and the answers of its instances."""
-        entries = batch.entries
+    async def _send(self, taken: Sequence[Entry[Item]]) -> None:
+        """One batch: one call to the predictor, and the answers of its instances."""
+        entries = [entry for entry in taken if not entry.request.future.done()]
         timing = None
         try:
+            if not entries:
+                return
             started = perf_counter()
             items = [entry.item for entry in entries]
             if self._form.pack_cost(items) <= INLINE_COST:
                 packed = self._form.pack(items)
             else:
                 packed = await self._loop.run_in_executor(self._executor, self._form.pack, items)
-            if not batch.requests:  # nobody waits any more
-                return
-            batch.departs(started)
-            batch.may_be_cancelled = self._predictor.stops_when_cancelled
+                if not _wanted(entries):
+                    return
+            _depart(entries, started)
             self._metrics.observe_batch(len(entries), packed.real, packed.padding)
-            headers = entries[0].request.context.headers
             if self._costs is not None:
                 timing = self._costs.sent(perf_counter())
-            async with self._predictor.infer(packed.inputs, packed.outputs, headers, sizes=packed.sizes) as outputs:
+            reply = await self._predictor.infer(
+                packed.inputs,
+                packed.outputs,
+                entries[0].request.context.headers,
+                sizes=packed.sizes,
+                wanted=partial(_wanted, entries),
+            )
+            try:
                 if timing is not None:
                     timing.ended(perf_counter(), packed.real + packed.padding)
-                if batch.cost <= INLINE_COST:
-                    self._decode(entries, items, packed, outputs)
+                if sum([entry.cost for entry in entries]) <= INLINE_COST:
+                    self._decode(entries, items, packed, reply.tensors)
                 else:
-                    decode = partial(self._decode, entries, items, packed, outputs)
-                    await _to_the_end(self._loop.run_in_executor(self._executor, decode))
+                    await self._loop.run_in_executor(
+                        self._executor, self._decode, entries, items, packed, reply.tensors
+                    )
+            finally:
+                reply.release()
             self._settle(entries)
         except asyncio.CancelledError:
-            # Nobody waits for a batch that was cancelled for that; one that the transport broke off has to be answered.
             self._fail(entries, PredictorUnavailable("the call to the predictor was broken off"))
             raise
         except Exception as error:
-            self._failed(batch, error)
+            self._failed(entries, error)
         finally:
             if timing is not None and not timing.over:
                 timing.ended(perf_counter())
-            batch.close()
-            self._in_flight.discard(batch)
-            self._waiting.answered(len(entries))
-            # Once those who were answered have run: what they ask for next can be in the very next batch.
-            self._loop.call_soon(self._places.give_back)
+            self._queue.answered(len(taken))
+            # Once those who were answered have run: what they send next can be in the very next batch.
+            self._loop.call_soon(self._limit.give_back)
 
-    def _failed(self, batch: Batch[Item], error: Exception) -> None:
-        """The requests of a batch that is not answered get the error, or are asked for once more."""
-        is_about_the_call = isinstance(error, PredictorUnavailable | PredictorTimeout)
-        if not is_about_the_call and batch.shared and self._refusals.may_ask_again(self._loop.time()):
-            self._ask_again_alone(batch.entries)
-        else:
-            self._fail(batch.entries, error)
+    def _decode(
+        self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
+    ) -> None:
+        """Verifies a batch's outputs, and decodes every instance's own part. An instance that can't be decoded keeps
+        its error in place of an answer."""
+        began = perf_counter()
+        for entry, rows in zip(entries, self._form.unpack(items, packed, outputs), strict=True):
+            request = entry.request
+            if request.future.done():
+                continue
+            try:
+                request.answers[entry.index] = request.decode(entry.index, rows)
+            except Exception as error:
+                request.answers[entry.index] = error
+            now = perf_counter()
+            request.context.timings.postprocess += now - began
+            began = now
 
-    def _ask_again_alone(self, entries: Sequence[Entry[Item]]) -> None:
-        """One instance may have broken the model for the others: each request goes to the end of the queue, to leave
-        without company."""
+    def _settle(self, entries: Sequence[Entry[Item]]) -> None:
+        """Hands the answers over, once the predictor's buffer is given back."""
+        self._isolation.answered()
+        wrong = False
         for entry in entries:
-            if not entry.gone:
-                key = f"{entry.key} {id(entry.request)}"
-                # Another one: the queue may still hold the one that was taken.
-                again = Entry(entry.request, entry.index, entry.item, entry.length, key, entry.cost)
-                entry.request.entries.append(again)
-                self._waiting.add(again)
-        self._places.await_free(self._send_waiting)
+            request = entry.request
+            answer = request.answers[entry.index]
+            if isinstance(answer, Exception):
+                wrong = wrong or isinstance(answer, PredictorError)
+                request.fail(answer)
+                continue
+            request.left -= 1
+            if not request.left and not request.future.done():
+                request.future.set_result(None)
+        if wrong:
+            self._metrics.count_predictor_error(BAD_ANSWER)
+
+    def _failed(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
+        """Fails the requests of a batch, or sends each again alone: one instance may have broken the model for all."""
+        is_about_the_call = isinstance(error, PredictorUnavailable | PredictorTimeout)
+        is_shared = any(entry.request is not entries[0].request for entry in entries)
+        if is_about_the_call or not is_shared or not self._isolation.sends_again(self._loop.time()):
+            self._fail(entries, error)
+            return
+        for entry in entries:
+            if not entry.request.future.done():
+                entry.key = f"{entry.key} {id(entry.request)}"
+                self._queue.add(entry)
+        self._limit.call_when_free(self._pump)
 
     def _fail(self, entries: Sequence[Entry[Item]], error: Exception) -> None:
         for entry in entries:
             entry.request.fail(error)
 
-    def _settle(self, entries: Sequence[Entry[Item]]) -> None:
-        """Hands the answers over, now that the predictor's buffer is given back."""
-        self._refusals.in_a_row = 0
-        wrong = 0
-        for entry in entries:
-            wrong += entry.request.settle(entry.index)
-        if wrong:
-            self._metrics.count_predictor_error(failures.ERROR)  # the call has succeeded, its answer is of no use
 
-    async def canary(self, item: Item) -> None:
-        """Has the model infer once, beside all batches, and verifies the answer, NaN included. Raises RequestError."""
-        packed = self._form.pack((item,))
-        call = self._predictor.infer(packed.inputs, packed.outputs, {}, sizes={})  # as a batch, it goes on to its end
-        async with call as outputs:
-            for rows in self._form.unpack((item,), packed, outputs):
-                for role, data in rows.items():
-                    refuse_nan(data, role)
-
-    def _decode(
-        self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
-    ) -> None:
-        """Verifies a batch's outputs and hands every instance its own part."""
-        now = perf_counter()
-        for entry, rows in zip(entries, self._form.unpack(items, packed, outputs), strict=True):
-            now = entry.request.answer(entry.index, rows, now)
+def _wanted(entries: Sequence[Entry[Any]]) -> bool:
+    """Whether any request of a batch still waits for its answer."""
+    return any(not entry.request.future.done() for entry in entries)
 
 
-def _log_failure(result: None, error: BaseException | None) -> None:
-    """What a task would have logged: batches answer their requests, whatever happens, and fail by a fault of ours."""
-    if isinstance(error, Exception):
-        logger.error("a batch ended by a fault of the service", exc_info=error)
-
-
-async def _to_the_end(work: asyncio.Future[None]) -> None:
-    """Waits for a thread's work, also when cancelled: it reads a buffer that is given back afterwards."""
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # nobody asks for it: else it would be logged
-        raise
+def _depart(entries: Sequence[Entry[Any]], started: float) -> None:
+    """Notes in all requests of a batch how long they were queued, and with whose trace it is sent."""
+    first = entries[0].request
+    traceparent = first.context.headers.get("traceparent")
+    for entry in entries:
+        request = entry.request
+        timings = request.context.timings
+        waited = started - request.since
+        if waited > timings.queue:
+            timings.queue = waited
+        if traceparent and request is not first:
+            request.context.sent_with = traceparent

@@ -8,8 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from hf_transformer.core.places import Places
-from hf_transformer.core.scheduler import SchedulerSettings
+from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.cache_budget import CacheBudget
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.types import Context
@@ -41,7 +40,7 @@ class GeneratorSettings:
     output_names: tuple[str, ...] = ()
     pad_to_multiple_of: int = 1
     scheduling: SchedulerSettings
-    places: Places = field(default_factory=lambda: Places(0))
+    places: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
     caches: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))
 
 

@@ -7,10 +7,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from hf_transformer.core.packing import Form, Packed
+from hf_transformer.core.batch import Form, Packed, Widths
 from hf_transformer.core.queue import BatchLimits
 from hf_transformer.core.scheduler import SchedulerSettings
-from hf_transformer.core.signature import Widths
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.cache import BYTES_PER_COST, Cache, CacheTensor, past
 from hf_transformer.generation.logits_contract import CACHE_BRANCH, LogitsBinding

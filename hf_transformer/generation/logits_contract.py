@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hf_transformer.core.contract import DEFAULT_BATCH, POSITIONAL, ContractError, told
-from hf_transformer.core.signature import InputBinding
+from hf_transformer.core.contract import DEFAULT_BATCH, POSITIONAL, ContractError, InputSignature, told
 from hf_transformer.generation.base import GeneratorSettings
 from hf_transformer.generation.cache import CacheTensor
 from hf_transformer.tasks.base import FLOATS, Vocabulary
@@ -44,7 +43,7 @@ class LogitsBinding:
     gives to every tensor.
     """
 
-    inputs: tuple[InputBinding, ...]
+    inputs: tuple[InputSignature, ...]
     logits: str
     datatype: str
     positions: Positions
@@ -167,7 +166,7 @@ def _roles(spec: ModelSpec, wanted: Sequence[str]) -> dict[str, str]:
 
 def _bind_inputs(
     spec: ModelSpec, roles: Mapping[str, str], encoder_decoder: bool, problems: list[str]
-) -> tuple[InputBinding, ...]:
+) -> tuple[InputSignature, ...]:
     known = (*(ENCODER_DECODER if encoder_decoder else DECODER), CACHE_BRANCH)
     bound = []
     for tensor in spec.inputs:
@@ -179,7 +178,7 @@ def _bind_inputs(
             if dtype is None or dtype.kind not in ("iub" if truths else "iu") or (dtype.itemsize < 4 and not truths):
                 problems.append(f"Its input {tensor.name!r} is {tensor.datatype}; export it as INT64 or INT32.")
             else:
-                bound.append(InputBinding(tensor.name, role, tensor.datatype))
+                bound.append(InputSignature(tensor.name, role, tensor.datatype))
         elif tensor.optional or PAST.fullmatch(tensor.name):
             continue
         elif tensor.name in ENCODED:

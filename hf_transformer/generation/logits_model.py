@@ -7,9 +7,9 @@ from concurrent.futures import Executor
 from functools import partial
 from weakref import WeakValueDictionary
 
+from hf_transformer.core.batch import widths_of
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import Scheduler
-from hf_transformer.core.signature import widths_of
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.cache import Cache, cache_bytes, next_capacity
@@ -75,7 +75,7 @@ def make_logits_generator(
     places.count = min(scheduling.max_batches_in_flight, max(spec.instances, 1))
     widths = widths_of(settings.pad_to_multiple_of, settings.max_length)
     form = StepForm(binding, settings.pad_id, scheduling, widths)
-    scheduler = Scheduler[Running](predictor, form, scheduling, executor=executor, metrics=metrics, places=places)
+    scheduler = Scheduler[Running](predictor, form, scheduling, executor=executor, metrics=metrics, limit=places)
     return LogitsGenerator(binding, scheduler, settings)
 
 
@@ -124,7 +124,7 @@ class LogitsGenerator(Generator):
     async def canary(self, prompt: Prompt) -> None:
         sampling = Sampling(max_tokens=1, greedy=True)
         extent = self._extent(prompt, sampling)
-        await self._scheduler.canary(self._continuation(extent, sampling, Context("", {})))
+        await self._scheduler.trial(self._continuation(extent, sampling, Context("", {})))
 
     def _begin(self, prompt: Prompt, sampling: Sampling, context: Context) -> Continuation:
         extent = self._extent(prompt, sampling)

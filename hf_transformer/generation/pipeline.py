@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hf_transformer.core.worklist import Limits
+from hf_transformer.core.limits import Limits
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.assembly import Assembler
 from hf_transformer.generation.base import Generator, GeneratorSettings
@@ -145,7 +145,7 @@ class GenerationPipeline:
             how = replace(how, max_tokens=self._limits.max_answer_values // how.token_values)
         return await self.tokenizer.encode_off_loop(texts, self._executor, how)
 
-    async def canary(self) -> None:
+    async def trial(self) -> None:
         """Has the model continue a short text by a token. Raises RequestError if it can't."""
         await self._generator.canary(self._canary())
 

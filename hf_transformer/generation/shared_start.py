@@ -67,7 +67,7 @@ class SharedStart(Running):
             first = next(iter(self._texts))
             self._tokens, self._source = first.tokens, first.source
             cost = sum(self._texts.values())
-            self._withdraw = self._scheduler.submit(self, self._decode, self._context, cost, self._done)
+            self._withdraw = self._scheduler.submit_step(self, self._decode, self._context, cost, self._done)
 
     def _leave(self, text: Continuation) -> None:
         self._texts.pop(text, None)

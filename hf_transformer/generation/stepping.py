@@ -141,7 +141,7 @@ class Continuation(Running):
             cost += cache.cost(self._length)
         start, self._start = self._start, None
         if start is None:
-            self._withdraw = self._scheduler.submit(self, self.decode, self._context, cost, self.done)
+            self._withdraw = self._scheduler.submit_step(self, self.decode, self._context, cost, self.done)
         else:
             self._withdraw = start.join(self, cost)
 

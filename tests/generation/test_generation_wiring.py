@@ -72,8 +72,8 @@ async def test_sixteen_texts_of_a_real_model_step_together(spec: ModelSpec, widt
 @pytest.mark.asyncio
 async def test_a_model_that_is_bound_anew_keeps_its_places_and_the_room_for_caches() -> None:
     old, new = generators(options("--max_cache_bytes=1000000"), CACHED, PLAIN)
-    assert old._scheduler._places is new._scheduler._places
-    assert old._scheduler._places.count == 1, "one for each of the model's instances"
+    assert old._scheduler._limit is new._scheduler._limit
+    assert old._scheduler._limit.count == 1, "one for each of the model's instances"
     assert old._budget is new._budget
 
 

@@ -221,7 +221,7 @@ async def test_long_prompts_are_tokenized_in_a_thread(gpt2: Tokenizer, executor:
 async def test_canary_and_close(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
     generator = saying(gpt2, ".")
     pipeline = pipeline_of(gpt2, generator, executor, max_length=3)
-    await pipeline.canary()
+    await pipeline.trial()
     assert len(generator.asked[0][0].ids) == 2
     await pipeline.close()
     assert generator.closed
@@ -233,7 +233,7 @@ async def test_the_canary_of_a_tokenizer_of_few_words(
 ) -> None:
     tokenizer = load(without_unknown(tmp_path, "CGT", drops=drops))
     generator = saying(tokenizer, "A")
-    await pipeline_of(tokenizer, generator, executor).canary()
+    await pipeline_of(tokenizer, generator, executor).trial()
     assert [prompt for prompt, _ in generator.asked] == [Prompt("<s>", (0,))]
 
 

@@ -15,7 +15,7 @@ from hf_transformer.api.grpc.pieces import Emit, form_of_pieces, pieces
 from hf_transformer.api.server_timing import NAME, server_timing
 from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.triton_tensors import infer
-from hf_transformer.core.admission import Admission, Place
+from hf_transformer.core.limits import Admission, Admitted
 from hf_transformer.errors import RequestError, TooLarge
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
@@ -33,7 +33,7 @@ class Places:
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def place(self, size: int) -> AsyncIterator[Place]:
+    async def place(self, size: int) -> AsyncIterator[Admitted]:
         """A place for one request of ``size`` bytes.
 
         Raises:
@@ -115,7 +115,7 @@ class Inference:
             if tracing is not None and trace is not None:
                 tracing.end_grpc(trace, SERVICE, method, code.value[0], caller.served)
 
-    async def _answer(self, body: bytes, caller: Caller, place: Place, emit: Emit | None = None) -> bytes:
+    async def _answer(self, body: bytes, caller: Caller, place: Admitted, emit: Emit | None = None) -> bytes:
         """The serialized ModelInferResponse; in a stream, where ``emit`` sends more of them, the last one."""
         with clients_fault():
             name, version, request = wire.decode_infer_request(body, self._service.max_texts)

@@ -19,7 +19,7 @@ from hf_transformer.api.grpc.calls import (
     refuse_within,
 )
 from hf_transformer.api.grpc.infer import Inference, Places
-from hf_transformer.core.admission import Admission
+from hf_transformer.core.limits import Admission
 from hf_transformer.errors import CallersDeadline
 
 STREAM_IN_FLIGHT = 32

@@ -13,17 +13,17 @@ SMALL = 8
 
 def batch_size(pair: BoundPair) -> Sequence[Finding]:
     """Whether several texts can go to the model at once."""
-    rows, size = pair.binding.max_rows, pair.spec.max_batch_size
+    rows, size = pair.signature.max_rows, pair.spec.max_batch_size
     if size is None:
         return ok(f"the predictor does not tell max_batch_size; batches of up to {rows} are sent")
-    if size == 0 and not pair.binding.batch_axis:
+    if size == 0 and not pair.signature.batch_axis:
         return warning(
             "max_batch_size is 0 and the dims have no batch axis: the model takes one text at a time",
             'export it with a batch axis and set "max_batch_size: 32" in config.pbtxt',
         )
-    if size == 0 and pair.binding.exact_rows:
+    if size == 0 and pair.signature.exact_rows:
         return warning(
-            f"max_batch_size is 0 and the dims say {pair.binding.exact_rows} rows: each batch is filled up to that",
+            f"max_batch_size is 0 and the dims say {pair.signature.exact_rows} rows: each batch is filled up to that",
             'export it with a free batch axis, set "max_batch_size: 32" and leave the batch axis out of dims in '
             "config.pbtxt",
         )
@@ -44,8 +44,8 @@ def batch_size(pair: BoundPair) -> Sequence[Finding]:
 
 def attention_mask(pair: BoundPair) -> Sequence[Finding]:
     """Whether padding can be hidden from the model, where there will be any."""
-    binding = pair.binding
-    if binding.masked:
+    signature = pair.signature
+    if signature.masked:
         return ok("attention_mask goes along")
     has_one = any(tensor.name == "attention_mask" for tensor in pair.spec.inputs)
     change = (
@@ -53,13 +53,13 @@ def attention_mask(pair: BoundPair) -> Sequence[Finding]:
         if has_one
         else "export the model with attention_mask, and add that to input in config.pbtxt"
     )
-    if binding.length is not None:
+    if signature.length is not None:
         return warning(
-            f"texts are padded to the model's {binding.length} tokens, and without attention_mask it takes the padding "
-            "for text",
+            f"texts are padded to the model's {signature.length} tokens, and without attention_mask it takes the "
+            "padding for text",
             change,
         )
-    if binding.max_rows == 1:
+    if signature.max_rows == 1:
         return ok("no attention_mask, and none is needed: one text at a time is never padded")
     return warning("without attention_mask only texts with the same number of tokens share a batch", change)
 

@@ -18,7 +18,7 @@ async def longest_text(subject: Subject) -> Sequence[Finding]:
     """Whether the model's table of positions is as long as texts may be. Raises RequestError."""
     pair, predictor = known(subject.bound), known(subject.predictor)
     longest = samples.longest(pair)
-    size, most = pair.binding.output_bytes(len(longest)), pair.config.max_predictor_response_bytes
+    size, most = pair.signature.output_bytes(len(longest)), pair.config.max_predictor_response_bytes
     if size > most:
         return failed(
             f"the outputs for {len(longest)} tokens have {size} bytes, and {most} are taken",
@@ -35,7 +35,7 @@ async def longest_text(subject: Subject) -> Sequence[Finding]:
 
 async def _too_long(subject: Subject, length: int, error: PredictorError) -> Sequence[Finding]:
     pair, predictor = known(subject.bound), known(subject.predictor)
-    if pair.binding.length is not None or not await answers(predictor, pair, samples.encoding(pair)):
+    if pair.signature.length is not None or not await answers(predictor, pair, samples.encoding(pair)):
         return _broken(f"a text of {length} tokens", error)
     longest = samples.longest(pair)
     found = await highest(

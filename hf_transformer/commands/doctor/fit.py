@@ -1,4 +1,4 @@
-"""Whether model, tokenizer, task and flags fit: what contract.bind and the generators say, sentence by sentence."""
+"""Whether model, tokenizer, task and flags fit: the problems that contract.fit_signature and the generators find."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hf_transformer.commands.doctor import generating
 from hf_transformer.commands.doctor.findings import Finding, ok
 from hf_transformer.commands.doctor.subject import Subject, known
 from hf_transformer.core.contract import ContractError
-from hf_transformer.model_wiring import bind_task
+from hf_transformer.model_wiring import fit_task
 from hf_transformer.pair import BoundPair
 from hf_transformer.tasks.base import Task
 
@@ -26,10 +26,10 @@ def _bound(subject: Subject) -> Sequence[Finding]:
     task = parts.task
     if not isinstance(task, Task):
         raise TypeError(f"{task.name} is not a predictive task")
-    reader, binding = bind_task(config, task, spec)
-    subject.pair = subject.bound = BoundPair(config, parts.tokenizer, reader, spec, binding)
-    inputs = ", ".join(f"{one.name} ({one.datatype})" for one in binding.inputs)
-    outputs = ", ".join(f"{one.name} ({one.datatype})" for one in binding.outputs)
+    reader, signature = fit_task(config, task, spec)
+    subject.pair = subject.bound = BoundPair(config, parts.tokenizer, reader, spec, signature)
+    inputs = ", ".join(f"{one.name} ({one.datatype})" for one in signature.inputs)
+    outputs = ", ".join(f"{one.name} ({one.datatype})" for one in signature.outputs)
     return ok(f"{inputs} -> {outputs}")
 
 

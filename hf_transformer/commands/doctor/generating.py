@@ -42,7 +42,7 @@ async def begin(subject: Subject) -> Sequence[Finding]:
 
 async def one_token(subject: Subject) -> Sequence[Finding]:
     """Whether it continues a prompt at all. Raises RequestError."""
-    await known(subject.generation).canary()
+    await known(subject.generation).trial()
     return ok("a prompt is continued by a token")
 
 

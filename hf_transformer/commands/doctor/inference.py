@@ -55,17 +55,17 @@ async def constant(subject: Subject) -> Sequence[Finding]:
 async def company(subject: Subject) -> Sequence[Finding]:
     """Whether a full batch is answered, and whether a text's answer depends on what shares it. Raises RequestError."""
     pair, predictor = known(subject.bound), known(subject.predictor)
-    binding = pair.binding
-    if binding.max_rows < 2:
+    signature = pair.signature
+    if signature.max_rows < 2:
         return skipped("the model takes one text at a time")
     encoding = samples.encoding(pair)
-    padded = binding.masked or binding.length is not None
+    padded = signature.masked or signature.length is not None
     other = (
         _longer(encoding, width_of(pair, encoding), pair.length)
         if padded
         else samples.altered(encoding, pair.tokenizer.vocab_size)
     )
-    rows = max(2, min(binding.max_rows, _most_rows(pair, width_of(pair, other))))
+    rows = max(2, min(signature.max_rows, _most_rows(pair, width_of(pair, other))))
 
     async def together(size: int) -> Outputs:
         return (await ask(predictor, pair, [encoding, *[other] * (size - 1)]))[0]
@@ -89,27 +89,27 @@ async def company(subject: Subject) -> Sequence[Finding]:
 
 def _most_rows(pair: BoundPair, width: int) -> int:
     """As many texts of so many tokens as the service's own limits let into a batch."""
-    binding, settings = pair.binding, scheduler_settings(pair.config, pair.spec.instances)
-    sized = all(output.row_bytes(width) is not None for output in binding.outputs)
+    signature, settings = pair.signature, scheduler_settings(pair.config, pair.spec.instances)
+    sized = all(output.row_bytes(width) is not None for output in signature.outputs)
     output_bytes = max(settings.max_batch_output_bytes, most_shared_bytes(pair.config) if sized else 0)
-    return min(settings.max_batch_tokens // width, output_bytes // binding.output_bytes(width))
+    return min(settings.max_batch_tokens // width, output_bytes // signature.output_bytes(width))
 
 
 def _compared(alone: Outputs, together: Outputs, rows: int, pair: BoundPair) -> Sequence[Finding]:
     """What sharing a batch changes in a text's outputs."""
-    binding = pair.binding
-    padded = binding.masked or binding.length is not None
+    signature = pair.signature
+    padded = signature.masked or signature.length is not None
     worst = difference(alone, together)
     others = f"{rows - 1} {'longer' if padded else 'equally long'}"
     if not worst:
         return ok(f"the answer to a text is the same in a batch with {others} ones")
     said = f"the answer to a text changes by {worst:.1e} of its largest value in a batch with {others} ones"
-    tolerance = max(TOLERANCES.get(output.datatype, TOLERANCE) for output in binding.outputs)
+    tolerance = max(TOLERANCES.get(output.datatype, TOLERANCE) for output in signature.outputs)
     if worst <= tolerance:
         return ok(f"{said} (tolerance {tolerance:g})")
     change = (
         "export the model so that its attention_mask hides the padding"
-        if binding.masked
+        if signature.masked
         else "export the model so that its rows do not mix"
     )
     return (failed if worst > UNUSABLE else warning)(said, f'{change}, or set "max_batch_size: 1" in config.pbtxt')

@@ -11,7 +11,7 @@ from hf_transformer.tokenizer.load import model_limit
 
 def text_length(pair: BoundPair) -> Sequence[Finding]:
     """Whether texts are cut shorter than the model's files say."""
-    fixed, longest = pair.binding.length, pair.tokenizer.max_length
+    fixed, longest = pair.signature.length, pair.tokenizer.max_length
     if fixed is not None and fixed < longest:
         return warning(
             f"the model always takes {fixed} tokens, where its files allow {longest}: longer texts are cut",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
 
-from hf_transformer.core.packing import own_rows, pack, verify
+from hf_transformer.core.batch import EncodingForm
 from hf_transformer.errors import PredictorDenied, PredictorError
 from hf_transformer.model_wiring import filling
 from hf_transformer.pair import BoundPair
@@ -19,26 +19,19 @@ Outputs = Mapping[str, Array]
 
 async def ask(predictor: Predictor, pair: BoundPair, encodings: Sequence[Encoding]) -> list[Outputs]:
     """One batch of texts; each one's outputs, copied. Raises RequestError, also for another shape than promised."""
-    binding = pair.binding
-    padding = filling(pair.config, pair.tokenizer, binding)
-    inputs = pack(encodings, binding, padding)
-    rows, width = inputs[0].shape if binding.batch_axis else (1, *inputs[0].shape)
-    names = [output.name for output in binding.outputs]
-    reply = await predictor.infer(inputs, names, {})
+    form = EncodingForm(pair.signature, filling(pair.config, pair.tokenizer, pair.signature))
+    packed = form.pack(encodings)
+    reply = await predictor.infer(packed.inputs, packed.outputs, {})
     try:
-        tensors = reply.tensors
-        verified = [(one, verify(tensors[one.name], one, rows, width, binding.batch_axis)) for one in binding.outputs]
-        return [
-            {output.role: own_rows(data[row], output, len(text), padding).copy() for output, data in verified}
-            for row, text in enumerate(encodings)
-        ]
+        found = form.unpack(encodings, packed, reply.tensors)
+        return [{role: data.copy() for role, data in rows.items()} for rows in found]
     finally:
         reply.release()
 
 
 def width_of(pair: BoundPair, encoding: Encoding) -> int:
     """Tokens of a text as it is sent alone, --pad_to_multiple_of included."""
-    widths = filling(pair.config, pair.tokenizer, pair.binding).widths
+    widths = filling(pair.config, pair.tokenizer, pair.signature).widths
     return len(encoding) if widths is None else widths.of(len(encoding))
 
 

@@ -12,7 +12,7 @@ from hf_transformer.commands.doctor import samples
 from hf_transformer.commands.doctor.findings import Finding, ok, skipped, warning
 from hf_transformer.commands.doctor.server import CALL_SECONDS
 from hf_transformer.commands.doctor.subject import Subject, known
-from hf_transformer.core.packing import pack
+from hf_transformer.core.batch import EncodingForm
 from hf_transformer.errors import RequestError
 from hf_transformer.model_wiring import filling
 from hf_transformer.pair import BoundPair
@@ -32,13 +32,13 @@ async def shared_memory(subject: Subject) -> Sequence[Finding]:
     config = pair.config
     if config.predictor_shared_memory != "auto":
         return skipped("switched off (--predictor_shared_memory)")
-    largest = pair.binding.max_rows * pair.binding.output_bytes(pair.length)
+    largest = pair.signature.max_rows * pair.signature.output_bytes(pair.length)
     if largest < config.predictor_shared_memory_min_bytes:
         return skipped(
             f"not needed: a batch's outputs have {largest} bytes at most, "
             f"--predictor_shared_memory_min_bytes={config.predictor_shared_memory_min_bytes}"
         )
-    if any(output.row_bytes(pair.length) is None for output in pair.binding.outputs):
+    if any(output.row_bytes(pair.length) is None for output in pair.signature.outputs):
         return skipped("the outputs' dims are free in config.pbtxt, so nobody knows their size beforehand")
     try:
         there = free_bytes(FOLDER)
@@ -62,16 +62,14 @@ async def shared_memory(subject: Subject) -> Sequence[Finding]:
 
 async def _try_out(transport: Transport, pair: BoundPair) -> Sequence[Finding]:
     """The sample's outputs, inline and through a region of our own. Raises RequestError and OSError."""
-    padding = filling(pair.config, pair.tokenizer, pair.binding)
-    inputs = pack([samples.encoding(pair)], pair.binding, padding)
-    rows, width = inputs[0].shape if pair.binding.batch_axis else (1, *inputs[0].shape)
-    sizes = {output.name: rows * (output.row_bytes(width) or 0) for output in pair.binding.outputs}
-    if not await try_region(transport, inputs, sizes):
+    form = EncodingForm(pair.signature, filling(pair.config, pair.tokenizer, pair.signature))
+    packed = form.pack([samples.encoding(pair)])
+    if not await try_region(transport, packed.inputs, packed.sizes):
         return warning(
             f"what the predictor writes into {FOLDER} does not arrive here",
             f"mount the same {FOLDER} in both containers, {OTHERWISE}",
         )
-    return ok(f"{sum(sizes.values())} bytes came through {FOLDER}")
+    return ok(f"{sum(packed.sizes.values())} bytes came through {FOLDER}")
 
 
 async def try_region(transport: Transport, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> bool:

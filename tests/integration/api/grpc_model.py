@@ -15,7 +15,7 @@ import pytest
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.commands.local_triton import HOST, free_ports
-from hf_transformer.core.admission import Admission
+from hf_transformer.core.limits import Admission
 from hf_transformer.errors import NotReady
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.generation.writing import Generation
