@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from hf_transformer.core.packing import MOST_KEPT, MOST_SHAPES, EncodingForm, Filling, pack, verify
 from hf_transformer.core.signature import Binding, InputBinding, OutputBinding
-
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Encoding, Tensor

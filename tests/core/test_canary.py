@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from hf_transformer.core.trial import SUSPECT_AFTER, Canary
 
+from hf_transformer.core.trial import SUSPECT_AFTER, Canary
 from hf_transformer.errors import (
     CallersDeadline,
     InvalidInput,

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hf_transformer.core.signature import Binding, InputBinding
 
 from hf_transformer.core.contract import DEFAULT_BATCH, ContractError, bind
+from hf_transformer.core.signature import Binding, InputBinding
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole
 from hf_transformer.types import ModelSpec, TensorSpec
 

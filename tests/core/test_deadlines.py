@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from hf_transformer.core.deadlines import Deadlines
 
 from hf_transformer.core.batch import Request
+from hf_transformer.core.deadlines import Deadlines
 from hf_transformer.errors import CallersDeadline, PredictorTimeout
 from hf_transformer.types import Context
 

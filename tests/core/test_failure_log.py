@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hf_transformer.core.failure_log import PAUSE, FailureLog
 
+from hf_transformer.core.failure_log import PAUSE, FailureLog
 from hf_transformer.errors import PredictorError, PredictorTimeout
 
 FAIL, END = "requests fail with 502: wrong", "the predictor answers again"

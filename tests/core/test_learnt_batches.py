@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from hf_transformer.core.packing import EncodingForm, Filling
-from hf_transformer.core.signature import Binding, InputBinding, OutputBinding, Widths
 
 from hf_transformer.core.batch_costs import GUESS, WORTH, BatchCosts, Timing
+from hf_transformer.core.packing import EncodingForm, Filling
 from hf_transformer.core.scheduler import Scheduler, SchedulerSettings
+from hf_transformer.core.signature import Binding, InputBinding, OutputBinding, Widths
 from hf_transformer.errors import PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis

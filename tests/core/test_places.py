@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hf_transformer.core.places import Places
 
 from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.places import Places
 from hf_transformer.core.scheduler import Scheduler
 from hf_transformer.errors import PredictorError
 from hf_transformer.model_parts import load_parts

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hf_transformer.core.packing import EncodingForm, Filling
-from hf_transformer.core.refusals import MOST_REFUSED
-from hf_transformer.core.signature import Binding, InputBinding, OutputBinding
 
+from hf_transformer.core.packing import EncodingForm, Filling
 from hf_transformer.core.queue import MOST_GONE
+from hf_transformer.core.refusals import MOST_REFUSED
 from hf_transformer.core.scheduler import INLINE_COST, Scheduler, SchedulerSettings
+from hf_transformer.core.signature import Binding, InputBinding, OutputBinding
 from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout, PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis

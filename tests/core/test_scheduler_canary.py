@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from hf_transformer.core.signature import Binding, InputBinding
 
+from hf_transformer.core.signature import Binding, InputBinding
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Encoding
 from tests.core.test_scheduler import BINDING, LOGITS, bench

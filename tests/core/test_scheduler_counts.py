@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hf_transformer.core.packing import EncodingForm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.core import refusals
+from hf_transformer.core.packing import EncodingForm
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.types import Context, Encoding
 from tests.core.test_scheduler import BINDING, Bench, bench, first_logit

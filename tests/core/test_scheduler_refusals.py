@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hf_transformer.core.refusals import MOST_REFUSED
 
 from hf_transformer.core import refusals
 from hf_transformer.core.queue import MOST_GONE
+from hf_transformer.core.refusals import MOST_REFUSED
 from hf_transformer.errors import PredictorError
 from hf_transformer.types import Array
 from tests.core.test_scheduler import BINDING, Bench, bench

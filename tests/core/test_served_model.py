@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from hf_transformer.core.served_model import ServedModel
 
 from hf_transformer.core import bound_model
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.served_model import ServedModel
 from hf_transformer.errors import NotReady, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor

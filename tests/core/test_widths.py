@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hf_transformer.core.packing import EncodingForm, Filling, pack
-from hf_transformer.core.signature import Binding, InputBinding, OutputBinding, Widths, widths_of
 
 from hf_transformer.core.contract import ContractError
+from hf_transformer.core.packing import EncodingForm, Filling, pack
+from hf_transformer.core.signature import Binding, InputBinding, OutputBinding, Widths, widths_of
 from hf_transformer.model_wiring import bind_task, filling
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Encoding, Tensor, TensorSpec
