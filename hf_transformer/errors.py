@@ -107,7 +107,7 @@ class PredictorUnavailable(Unavailable):
     """The predictor can't be reached, refuses work, or does not have the model."""
 
     kind: str = "unavailable"
-    """What happened, as a short word; see predictors/kinds.py."""
+    """What happened, as a short word; see predictor/failures.py."""
     connection: object = None
     """The connection whose end is all that happened, where calls share one: the same object for all that it took
     along."""

@@ -6,27 +6,37 @@ from collections.abc import Callable, Mapping
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.address import parse_address
-from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport
+from hf_transformer.predictor.base import AdminTransport, Predictor, PredictorSettings, parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
 
 
-def _rest(settings: PredictorSettings) -> Transport:
+def _rest(settings: PredictorSettings) -> AdminTransport:
     from hf_transformer.predictor.rest import RestPredictor
 
     return RestPredictor(settings)
 
 
-def _grpc(settings: PredictorSettings) -> Transport:
+def _grpc(settings: PredictorSettings) -> AdminTransport:
     from hf_transformer.predictor.grpc import GrpcPredictor
 
     return GrpcPredictor(settings)
 
 
-PROTOCOLS: Mapping[str, Callable[[PredictorSettings], Transport]] = {"v2": _rest, "grpc-v2": _grpc}
+PROTOCOLS: Mapping[str, Callable[[PredictorSettings], AdminTransport]] = {"v2": _rest, "grpc-v2": _grpc}
 """--predictor_protocol to transport. The import waits for the call: one service needs one of them, and gRPC's costs
 3 MB and 18 ms."""
+
+
+def open_transport(protocol: str, settings: PredictorSettings) -> AdminTransport:
+    """The bare transport that speaks ``protocol``, still to be entered with ``async with``.
+
+    Raises:
+        ConfigError: the protocol is unknown, or the settings can't be used.
+    """
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"predictor_protocol is {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[protocol](settings)
 
 
 def open_predictor(
@@ -53,9 +63,7 @@ def open_predictor(
     Raises:
         ConfigError: the protocol is unknown, or the settings can't be used.
     """
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"predictor_protocol is {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
-    transport = PROTOCOLS[protocol](settings)
+    transport = open_transport(protocol, settings)
     predictor: Predictor = transport
     if settings.shared_memory_bytes > 0:
         predictor = shared = SharedMemory(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from hf_transformer.errors import PredictorUnavailable
+from hf_transformer.errors import ConfigError, PredictorUnavailable
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 Outputs = Mapping[str, Tensor]
 """Output tensors by name."""
@@ -192,6 +193,26 @@ class Transport(Predictor):
         """The names of all regions that anybody has registered."""
 
 
+class AdminTransport(Transport):
+    """A transport that also asks what its server says of itself. The methods raise what every predictor's do."""
+
+    @abstractmethod
+    async def server_live(self) -> bool:
+        """Whether the server says that it can take requests at all."""
+
+    @abstractmethod
+    async def server_ready(self) -> bool:
+        """Whether the server says that all its models can infer."""
+
+    @abstractmethod
+    async def describe_server(self) -> ServerDescription:
+        """Its name, version and extensions."""
+
+    @abstractmethod
+    async def repository_index(self) -> Sequence[RepositoryEntry] | None:
+        """Every model in its repositories, loaded or not; None where there is no such list: it is an extension."""
+
+
 @dataclass(frozen=True, slots=True)
 class PredictorSettings:
     """Where the predictor is and how to talk to it; the same for every transport.
@@ -219,3 +240,43 @@ class PredictorSettings:
     shared_memory_bytes: int = 0
     shared_memory_min_bytes: int = 0
     shared_memory_warns: bool = True
+
+
+_ADDRESS = re.compile(
+    r"""(?: (?P<scheme> https? ) :// )?
+    (?: \[ (?P<bracketed> [^]\s/?#@]*:[^]\s/?#@]* ) \]
+      | (?P<ipv6> [^][\s/?#@]*:[^][\s/?#@]*:[^][\s/?#@]* )  # without brackets it can't have a port
+      | (?P<name> [^][:\s/?#@]+ ) )
+    (?: : (?P<port> [0-9]{1,5} ) )? /?""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the predictor listens. ``host`` has no brackets, also where it is an IPv6 address."""
+
+    host: str
+    port: int
+    use_ssl: bool
+
+    def __str__(self) -> str:
+        """``host:port``, as a URL and a gRPC target want it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(settings: PredictorSettings) -> Address:
+    """Reads ``name``, ``name:port``, ``[::1]:port`` and the like, also as a URL (``http://name:port``).
+
+    A scheme decides about TLS, ``use_ssl`` where there is none. Without a port it is 80, or 443 with TLS.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    found = _ADDRESS.fullmatch(settings.host.strip())
+    if found is None or not 0 < int(found["port"] or 80) < 65536:
+        expected = "HOST, HOST:PORT or [IPV6]:PORT, or an http:// or https:// URL of nothing else"
+        raise ConfigError(f"predictor_host is {settings.host!r}, expected {expected}")
+    use_ssl = found["scheme"].lower() == "https" if found["scheme"] else settings.use_ssl
+    host = found["bracketed"] or found["ipv6"] or found["name"]
+    return Address(host, int(found["port"] or (443 if use_ssl else 80)), use_ssl)

@@ -36,13 +36,20 @@ from hf_transformer.errors import (
     PredictorUnavailable,
     RequestError,
 )
-from hf_transformer.predictor import kinds
-from hf_transformer.predictor.address import Address, parse_address
-from hf_transformer.predictor.answers import TIMEOUT_FLAG, TLS_FLAGS, quoted, said, verified
-from hf_transformer.predictor.asking import AskablePredictor
-from hf_transformer.predictor.base import Destination, Outputs, PredictorSettings, Reply, UnknownRegion
-from hf_transformer.predictor.certificates import own_certificate, root_certificates, ssl_context
+from hf_transformer.predictor import failures
+from hf_transformer.predictor.base import (
+    Address,
+    AdminTransport,
+    Destination,
+    Outputs,
+    PredictorSettings,
+    Reply,
+    UnknownRegion,
+    parse_address,
+)
+from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, quoted, said, verified
 from hf_transformer.predictor.headers import forwarded
+from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.tensors import NOWHERE
 from hf_transformer.renewal import Renewable, keep_renewing
@@ -74,7 +81,7 @@ _STREAM_METADATA = ("triton_grpc_error", "true")
 one, only a message comes."""
 
 
-class GrpcPredictor(AskablePredictor):
+class GrpcPredictor(AdminTransport):
     """A predictor behind gRPC, with a connection of its own. Also answers what the doctor asks of the server."""
 
     def __init__(self, settings: PredictorSettings) -> None:
@@ -179,7 +186,7 @@ class GrpcPredictor(AskablePredictor):
                 if tensors:
                     yield tensors
         except grpc.aio.AioRpcError as error:
-            raise self._failed(error, line, connection, kinds.LOST if answered else kinds.NO_ANSWER) from error
+            raise self._failed(error, line, connection, failures.LOST if answered else failures.NO_ANSWER) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -248,7 +255,7 @@ class GrpcPredictor(AskablePredictor):
         try:
             response: bytes = call.result()
         except grpc.aio.AioRpcError as error:
-            raise self._failed(error, line, connection, kinds.NO_ANSWER) from error
+            raise self._failed(error, line, connection, failures.NO_ANSWER) from error
         return response
 
     def _abandon(self, line: _Line, call: asyncio.Task[bytes]) -> None:
@@ -291,12 +298,12 @@ class GrpcPredictor(AskablePredictor):
         await line.channel.close(None)
 
     def _closed(self) -> PredictorUnavailable:
-        return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", kinds.LOST)
+        return PredictorUnavailable(f"the connections to the predictor at {self._where} are closed", failures.LOST)
 
     def _failed(self, error: grpc.aio.AioRpcError, line: _Line, connection: _Connection, lost: str) -> RequestError:
         """The service's error; ``lost`` is the kind of one whose connection ended."""
         found = _error_of(error, self._where, self._timeout, self._credentials is not None, lost)
-        if isinstance(found, PredictorUnavailable) and found.kind in (kinds.LOST, kinds.NO_ANSWER):
+        if isinstance(found, PredictorUnavailable) and found.kind in (failures.LOST, failures.NO_ANSWER):
             found.connection = connection
             if line.connection is connection:
                 line.connection = _Connection()
@@ -476,7 +483,7 @@ def _error_of(error: grpc.aio.AioRpcError, where: str, seconds: float, tls: bool
         status = StatusCode.UNAVAILABLE
     message = f"the predictor at {where} {_SAID.get(status, f'answered {status.name}')}: {quoted(details)}"
     kind = _kind(status, details, lost)
-    if kind == kinds.CONNECTION:
+    if kind == failures.CONNECTION:
         if not tls and any(words in details for words in _NO_GRPC):
             message += " (if that is its REST port, use --predictor_protocol=v2)"
         if tls and "handshake" in details.lower():
@@ -503,13 +510,13 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
 def _kind(status: StatusCode, details: str, lost: str) -> str:
     """Which kind of unavailability a status is."""
     if status is StatusCode.CANCELLED:
-        return kinds.LOST
+        return failures.LOST
     if status is StatusCode.UNAVAILABLE:
         if any(words in details for words in _NOT_CONNECTED):
-            return kinds.CONNECTION
+            return failures.CONNECTION
         if any(words in details for words in _CONNECTION_LOST):
             return lost
-    return kinds.refusal(details)
+    return failures.refusal(details)
 
 
 def _status_of(error: RequestError) -> StatusCode | None:

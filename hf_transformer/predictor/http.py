@@ -25,7 +25,7 @@ from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from hf_transformer.predictor.address import Address
+from hf_transformer.predictor.base import Address
 
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take to open. A host that drops packets would otherwise cost the whole timeout."""

@@ -3,14 +3,14 @@
 **Bound.** All tries of one call together, pauses included, have ``timeout`` seconds. A stream has them for its first
 response, and again for each silence between two responses.
 
-**Retries.** A call is tried again if it certainly was not answered (kinds.RETRIED): there was no connection, it ended
-before the first byte of an answer, or the predictor said that it can't now. The predictor's own errors and timeouts
-are final. The pause before retry n is drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that many callers don't
-come back at one moment. A budget bounds retries: each call adds ``retry_budget`` of one, each second adds one, and each
-retry takes one. While every call fails, the predictor gets at most 1 + ``retry_budget`` times as many, and one more a
-second.
+**Retries.** A call is tried again if it certainly was not answered (failures.RETRIED): there was no connection, it
+ended before the first byte of an answer, or the predictor said that it can't now. The predictor's own errors and
+timeouts are final. The pause before retry n is drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that many callers
+don't come back at one moment. A budget bounds retries: each call adds ``retry_budget`` of one, each second adds one,
+and each retry takes one. While every call fails, the predictor gets at most 1 + ``retry_budget`` times as many, and one
+more a second.
 
-**Circuit breaker.** After ``circuit_failures`` calls in a row that found the predictor unavailable (kinds.DEAD),
+**Circuit breaker.** After ``circuit_failures`` calls in a row that found the predictor unavailable (failures.DEAD),
 further calls are refused at once with the last reason, and a probe in the background asks whether the model is ready
 until it is. Calls that are under way at that moment are left alone. Any answer ends the row, also an error of the
 model's or a full queue. Timeouts and cancelled calls say nothing, since a slow model answers others; a timeout while
@@ -32,9 +32,9 @@ from weakref import WeakSet
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import kinds
-from hf_transformer.predictor.answers import TIMEOUT_FLAG
+from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import Outputs, Predictor, Reply
+from hf_transformer.predictor.failures import TIMEOUT_FLAG
 from hf_transformer.types import ModelSpec, Tensor
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Resilience(Predictor):
         self._closed = False
         if metrics is not None:
             metrics.watch_circuit(lambda: self.is_open)
-            metrics.show_predictor_errors(kinds.ALL)
+            metrics.show_predictor_errors(failures.ALL)
 
     @property
     def is_open(self) -> bool:
@@ -213,7 +213,7 @@ class Resilience(Predictor):
         self, error: PredictorUnavailable, retry: int, bound: asyncio.Timeout, wanted: Callable[[], bool] | None
     ) -> None:
         """Returns when the next try may begin; raises ``error`` if there is to be none."""
-        if retry >= self._retries or error.kind not in kinds.RETRIED:
+        if retry >= self._retries or error.kind not in failures.RETRIED:
             raise error
         pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
         ends = bound.when()
@@ -244,17 +244,17 @@ class Resilience(Predictor):
 
     def _too_late(self) -> PredictorTimeout:
         """The error for a bound that has passed, counted."""
-        self._count(kinds.TIMEOUT)
+        self._count(failures.TIMEOUT)
         return PredictorTimeout(
             f"the predictor at {self._where} gave no answer in {self._timeout:g} s ({TIMEOUT_FLAG})"
         )
 
     def _count_failure(self, error: RequestError, generation: int) -> None:
-        kind = kinds.kind_of(error)
+        kind = failures.kind_of(error)
         self._count(kind)
-        if kind in kinds.NEUTRAL or generation != self._generation:
+        if kind in failures.NEUTRAL or generation != self._generation:
             return
-        if kind not in kinds.DEAD:
+        if kind not in failures.DEAD:
             self._failures_in_a_row = 0
             return
         if isinstance(error, PredictorUnavailable) and error.connection is not None:
@@ -277,11 +277,11 @@ class Resilience(Predictor):
         """Raises for a call that is not sent."""
         if self._probe is None or self._probe.done():  # somebody has cancelled it
             self._start_probe()
-        self._count(kinds.CIRCUIT_OPEN)
+        self._count(failures.CIRCUIT_OPEN)
         raise PredictorUnavailable(
             f"the predictor counts as dead (--predictor_circuit_failures={self._circuit_failures}) until it says that "
             f"it is ready; the last reason: {reason}",
-            kinds.CIRCUIT_OPEN,
+            failures.CIRCUIT_OPEN,
         )
 
     def _start_probe(self) -> None:

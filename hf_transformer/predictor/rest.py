@@ -22,20 +22,19 @@ from hf_transformer.errors import (
     PredictorUnavailable,
     RequestError,
 )
-from hf_transformer.predictor import kinds
-from hf_transformer.predictor.address import Address, parse_address
-from hf_transformer.predictor.answers import TIMEOUT_FLAG, quoted, reason, said, tls_hint, verified
-from hf_transformer.predictor.asking import AskablePredictor
+from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import (
+    Address,
+    AdminTransport,
     Destination,
     Outputs,
     PredictorSettings,
     Reply,
     StaleConnection,
-    Transport,
     UnknownRegion,
+    parse_address,
 )
-from hf_transformer.predictor.certificates import ssl_context
+from hf_transformer.predictor.failures import TIMEOUT_FLAG, quoted, reason, said, tls_hint, verified
 from hf_transformer.predictor.headers import header_lines
 from hf_transformer.predictor.http import (
     Answer,
@@ -49,6 +48,7 @@ from hf_transformer.predictor.http import (
     NoAnswer,
     NotHttp,
 )
+from hf_transformer.predictor.tls import ssl_context
 from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
 from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
@@ -57,7 +57,7 @@ from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
 """What servers say of a route that they do not have. Triton's list of models may also be switched off."""
 
-_UNAVAILABLE: Final[Mapping[int, str]] = {404: kinds.UNAVAILABLE, 429: kinds.BUSY, 502: kinds.LOST, 503: ""}
+_UNAVAILABLE: Final[Mapping[int, str]] = {404: failures.UNAVAILABLE, 429: failures.BUSY, 502: failures.LOST, 503: ""}
 """Statuses that mean that the predictor can't take the request or does not have the model, and their failure codes.
 That of 503 depends on the message. 429 and 502 come from proxies on the way."""
 
@@ -77,7 +77,7 @@ _ERROR_BYTES: Final = 2**16
 _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower()
 
 
-class RestPredictor(Transport):
+class RestPredictor(AdminTransport):
     """A predictor behind HTTP. Cancelling a call closes its connection, of which there are as many as calls."""
 
     def __init__(self, settings: PredictorSettings) -> None:
@@ -167,7 +167,7 @@ class RestPredictor(Transport):
         return answer
 
     def _stale(self, why: str) -> StaleConnection:
-        return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", kinds.NO_ANSWER)
+        return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", failures.NO_ANSWER)
 
     def _check_region(self, answer: Answer, placements: Mapping[str, Placement]) -> None:
         """Raises UnknownRegion for a 404 that is about the region of a call."""
@@ -284,10 +284,6 @@ class RestPredictor(Transport):
                 " although identity was asked for"
             )
 
-
-class AskableRestPredictor(RestPredictor, AskablePredictor):
-    """RestPredictor, with the questions of AskablePredictor."""
-
     async def server_live(self) -> bool:
         return (await self._get("/v2/health/live")).status == 200
 
@@ -371,14 +367,14 @@ def _mapped(exc: OSError | HttpError, where: str) -> RequestError:
     why = quoted(reason(exc))
     match exc:
         case ConnectTimeout():
-            return PredictorUnavailable(f"no connection to the predictor at {where} in time", kinds.CONNECTION)
+            return PredictorUnavailable(f"no connection to the predictor at {where} in time", failures.CONNECTION)
         case ClientClosed():
-            return PredictorUnavailable(f"the connections to the predictor at {where} are closed", kinds.LOST)
+            return PredictorUnavailable(f"the connections to the predictor at {where} are closed", failures.LOST)
         case OSError() | Disconnected():
-            kind = kinds.CONNECTION if isinstance(exc, OSError) else kinds.LOST
+            kind = failures.CONNECTION if isinstance(exc, OSError) else failures.LOST
             hint = tls_hint(exc) or tls_hint(exc.__cause__)
             message = f"the predictor at {where} is unavailable: {why}{hint}"
-            return PredictorUnavailable(message, kinds.NO_ANSWER if isinstance(exc, NoAnswer) else kind)
+            return PredictorUnavailable(message, failures.NO_ANSWER if isinstance(exc, NoAnswer) else kind)
         case AnswerTooLarge():
             flag = "--max_predictor_response_bytes"
             return PredictorError(f"the response of the predictor at {where} is too large: {why} ({flag})")
@@ -395,7 +391,7 @@ def _refusal(status: int, where: str, said: str) -> RequestError:
     """The error for an answer with another status than 200."""
     message = f"the predictor at {where} answered {status}: {said}"
     if status in _UNAVAILABLE:
-        return PredictorUnavailable(message, _UNAVAILABLE[status] or kinds.refusal(message))
+        return PredictorUnavailable(message, _UNAVAILABLE[status] or failures.refusal(message))
     if status in (401, 403):
         return PredictorDenied(message)
     return (PredictorTimeout if status == 504 else PredictorError)(message)

@@ -264,7 +264,7 @@ class Registration:
         self._not_before = -math.inf
         self._registering: asyncio.Task[None] | None = None
         self._forgetting: dict[str, asyncio.Task[None]] = {}
-        """Regions that the predictor is to unmap, by name, each with the task that sees to it."""
+        """The names of regions that the predictor is to unmap, and the tasks that ask it to."""
         self._unused: set[str] = set()
         """Those of them in which no call has ever been."""
         self._lost: set[str] = set()
@@ -281,7 +281,7 @@ class Registration:
         if self.region is not None or self._registering is not None or self._closing:
             return
         if now >= self._not_before and len(self._lost) < _MOST_LOST:
-            self._not_before = now + self._pauses.refused  # should the task end in a fault of ours
+            self._not_before = now + self._pauses.refused  # in case the task fails by a mistake of ours
             self._registering = asyncio.create_task(self._register())
 
     def unknown(self, region: Region) -> None:
@@ -307,17 +307,16 @@ class Registration:
             self._forget(name, self._pauses.lost)
 
     async def close(self) -> None:
-        """Ends the registration, and removes the files.
+        """Ends the registration, unregisters the regions that no call is in, and removes the files.
 
-        Regions in which a call may be under way stay at the predictor: a Triton before 24.09 would unmap them under it.
+        Other regions stay at the predictor: a Triton before 24.09 would unmap them under their calls.
         """
         self._closing = True
         if self._registering is not None:
             await _cancelled(self._registering)  # it may leave a region to forget
         await _cancelled(*self._forgetting.values())
         region, self.region = self.region, None
-        idle, busy = self._unused, self._forgetting.keys() - self._unused
-        busy |= {retired.name for retired in self.retired if retired.name in self._lost}
+        idle, busy = self._unused, (self._forgetting.keys() - self._unused) | self._lost
         if region is not None:
             (busy if region.taken_slots or region.lost_slots else idle).add(region.name)
         with suppress(TimeoutError):
@@ -341,8 +340,8 @@ class Registration:
             self._not_before = loop.time() + self._pause_after(error)
             if not self._failure_logged:
                 self._failure_logged = True
-                said = "outputs travel inline, not through shared memory, and work as well: %s"
-                logger.log(self._level, said, _reason(error))
+                why = _reason(error)
+                logger.log(self._level, "outputs travel inline, not through shared memory, and work as well: %s", why)
         else:
             self._no_room = False
             self._pause = self._pauses.unavailable
@@ -376,7 +375,7 @@ class Registration:
             async with asyncio.timeout(_CALL_SECONDS):
                 await self._transport.register_region(region.name, region.key, region.size)
         except BaseException:
-            region.close()  # if it was registered after all, the next registration finds it
+            region.close()  # if it was registered after all, the next registration has it unmapped
             raise
         try:
             async with asyncio.timeout(_CALL_SECONDS):
@@ -437,7 +436,7 @@ async def _cancelled(*tasks: asyncio.Task[None]) -> None:
 
 
 async def _fill(region: Region) -> None:
-    """Fills it in a thread, and waits for that in any case: the thread uses the file."""
+    """Fills a region in a thread, and waits for the thread even when cancelled, since it uses the file."""
     filling = asyncio.ensure_future(asyncio.to_thread(region.fill))
     try:
         await asyncio.shield(filling)
@@ -527,8 +526,7 @@ class Region:
         self._end = weakref.finalize(self, _remove, self.path, self._file)
         self._gaps = Gaps(size)
         self._memory = memoryview(b"")
-        self.taken_slots = self.taken_bytes = 0
-        self.lost_slots = self.lost_bytes = 0
+        self.taken_slots = self.taken_bytes = self.lost_slots = self.lost_bytes = 0
         os.fchmod(self._file, 0o666)  # Triton opens it for writing, and runs as another user
         os.ftruncate(self._file, size)
 

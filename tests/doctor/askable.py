@@ -9,12 +9,11 @@ from typing import Self
 from hf_transformer.commands.doctor.subject import Subject
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import RequestError
-from hf_transformer.predictor.asking import AskablePredictor
-from hf_transformer.predictor.base import Destination, Reply
+from hf_transformer.predictor.base import AdminTransport, Destination, Reply
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 
-class Askable(AskablePredictor):
+class Askable(AdminTransport):
     """``index`` may be an error, which is raised."""
 
     def __init__(self, *, ready: bool = False, index: Sequence[RepositoryEntry] | RequestError | None = None) -> None:
@@ -77,7 +76,7 @@ class Askable(AskablePredictor):
         return ()
 
 
-def subject_with(admin: AskablePredictor) -> Subject:
+def subject_with(admin: AdminTransport) -> Subject:
     """An examination of the model "bert" that has reached this predictor."""
     config, notes = parse_config(["--model_name=bert", "--predictor_host=triton:8000"], {})
     subject = Subject(config, notes)

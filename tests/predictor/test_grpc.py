@@ -27,8 +27,8 @@ from hf_transformer.errors import (
     PredictorUnavailable,
     RequestError,
 )
+from hf_transformer.predictor import failures
 from hf_transformer.predictor import grpc as transport
-from hf_transformer.predictor import kinds
 from hf_transformer.predictor.base import Destination, UnknownRegion
 from hf_transformer.predictor.grpc import ERRORS, GrpcPredictor, metadata_of
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -226,18 +226,18 @@ async def test_every_status(code: grpc.StatusCode) -> None:
 @pytest.mark.parametrize(
     ("code", "message", "kind", "settled"),
     [
-        (grpc.StatusCode.INTERNAL, "Failed to process the request(s) for model 'm'", kinds.ERROR, True),
-        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", kinds.ERROR, False),
-        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", kinds.ERROR, True),
-        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' is not found", kinds.UNAVAILABLE, True),
-        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", kinds.BUSY, True),
-        (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", kinds.BUSY, True),
-        (grpc.StatusCode.UNAVAILABLE, "scheduler for model has stopped accepting new", kinds.UNAVAILABLE, True),
-        (grpc.StatusCode.UNAVAILABLE, "upstream connect error", kinds.UNAVAILABLE, False),
-        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", kinds.CONNECTION, True),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", kinds.TIMEOUT, False),
-        (grpc.StatusCode.CANCELLED, "going away", kinds.LOST, False),
-        (grpc.StatusCode.UNKNOWN, "Stream removed", kinds.ERROR, False),
+        (grpc.StatusCode.INTERNAL, "Failed to process the request(s) for model 'm'", failures.ERROR, True),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", failures.ERROR, False),
+        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", failures.ERROR, True),
+        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' is not found", failures.UNAVAILABLE, True),
+        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", failures.BUSY, True),
+        (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", failures.BUSY, True),
+        (grpc.StatusCode.UNAVAILABLE, "scheduler for model has stopped accepting new", failures.UNAVAILABLE, True),
+        (grpc.StatusCode.UNAVAILABLE, "upstream connect error", failures.UNAVAILABLE, False),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", failures.CONNECTION, True),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", failures.TIMEOUT, False),
+        (grpc.StatusCode.CANCELLED, "going away", failures.LOST, False),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", failures.ERROR, False),
     ],
 )
 async def test_kinds_and_which_errors_settle_a_call(
@@ -247,7 +247,7 @@ async def test_kinds_and_which_errors_settle_a_call(
     async with serving(ModelInfer=failing(code, message)) as host, predictor(host) as client:
         with pytest.raises(RequestError) as caught:
             await infer(client, destination=where)
-    assert kinds.kind_of(caught.value) == kind
+    assert failures.kind_of(caught.value) == kind
     assert where.settled is settled
 
 
@@ -264,7 +264,7 @@ async def test_refused() -> None:
     async with predictor(nobody()) as client:
         with pytest.raises(PredictorUnavailable, match="is unavailable: failed to connect") as caught:
             await infer(client, destination=where)
-    assert (caught.value.kind, caught.value.connection, where.settled) == (kinds.CONNECTION, None, True)
+    assert (caught.value.kind, caught.value.connection, where.settled) == (failures.CONNECTION, None, True)
 
 
 async def test_a_host_that_is_none() -> None:
@@ -324,15 +324,15 @@ async def speaks_noise(connection: Connection) -> None:
 
 
 FAULTS: Sequence[tuple[Fault, str, str]] = [
-    (closes, kinds.NO_ANSWER, "is unavailable: Socket closed"),
-    (resets, kinds.NO_ANSWER, "is unavailable: .*reset by peer"),
-    (hangs, kinds.NO_ANSWER, "is unavailable: ping timeout"),
-    (goes_away, kinds.NO_ANSWER, "too_many_pings"),
-    (stops_midway, kinds.NO_ANSWER, "is unavailable: (Socket closed|.*reset by peer)"),
-    (wedged, kinds.NO_ANSWER, "Frame size 16777215 is larger"),
-    (sends_noise, kinds.NO_ANSWER, "Failed parsing HTTP/2"),
-    (speaks_http1, kinds.CONNECTION, r"\(if that is its REST port, use --predictor_protocol=v2\)$"),
-    (speaks_noise, kinds.CONNECTION, "is unavailable: failed to connect"),
+    (closes, failures.NO_ANSWER, "is unavailable: Socket closed"),
+    (resets, failures.NO_ANSWER, "is unavailable: .*reset by peer"),
+    (hangs, failures.NO_ANSWER, "is unavailable: ping timeout"),
+    (goes_away, failures.NO_ANSWER, "too_many_pings"),
+    (stops_midway, failures.NO_ANSWER, "is unavailable: (Socket closed|.*reset by peer)"),
+    (wedged, failures.NO_ANSWER, "Frame size 16777215 is larger"),
+    (sends_noise, failures.NO_ANSWER, "Failed parsing HTTP/2"),
+    (speaks_http1, failures.CONNECTION, r"\(if that is its REST port, use --predictor_protocol=v2\)$"),
+    (speaks_noise, failures.CONNECTION, "is unavailable: failed to connect"),
 ]
 
 
@@ -344,8 +344,8 @@ async def test_a_connection_that_breaks(fault: Fault, kind: str, message: str, m
     async with serving(ModelInfer=good) as real, faulty(fault, real) as host, predictor(host) as client:
         with pytest.raises(RequestError, match=message) as caught:
             await infer(client, destination=where)
-        assert kinds.kind_of(caught.value) == kind
-        assert where.settled is (kind == kinds.CONNECTION)
+        assert failures.kind_of(caught.value) == kind
+        assert where.settled is (kind == failures.CONNECTION)
         assert await until_answered(client) == [0.5, 0.5]
 
 
@@ -356,7 +356,7 @@ async def until_answered(client: GrpcPredictor) -> list[float]:
             try:
                 return await infer(client)
             except PredictorUnavailable as error:
-                assert error.kind in (kinds.CONNECTION, kinds.NO_ANSWER)
+                assert error.kind in (failures.CONNECTION, failures.NO_ANSWER)
                 await asyncio.sleep(0.02)
 
 
@@ -370,7 +370,9 @@ async def test_calls_that_end_with_one_connection_say_so() -> None:
         ended = []
         for _ in range(2):
             found = await asyncio.gather(*[infer(client) for _ in range(3)], return_exceptions=True)
-            assert [kinds.kind_of(error) for error in found if isinstance(error, RequestError)] == [kinds.NO_ANSWER] * 3
+            assert [failures.kind_of(error) for error in found if isinstance(error, RequestError)] == [
+                failures.NO_ANSWER
+            ] * 3
             ended += [error.connection for error in found if isinstance(error, PredictorUnavailable)]
             await asyncio.sleep(0.1)
     assert len(set(ended[:3])) == len(set(ended[3:])) == 1
@@ -502,7 +504,7 @@ async def test_leaving_breaks_calls_off(
             for call in calls:
                 with pytest.raises(PredictorUnavailable, match="are closed") as caught:
                     await call
-                assert caught.value.kind == kinds.LOST
+                assert caught.value.kind == failures.LOST
         with pytest.raises(PredictorUnavailable, match="are closed"):
             await infer(client)
         if moment not in ("connecting", "begun"):
@@ -721,7 +723,7 @@ async def test_a_certificate_for_another_host_is_refused() -> None:
     async with secured("127.0.0.2") as (host, _), predictor(host, **OWN) as client:
         with pytest.raises(PredictorUnavailable) as caught:
             await infer(client)
-    assert caught.value.kind == kinds.CONNECTION
+    assert caught.value.kind == failures.CONNECTION
 
 
 async def test_renewed_certificates_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

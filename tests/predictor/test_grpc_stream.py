@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
-from hf_transformer.predictor import kinds
+from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import Outputs
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -183,7 +183,9 @@ async def test_refused() -> None:
     assert caught.value.kind == "connection"
 
 
-@pytest.mark.parametrize(("responses", "kind"), [(0, kinds.NO_ANSWER), (1, kinds.LOST)], ids=["at once", "midway"])
+@pytest.mark.parametrize(
+    ("responses", "kind"), [(0, failures.NO_ANSWER), (1, failures.LOST)], ids=["at once", "midway"]
+)
 async def test_a_connection_that_ends(responses: int, kind: str) -> None:
     async def fault(connection: Connection) -> None:
         begun = await until_request(connection)
@@ -218,7 +220,7 @@ async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureF
             await asyncio.sleep(0)
         with pytest.raises(PredictorUnavailable, match="are closed") as caught:
             await following
-        assert caught.value.kind == kinds.LOST
+        assert caught.value.kind == failures.LOST
         with pytest.raises(PredictorUnavailable, match="are closed"):
             await anext(stream(client))
         await asyncio.wait_for(cancelled.wait(), 20)

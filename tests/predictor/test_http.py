@@ -21,7 +21,7 @@ import pytest
 import uvloop
 
 from hf_transformer.predictor import http
-from hf_transformer.predictor.address import Address
+from hf_transformer.predictor.base import Address
 from hf_transformer.predictor.http import (
     FRAMING_LIMIT,
     Answer,

@@ -18,13 +18,12 @@ from hf_transformer import predictor
 from hf_transformer.errors import ConfigError, PredictorError, PredictorTimeout
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import PROTOCOLS, open_predictor
-from hf_transformer.predictor.address import Address, parse_address
-from hf_transformer.predictor.answers import quoted, verified
-from hf_transformer.predictor.base import PredictorSettings
-from hf_transformer.predictor.certificates import root_certificates, ssl_context
+from hf_transformer.predictor.base import Address, PredictorSettings, parse_address
+from hf_transformer.predictor.failures import quoted, verified
 from hf_transformer.predictor.headers import forwarded, header_lines
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
+from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.types import Tensor
 from tests.predictor.scripted import SPEC, ScriptedTransport
 
@@ -91,7 +90,7 @@ def test_an_unknown_protocol() -> None:
 @pytest.mark.parametrize(
     ("protocol", "library", "others"),
     [
-        ("v2", "hf_transformer.predictor.rest", {"hf_transformer.predictor.grpc", "google.protobuf", "grpc"}),
+        ("v2", "hf_transformer.predictor.rest", {"hf_transformer.predictor.grpc", "grpc"}),
         ("grpc-v2", "hf_transformer.predictor.grpc", {"hf_transformer.predictor.rest"}),
     ],
     ids=list(PROTOCOLS),

@@ -11,7 +11,7 @@ import pytest
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor import kinds, resilience
+from hf_transformer.predictor import failures, resilience
 from hf_transformer.predictor.resilience import Resilience
 from tests.predictor.scripted import OUTPUTS, SPEC, Scripted, until
 
@@ -182,7 +182,7 @@ async def test_it_gives_up_with_the_last_error() -> None:
     assert (rig.metric("retries_total"), rig.metric("retries_denied_total"), rig.errors("connection")) == (2, 0, 1)
 
 
-@pytest.mark.parametrize("kind", kinds.ALL)
+@pytest.mark.parametrize("kind", failures.ALL)
 async def test_what_is_tried_again(kind: str) -> None:
     """What certainly was not answered, and nothing else."""
     rig = Rig(PredictorUnavailable("no", kind), retries=5)
@@ -233,10 +233,10 @@ async def test_an_outage_is_not_multiplied() -> None:
 
 
 def test_failure_codes() -> None:
-    assert kinds.RETRIED < kinds.DEAD < set(kinds.ALL)
-    assert not kinds.NEUTRAL & kinds.DEAD
+    assert failures.RETRIED < failures.DEAD < set(failures.ALL)
+    assert not failures.NEUTRAL & failures.DEAD
     errors = PredictorError("x"), PredictorTimeout("x"), PredictorUnavailable("x")
-    assert [kinds.kind_of(error) for error in errors] == ["error", "timeout", "unavailable"]
+    assert [failures.kind_of(error) for error in errors] == ["error", "timeout", "unavailable"]
 
 
 # The circuit
@@ -542,7 +542,7 @@ async def test_a_stream_that_is_not_tried_again(streams: list[list[int | Excepti
     with pytest.raises(RequestError) as caught:
         await rig.read()
     assert caught.value is raised and rig.inner.streams == [[5]]
-    assert rig.errors(kinds.kind_of(raised)) == 1
+    assert rig.errors(failures.kind_of(raised)) == 1
 
 
 async def test_a_stream_without_responses_is_answered() -> None:

@@ -22,11 +22,10 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.predictor import http
-from hf_transformer.predictor.address import parse_address
-from hf_transformer.predictor.base import Destination, PredictorSettings, StaleConnection, UnknownRegion
+from hf_transformer.predictor.base import Destination, PredictorSettings, StaleConnection, UnknownRegion, parse_address
+from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.http import HttpError
-from hf_transformer.predictor.kinds import kind_of
-from hf_transformer.predictor.rest import AskableRestPredictor, RestPredictor, _mapped, host_header
+from hf_transformer.predictor.rest import RestPredictor, _mapped, host_header
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
@@ -625,7 +624,7 @@ async def test_questions_about_the_server() -> None:
             line = (await connection.request())[0][""]
             await connection.answer(*answers[line.removesuffix(" HTTP/1.1")])
 
-    async with scripted(script) as host, AskableRestPredictor(PredictorSettings("m", host)) as rest:
+    async with scripted(script) as host, RestPredictor(PredictorSettings("m", host)) as rest:
         assert await rest.server_live() and not await rest.server_ready()
         about = await rest.describe_server()
         assert (about.name, about.version) == ("triton", "2.51")

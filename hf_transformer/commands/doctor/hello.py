@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum, auto
 
 from hf_transformer.key_pair import KeyPair
-from hf_transformer.predictor.address import Address
+from hf_transformer.predictor.base import Address
 
 SECONDS = 3.0
 """For a connection, its handshake, and each part of an answer."""

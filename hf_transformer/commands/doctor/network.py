@@ -10,8 +10,8 @@ from hf_transformer.commands.doctor.findings import Finding, failed, ok
 from hf_transformer.commands.doctor.hello import Reply, say_hello
 from hf_transformer.commands.doctor.subject import Subject, known
 from hf_transformer.model_wiring import predictor_settings
-from hf_transformer.predictor.address import parse_address
-from hf_transformer.predictor.certificates import own_certificate
+from hf_transformer.predictor.base import parse_address
+from hf_transformer.predictor.tls import own_certificate
 
 SECONDS = 5.0
 """For a name to be found, and for a connection to open."""

@@ -10,8 +10,8 @@ from hf_transformer.commands.doctor.network import PORTS
 from hf_transformer.commands.doctor.subject import Subject, known
 from hf_transformer.errors import RequestError
 from hf_transformer.model_wiring import predictor_settings
-from hf_transformer.predictor.address import parse_address
-from hf_transformer.predictor.asking import AskablePredictor, open_askable
+from hf_transformer.predictor import open_transport
+from hf_transformer.predictor.base import AdminTransport, parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types import ModelSpec, RepositoryEntry
 
@@ -26,7 +26,7 @@ async def server(subject: Subject) -> Sequence[Finding]:
     """Whether it is a server of the V2 protocol, and which. Raises RequestError."""
     settings = predictor_settings(subject.config)
     settings = replace(settings, timeout=min(settings.timeout, CALL_SECONDS))
-    admin = open_askable(subject.config.predictor_protocol, settings)
+    admin = open_transport(subject.config.predictor_protocol, settings)
     bounded = Resilience(admin, str(parse_address(settings)), settings.timeout)
     subject.predictor = await subject.stack.enter_async_context(bounded)
     subject.admin = admin
@@ -70,7 +70,7 @@ async def model(subject: Subject) -> Sequence[Finding]:
     )
 
 
-async def _index(admin: AskablePredictor) -> Sequence[RepositoryEntry]:
+async def _index(admin: AdminTransport) -> Sequence[RepositoryEntry]:
     """The predictor's models, none where it does not tell."""
     try:
         return await admin.repository_index() or ()

@@ -11,9 +11,7 @@ from hf_transformer.config.options import Config
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.model_parts import Parts
 from hf_transformer.pair import BoundPair, Pair
-from hf_transformer.predictor.address import Address
-from hf_transformer.predictor.asking import AskablePredictor
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import Address, AdminTransport, Predictor
 from hf_transformer.tasks.base import Task
 from hf_transformer.types import ModelSpec
 
@@ -33,7 +31,7 @@ class Subject:
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     parts: Parts | None = None
     address: Address | None = None
-    admin: AskablePredictor | None = None
+    admin: AdminTransport | None = None
     predictor: Predictor | None = None
     spec: ModelSpec | None = None
     pair: Pair | None = None

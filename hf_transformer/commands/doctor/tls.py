@@ -13,8 +13,8 @@ from hf_transformer.commands.doctor.findings import Finding, failed, ok, skipped
 from hf_transformer.commands.doctor.hello import ALPN, HELLO, SECONDS, asks_for_certificate, await_refusal, connected
 from hf_transformer.commands.doctor.subject import Subject, known
 from hf_transformer.model_wiring import predictor_settings
-from hf_transformer.predictor.address import Address
-from hf_transformer.predictor.certificates import ssl_context
+from hf_transformer.predictor.base import Address
+from hf_transformer.predictor.tls import ssl_context
 
 SOON_DAYS = 14
 """How long before its end a certificate is worth a warning."""

@@ -1,13 +1,50 @@
-"""What every transport does with an answer."""
+"""Why calls to a predictor fail: failure codes, and the words and checks that all transports share.
+
+Every failure has a code. It is shown in the metrics (label ``kind``), and decides whether a call is tried again and
+whether the failure speaks for a dead predictor.
+
+    connection      there was no connection, so nothing was sent
+    no_answer       the connection ended before the first byte of an answer
+    lost            it ended, or the call was broken off (a 502 of a proxy), later than that
+    unavailable     the predictor says that it can't now: 503, 404 (it does not have the model), UNAVAILABLE
+    busy            it is there, and has no place for the call: 429, a full queue
+    circuit_open    nothing was sent, since the predictor counts as dead
+    timeout         there was no answer in time
+    error           the predictor's own error, or an answer that breaks the protocol, is not what the model promised or
+                    can't be decoded (NaN)
+"""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from hf_transformer.errors import PredictorError, PredictorUnavailable, RequestError
-from hf_transformer.predictor import kinds
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.types import Tensor
+
+CONNECTION: Final = "connection"
+NO_ANSWER: Final = "no_answer"
+LOST: Final = "lost"
+UNAVAILABLE: Final = "unavailable"
+BUSY: Final = "busy"
+CIRCUIT_OPEN: Final = "circuit_open"
+TIMEOUT: Final = "timeout"
+ERROR: Final = "error"
+
+ALL: Final = (CONNECTION, NO_ANSWER, LOST, UNAVAILABLE, BUSY, CIRCUIT_OPEN, TIMEOUT, ERROR)
+
+RETRIED: Final = frozenset({CONNECTION, NO_ANSWER, UNAVAILABLE})
+"""What is tried again. A busy predictor is not: that is what would keep it busy."""
+
+DEAD: Final = frozenset({CONNECTION, NO_ANSWER, LOST, UNAVAILABLE})
+"""What speaks for a predictor that is dead."""
+
+NEUTRAL: Final = frozenset({TIMEOUT, CIRCUIT_OPEN})
+"""What speaks neither for that nor against it: a model that is slow for some requests answers others."""
+
+_BUSY_WORDS = ("queue size", "Request timeout expired")
+"""In Triton's messages, of a request that its queue has no place for, or not in time."""
 
 TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
 """What to change when a predictor needs longer, for messages."""
@@ -16,6 +53,16 @@ TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
 
 _MESSAGE_LIMIT = 500
 """Characters of the predictor's message that are quoted; a backend's traceback can be pages long."""
+
+
+def kind_of(error: RequestError) -> str:
+    """The kind of an error that a predictor raised."""
+    return error.kind if isinstance(error, PredictorUnavailable | PredictorTimeout) else ERROR
+
+
+def refusal(message: str) -> str:
+    """The kind of a refusal with this message."""
+    return BUSY if any(words in message for words in _BUSY_WORDS) else UNAVAILABLE
 
 
 def quoted(message: str) -> str:
@@ -78,5 +125,5 @@ def said(error: str, where: str) -> RequestError:
     """The error behind a message without a status, which is how one comes in the middle of a stream."""
     message = f"the predictor at {where} answered: {quoted(error)}"
     if any(words in error for words in _UNAVAILABLE_WORDS):
-        return PredictorUnavailable(message, kinds.refusal(error))
+        return PredictorUnavailable(message, refusal(error))
     return PredictorError(message)
