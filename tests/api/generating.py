@@ -22,8 +22,8 @@ from hf_transformer.api.elsewhere import hints
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.ops import error_handlers
-from hf_transformer.core.admission import Admission
-from hf_transformer.core.served_model import ServedModel
+from hf_transformer.core.limits import Admission
+from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template

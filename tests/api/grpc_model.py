@@ -16,7 +16,7 @@ from hf_transformer.api.base import Models, Service
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.api.running import Running
 from hf_transformer.commands.local_triton import HOST, free_ports
-from hf_transformer.core.admission import Admission
+from hf_transformer.core.limits import Admission
 from hf_transformer.errors import NotReady
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.metrics import Metrics

@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.api.base import Call, Models, Reply, Service, error_json
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.core.admission import Admission
+from hf_transformer.core.limits import Admission
 from hf_transformer.errors import InvalidInput
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Context

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from hf_transformer.api import tokenization
 from hf_transformer.api.base import Call, Models, Service
 from hf_transformer.api.tokenization import Text, Tokenize, check_ids, read_lists, read_query, read_tokenize, render
-from hf_transformer.core.admission import Admission
+from hf_transformer.core.limits import Admission
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.json_text import JsonLimits

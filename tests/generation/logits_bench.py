@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_transformer.core.places import Places
-from hf_transformer.core.scheduler import SchedulerSettings
+from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
 from hf_transformer.generation.base import GeneratorSettings
 from hf_transformer.generation.logits_model import LogitsGenerator, make_logits_generator
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, TokenScore
@@ -73,7 +72,7 @@ async def generator(
                 form.spec,
                 predictor,
                 vocabulary(),
-                replace(SETTINGS, scheduling=scheduling, **{"places": Places(0), **settings}),
+                replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **settings}),
                 executor=executor,
                 metrics=Metrics("m"),
             ),

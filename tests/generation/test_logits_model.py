@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.core.contract import ContractError
-from hf_transformer.core.places import Places
+from hf_transformer.core.scheduler import ConcurrencyLimit
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge, TooManyRequests
 from hf_transformer.generation import logits_model
 from hf_transformer.generation.cache_budget import CacheBudget
@@ -263,7 +263,7 @@ async def test_room_for_a_cache_is_given_back_where_there_is_no_memory(monkeypat
 
 async def test_a_generator_shares_places_and_caches_with_the_one_before_it() -> None:
     token = 2 * 2 * 8 * 4  # key and value, two heads, FP32
-    shared: dict[str, Any] = {"places": Places(0), "caches": CacheBudget(20 * token)}
+    shared: dict[str, Any] = {"places": ConcurrencyLimit(0), "caches": CacheBudget(20 * token)}
     how = replace(GREEDY, max_tokens=6, ignore_eos=True)
     async with (
         generator(FORMS["cache"], **shared) as (old, at_old),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.core.admission import Admission
+from hf_transformer.core.limits import Admission
 from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.generation.writing import QUEUED_PIECES

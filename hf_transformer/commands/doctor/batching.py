@@ -55,8 +55,8 @@ def attention_mask(pair: BoundPair) -> Sequence[Finding]:
     )
     if signature.length is not None:
         return warning(
-            f"texts are padded to the model's {signature.length} tokens, and without attention_mask it takes the padding "
-            "for text",
+            f"texts are padded to the model's {signature.length} tokens, and without attention_mask it takes the "
+            "padding for text",
             change,
         )
     if signature.max_rows == 1:
