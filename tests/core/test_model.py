@@ -146,6 +146,9 @@ class Bench:
             await self.model.require_ready()
         return str(caught.value)
 
+    def state(self) -> State:
+        return self.model.state
+
     def shown_ready(self) -> bool:
         return b'hf_transformer_model_ready{model_name="m"} 1.0' in self.metrics.render()
 
@@ -256,15 +259,15 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
     async with bench() as served:
         await served.fail(DEAD, 2)
         await served.model.require_ready()
-        assert served.trials == 0 and served.model.state is State.READY
+        assert served.trials == 0 and served.state() is State.READY
         await served.fail(DEAD)
-        assert served.model.state is State.SUSPECT
+        assert served.state() is State.SUSPECT
         reason = await served.unready()
         assert "model 'm' is not ready: the last 3 requests failed, and so does a trial: Stub process is not" in reason
         assert served.trials >= 1 and not served.shown_ready()
         served.outcome = None
         await served.model.require_ready()
-        assert served.shown_ready() and served.model.state is State.READY
+        assert served.shown_ready() and served.state() is State.READY
         trials = served.trials
         await served.ask()
         await served.model.require_ready()
@@ -274,10 +277,10 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
 async def test_an_answered_request_ends_the_suspicion_too() -> None:
     async with bench(check_health=False) as served:
         await served.fail(DEAD, 10)
-        assert served.model.state is State.SUSPECT
+        assert served.state() is State.SUSPECT
         served.outcome = None
         await served.ask()
-        assert served.model.state is State.READY and served.trials == 0 and served.shown_ready()
+        assert served.state() is State.READY and served.trials == 0 and served.shown_ready()
 
 
 async def test_another_version_is_tried_out_as_well() -> None:
@@ -315,7 +318,7 @@ async def test_a_denial_says_nothing_of_the_model(during: str) -> None:
     async with bench() as served:
         if during == "requests":
             await served.fail(PredictorDenied("401"), 10)
-            assert served.model.state is State.READY
+            assert served.state() is State.READY
         else:
             await served.fail(DEAD, 3)
             served.outcome = PredictorDenied("401")

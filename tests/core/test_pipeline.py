@@ -31,8 +31,6 @@ from tests.generation.tokenizers import without_unknown
 from tests.scripted_predictor import ScriptedPredictor
 from tests.server.processes import MODEL_FOLDER
 
-pytestmark = pytest.mark.asyncio
-
 LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
 LONG = "word " * 600
 
@@ -128,7 +126,7 @@ async def test_each_instance_gets_its_own_answer() -> None:
         assert one.predictions == [b.ids("a short text")] and one.tensor is None
         assert (b.context.instances, b.context.tokens, one.tokens) == (1, one.tokens, len(b.ids("a short text")[0][0]))
         assert b.context.timings.tokenize > 0 and b.context.timings.predict > 0
-        texts = ["one more", LONG, "a short text", ["two texts", "in one item"]]
+        texts: list[Any] = ["one more", LONG, "a short text", ["two texts", "in one item"]]
         several = await b.ask(*texts)
         assert several.predictions == [b.ids(*one) if isinstance(one, list) else b.ids(one) for one in texts]
         assert b.logged == [["a short text"], ["one more", LONG, "a short text", "two texts", "in one item"]]

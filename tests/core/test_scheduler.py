@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,8 +39,6 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Array, Context, Encoding
 from tests.scripted_predictor import ScriptedPredictor
-
-pytestmark = pytest.mark.asyncio
 
 IDS = InputSignature("input_ids", "input_ids", "INT64")
 MASK = InputSignature("attention_mask", "attention_mask", "INT64")
@@ -472,13 +471,18 @@ async def test_requests_of_a_refused_batch_leave_though_no_other_scheduler_sends
 
 
 def test_a_limit_that_is_lowered_below_what_is_taken() -> None:
-    limit, called = ConcurrencyLimit(2), []
-    pumps = [lambda number=number: (called.append(number), limit.take()) for number in range(2)]  # type: ignore[misc]
+    limit = ConcurrencyLimit(2)
+    called: list[int] = []
+
+    def pump(number: int) -> None:
+        called.append(number)
+        limit.take()
+
     limit.take()
     limit.take()
     limit.count = 1
-    for pump in pumps:
-        limit.call_when_free(pump)  # type: ignore[arg-type]
+    for number in range(2):
+        limit.call_when_free(partial(pump, number))
     limit.give_back()
     assert not limit.has_room and called == []
     limit.give_back()

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.core.limits import Limits
+from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.pipeline import GenerationPipeline
