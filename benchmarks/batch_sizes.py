@@ -23,7 +23,7 @@ import numpy as np
 import onnxruntime
 
 from hf_transformer.core.batch_costs import BatchCosts
-from hf_transformer.core.queue import BatchLimits, Waiting
+from hf_transformer.core.queue import BatchLimits, Queue
 
 MODEL = Path(__file__).resolve().parents[1] / "build/minilm/minilm/1/model.onnx"
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -60,12 +60,10 @@ class Model:
 
 @dataclass(eq=False)
 class Text:
-    """One that waits; see waiting.Entry."""
+    """One that waits; see queue.Queueable."""
 
     length: int
     key: str = ""
-    taken: bool = False
-    gone: bool = False
 
 
 class Rule:
@@ -80,12 +78,12 @@ class Rule:
         self._costs = costs
         self._random = random.Random(5)
         limits = BatchLimits(rows, 16_384, NO_LIMIT, lambda width: 0, padding=True, costs=costs)
-        self._waiting: Waiting[Text] = Waiting(lambda text: limits)
+        self._queue: Queue[Text] = Queue(lambda text: limits)
         self._add(waiting)
 
     def _add(self, count: int) -> None:
         for _ in range(count):
-            self._waiting.add(Text(self._random.randint(self._least, self._most)))
+            self._queue.add(Text(self._random.randint(self._least, self._most)))
 
     def warm_up(self) -> None:
         """Learns, where it does."""
@@ -94,7 +92,7 @@ class Rule:
 
     def _batch(self) -> tuple[list[int], float]:
         """One batch: the tokens of its texts, and its CPU seconds."""
-        lengths = [text.length for text in self._waiting.take()]
+        lengths = [text.length for text in self._queue.take()]
         took = self._model.run(lengths)
         if self._costs is not None:
             self._costs.sent(0.0).ended(took, len(lengths) * max(lengths))

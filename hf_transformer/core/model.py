@@ -259,7 +259,9 @@ class ServedModel:
                 pause = FIRST_PAUSE
                 await asyncio.sleep(_jittered(min(SETTLED_PAUSE, self._check_seconds)))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._doubt.wait(), _jittered(self._check_seconds))
+                    # Not wait_for, which in Python 3.11 swallows a cancellation that comes as the event is set.
+                    async with asyncio.timeout(_jittered(self._check_seconds)):
+                        await self._doubt.wait()
         finally:
             if self._looking is not None:
                 self._looking.cancel()

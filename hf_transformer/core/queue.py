@@ -181,7 +181,7 @@ class Queue(Generic[One]):
         if rows > 1 and length <= width and limits.allow_even(rows, width, length):
             add(length, rows - 1)
         tokens = len(batch) * length
-        nearest = sorted(lengths, key=lambda other: abs(other - length)) if limits.padding else [length]
+        nearest = sorted(lengths, key=lambda other: (abs(other - length), other)) if limits.padding else [length]
         for other in nearest:
             wider = max(width, other)
             while len(batch) < most and other in lengths and limits.allow(len(batch) + 1, wider, tokens + other):

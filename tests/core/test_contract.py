@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.core.contract import DEFAULT_BATCH, ContractError, bind
-from hf_transformer.core.signature import Binding, InputBinding
+from hf_transformer.core.contract import DEFAULT_BATCH, ContractError, InputSignature, Signature, fit_signature
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole
 from hf_transformer.types import ModelSpec, TensorSpec
 
@@ -22,8 +21,8 @@ def spec(
     return ModelSpec("bert", "1", inputs, outputs, batch, decoupled)
 
 
-def fit(model: ModelSpec, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = ()) -> Binding:
-    return bind(model, [LOGITS], input_names=inputs, output_names=outputs, task="fill_mask")
+def fit(model: ModelSpec, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = ()) -> Signature:
+    return fit_signature(model, [LOGITS], input_names=inputs, output_names=outputs, task="fill_mask")
 
 
 def problem(model: ModelSpec, inputs: tuple[str, ...] = (), outputs: tuple[str, ...] = ()) -> str:
@@ -34,9 +33,9 @@ def problem(model: ModelSpec, inputs: tuple[str, ...] = (), outputs: tuple[str, 
 
 
 def test_all_known_inputs_are_bound() -> None:
-    binding = fit(spec(IDS, MASK, TYPES))
-    assert [one.role for one in binding.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
-    assert (binding.max_rows, binding.batch_axis, binding.length, binding.masked) == (8, True, None, True)
+    signature = fit(spec(IDS, MASK, TYPES))
+    assert [one.role for one in signature.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert (signature.max_rows, signature.batch_axis, signature.length, signature.masked) == (8, True, None, True)
 
 
 def test_one_flag_names_all_inputs_that_are_left_out() -> None:
@@ -52,8 +51,8 @@ def test_without_a_mask_nothing_may_be_padded() -> None:
 
 
 def test_int32_is_kept() -> None:
-    binding = fit(spec(TensorSpec("input_ids", "INT32", (-1,))))
-    assert binding.inputs == (InputBinding("input_ids", "input_ids", "INT32"),)
+    signature = fit(spec(TensorSpec("input_ids", "INT32", (-1,))))
+    assert signature.inputs == (InputSignature("input_ids", "input_ids", "INT32"),)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +68,13 @@ def test_models_without_max_batch_size(
     dims: tuple[int, ...], out: tuple[int, ...], rows: int, exact: int | None, axis: bool, length: int | None
 ) -> None:
     model = spec(TensorSpec("input_ids", "INT64", dims), outputs=(TensorSpec("logits", "FP32", out),), batch=0)
-    binding = fit(model)
-    assert (binding.max_rows, binding.exact_rows, binding.batch_axis, binding.length) == (rows, exact, axis, length)
+    signature = fit(model)
+    assert (signature.max_rows, signature.exact_rows, signature.batch_axis, signature.length) == (
+        rows,
+        exact,
+        axis,
+        length,
+    )
 
 
 def test_metadata_alone_counts_as_complete_shapes() -> None:
@@ -92,8 +96,8 @@ def test_an_unknown_optional_input_does_not_matter() -> None:
 
 def test_positional_names_follow_the_flag() -> None:
     model = spec(TensorSpec("INPUT__1", "INT64", (-1,)), TensorSpec("INPUT__0", "INT64", (-1,)))
-    binding = fit(model, inputs=("input_ids", "attention_mask"))
-    assert {one.name: one.role for one in binding.inputs} == {"INPUT__0": "input_ids", "INPUT__1": "attention_mask"}
+    signature = fit(model, inputs=("input_ids", "attention_mask"))
+    assert {one.name: one.role for one in signature.inputs} == {"INPUT__0": "input_ids", "INPUT__1": "attention_mask"}
 
 
 def test_the_only_output_may_have_any_name() -> None:

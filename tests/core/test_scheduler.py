@@ -3,64 +3,87 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncIterator, Mapping
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hf_transformer.core.packing import EncodingForm, Filling
-from hf_transformer.core.queue import MOST_GONE
-from hf_transformer.core.refusals import MOST_REFUSED
-from hf_transformer.core.scheduler import INLINE_COST, Scheduler, SchedulerSettings
-from hf_transformer.core.signature import Binding, InputBinding, OutputBinding
-from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.core import scheduler
+from hf_transformer.core.batch import EncodingForm, Filling
+from hf_transformer.core.contract import InputSignature, OutputSignature, Signature
+from hf_transformer.core.scheduler import (
+    INLINE_COST,
+    MOST_REFUSED,
+    ConcurrencyLimit,
+    FailureIsolation,
+    Scheduler,
+    SchedulerSettings,
+)
+from hf_transformer.errors import (
+    CallersDeadline,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Array, Context, Encoding
 from tests.scripted_predictor import ScriptedPredictor
 
-IDS = InputBinding("input_ids", "input_ids", "INT64")
-LOGITS = OutputBinding("logits", "logits", "FP32", (TOKENS, Axis(name="labels", minimum=1)), (-1, 1))
-BINDING = Binding((IDS,), (LOGITS,), 4, None, True, None, False)
+IDS = InputSignature("input_ids", "input_ids", "INT64")
+MASK = InputSignature("attention_mask", "attention_mask", "INT64")
+LOGITS = OutputSignature("logits", "logits", "FP32", (TOKENS, Axis(name="labels", minimum=1)), (-1, 1))
+SIGNATURE = Signature((IDS,), (LOGITS,), 4, None, True, None, False)
 SETTINGS = SchedulerSettings(
     max_batches_in_flight=1, max_batch_tokens=10**6, max_batch_output_bytes=10**9, timeout=600.0
 )
+TEXT = Encoding([101, 7, 102], [0, 0, 0])
 
 
 def first_logit(index: int, rows: Mapping[str, Array]) -> Any:
     return int(rows["logits"][0, 0])
 
 
-def form_of(binding: Binding, settings: SchedulerSettings) -> EncodingForm:
-    return EncodingForm(
-        binding,
-        Filling(0, left=False),
-        max_tokens=settings.max_batch_tokens,
-        max_output_bytes=settings.max_batch_output_bytes,
-    )
+def nan(index: int, rows: Mapping[str, Array]) -> Any:
+    raise PredictorError("NaN")
 
 
 class Bench:
     """A scheduler, its predictor, and requests by their first token."""
 
-    def __init__(self, executor: ThreadPoolExecutor, settings: SchedulerSettings, binding: Binding) -> None:
-        self.predictor = ScriptedPredictor()
+    def __init__(
+        self,
+        executor: ThreadPoolExecutor,
+        settings: SchedulerSettings = SETTINGS,
+        signature: Signature = SIGNATURE,
+        *,
+        predictor: ScriptedPredictor | None = None,
+        limit: ConcurrencyLimit | None = None,
+    ) -> None:
+        self.predictor = predictor or ScriptedPredictor()
         self.metrics = Metrics("bert")
+        self.form = EncodingForm(signature, Filling(0, left=False))
         self.scheduler = Scheduler(
-            self.predictor, form_of(binding, settings), settings, executor=executor, metrics=self.metrics
+            self.predictor, self.form, settings, executor=executor, metrics=self.metrics, limit=limit
         )
 
     async def send(self, *first: int, length: int = 3, **options: Any) -> asyncio.Task[list[Any]]:
         """A request on its way, with an instance per number."""
         encodings = [Encoding([one] * length, [0] * length) for one in first]
         decode = options.pop("decode", first_logit)
-        cost = options.pop("cost", 1)
+        costs = [options.pop("cost", 1)] * len(first)
         context = Context("id", options.pop("headers", {}), deadline=options.pop("deadline", None))
-        task = asyncio.create_task(self.scheduler.run(encodings, decode, context, lambda encoding: cost))
+        task = asyncio.create_task(self.scheduler.run(encodings, decode, context, costs))
         await self.turn()
         return task
 
@@ -73,15 +96,25 @@ class Bench:
         self.predictor.answer(*numbers)
         await self.turn()
 
+    async def fail(self, number: int, error: Exception) -> None:
+        self.predictor.fail(number, error)
+        await self.turn()
+
     @property
     def sent(self) -> list[list[int]]:
         return [call.first_ids for call in self.predictor.calls]
 
 
 @asynccontextmanager
-async def bench(binding: Binding = BINDING, **settings: Any) -> AsyncIterator[Bench]:
+async def bench(signature: Signature = SIGNATURE, **settings: Any) -> AsyncIterator[Bench]:
     with ThreadPoolExecutor(1) as executor:
-        yield Bench(executor, replace(SETTINGS, **settings), binding)
+        yield Bench(executor, replace(SETTINGS, **settings), signature)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
 
 
 async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
@@ -92,13 +125,13 @@ async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
         assert b.sent == [[1], [2, 3, 4, 5]]
         await b.answer(1)
         assert [await task for task in tasks] == [[1], [2], [3, 4], [5]]
-        assert [call.in_task for call in b.predictor.calls] == [False] * 2, "which would cost more"
+        assert all(call.released for call in b.predictor.calls)
 
 
 async def test_what_arrives_in_one_turn_leaves_together() -> None:
     async with bench() as b:
         context = Context("id", {})
-        runs = [b.scheduler.run([Encoding([one], [0])], first_logit, context, lambda encoding: 1) for one in (1, 2, 3)]
+        runs = [b.scheduler.run([Encoding([one], [0])], first_logit, context, [1]) for one in (1, 2, 3)]
         together = asyncio.gather(*runs)
         await b.turn()
         assert b.sent == [[1, 2, 3]]
@@ -106,13 +139,100 @@ async def test_what_arrives_in_one_turn_leaves_together() -> None:
         assert await together == [[1], [2], [3]]
 
 
-async def test_a_large_request_is_split_over_the_places() -> None:
+async def test_a_large_request_is_split_over_the_concurrency_limit() -> None:
     async with bench(max_batches_in_flight=2) as b:
         task = await b.send(*range(1, 11))
         assert b.sent == [[1, 2, 3, 4], [5, 6, 7, 8]]
         await b.answer(1)
         await b.answer(0, 2)
         assert await task == list(range(1, 11))
+
+
+async def test_nothing_to_predict() -> None:
+    async with bench() as b:
+        assert await b.scheduler.run([], first_logit, Context("id", {}), []) == []
+
+
+async def test_requests_with_different_authorization_never_share_a_batch() -> None:
+    async with bench() as b:
+        headers = [{"authorization": one, "x-request-id": str(number)} for number, one in enumerate("aabb")]
+        tasks = [await b.send(number, headers=one) for number, one in enumerate(headers)]
+        for number in range(3):
+            await b.answer(number)
+        assert b.sent == [[0], [1], [2, 3]]
+        assert [call.headers for call in b.predictor.calls] == [headers[0], headers[1], headers[2]]
+        assert [await task for task in tasks] == [[0], [1], [2], [3]]
+
+
+async def test_the_sizes_of_outputs_go_along_where_they_are_known() -> None:
+    free = replace(SIGNATURE, outputs=(replace(LOGITS, sizes=(-1, -1)),))
+    for signature, sizes in ((SIGNATURE, {"logits": 2 * 5 * 4}), (free, {})):
+        async with bench(signature) as b:
+            task = await b.send(1, 2, length=5)
+            assert b.predictor.calls[0].sizes == sizes
+            await b.answer()
+            await task
+
+
+@pytest.mark.parametrize(("cost", "on_the_loop"), [(INLINE_COST, True), (INLINE_COST + 1, False)])
+async def test_long_decoding_is_done_in_a_thread(cost: int, on_the_loop: bool) -> None:
+    def where(index: int, rows: Mapping[str, Array]) -> Any:
+        return threading.current_thread() is threading.main_thread()
+
+    async with bench() as b:
+        task = await b.send(1, decode=where, cost=cost)
+        b.predictor.answer()
+        assert await task == [on_the_loop]
+
+
+async def test_batches_are_counted() -> None:
+    async with bench(replace(SIGNATURE, inputs=(IDS, MASK), masked=True)) as b:
+        blocker, one, two = await b.send(1), await b.send(2, length=4), await b.send(3, length=3)
+        await b.answer(0)
+        await b.answer(1)
+        await asyncio.gather(blocker, one, two)
+        shown = b.metrics.render().decode()
+    assert 'hf_transformer_batch_tokens_total{kind="real"} 10.0' in shown
+    assert 'hf_transformer_batch_tokens_total{kind="padding"} 1.0' in shown
+    assert "hf_transformer_batch_instances_count 2.0" in shown and "hf_transformer_batch_instances_sum 3.0" in shown
+
+
+async def test_the_wait_in_the_queue_is_known_when_the_predictor_is_called() -> None:
+    async with bench() as b:
+        context = Context("id", {})
+        blocker = await b.send(1)
+        b.scheduler.submit_step(Encoding([2], [0]), first_logit, context, 1, lambda error: None)
+        await b.turn()
+        assert context.timings.queue == 0.0
+        await b.answer(0)
+        assert b.sent == [[1], [2]] and context.timings.queue > 0.0
+        await b.answer(1)
+        assert await blocker == [1]
+
+
+async def test_a_step_calls_back_and_the_next_one_is_in_the_next_batch() -> None:
+    async with bench() as b:
+        found: list[object] = []
+
+        def done(error: Exception | None) -> None:
+            found.append(error)
+            if len(found) == 1:
+                b.scheduler.submit_step(Encoding([3], [0]), first_logit, Context("id", {}), 1, done)
+
+        b.scheduler.submit_step(Encoding([1], [0]), first_logit, Context("id", {}), 1, done)
+        withdrawn = b.scheduler.submit_step(Encoding([9], [0]), first_logit, Context("id", {}), 1, done)
+        withdrawn()
+        await b.turn()
+        other = await b.send(2, length=1)
+        await b.answer(0)
+        assert b.sent == [[1], [2, 3]] and found == [None]
+        await b.fail(1, PredictorUnavailable("down"))
+        assert isinstance(found[1], PredictorUnavailable) and len(found) == 2
+        with pytest.raises(PredictorUnavailable):
+            await other
+
+
+# Requests that end early
 
 
 async def test_a_cancelled_request_leaves_the_queue() -> None:
@@ -128,147 +248,65 @@ async def test_a_cancelled_request_leaves_the_queue() -> None:
             await second
 
 
-async def test_only_a_batch_that_nobody_waits_for_is_cancelled() -> None:
+async def test_a_batch_goes_on_without_its_clients_and_keeps_its_place() -> None:
     async with bench() as b:
-        blocker, one, two = await b.send(1), await b.send(2), await b.send(3)
-        await b.answer(0)
+        one, two = await b.send(1), await b.send(2)
+        wanted = b.predictor.calls[0].wanted
+        assert wanted is not None and wanted()
         one.cancel()
         await b.turn()
-        assert not b.predictor.calls[1].cancelled
-        two.cancel()
-        await b.turn()
-        assert b.predictor.calls[1].cancelled
-        assert await blocker == [1]
-        after = await b.send(4)
-        await b.answer(2)
-        assert await after == [4]
-
-
-async def test_a_place_is_free_again_after_a_cancelled_call() -> None:
-    async with bench() as b:
-        task, waiting = await b.send(1), await b.send(2)
-        task.cancel()
-        await b.turn()
-        assert b.sent == [[1], [2]]
-        await b.answer(1)
-        assert await waiting == [2]
-
-
-async def test_an_instance_that_can_not_be_decoded_fails_its_own_request_alone() -> None:
-    def refuse(index: int, rows: Mapping[str, Array]) -> Any:
-        raise PredictorError("NaN")
-
-    async with bench() as b:
-        blocker, bad, good = await b.send(1), await b.send(2, decode=refuse), await b.send(3)
+        assert not wanted() and not b.predictor.calls[0].cancelled and b.sent == [[1]]
         await b.answer(0)
+        assert b.sent == [[1], [2]] and b.predictor.calls[0].released
         await b.answer(1)
-        assert [await blocker, await good] == [[1], [3]]
-        with pytest.raises(PredictorError, match="NaN"):
-            await bad
+        assert await two == [2]
 
 
-async def test_a_batch_that_the_model_refuses_is_asked_for_again_by_request() -> None:
-    async with bench() as b:
-        blocker, bad, good = await b.send(1), await b.send(2, 3), await b.send(4)
-        await b.answer(0)
-        b.predictor.fail(1, PredictorError("raised"))
-        await b.turn()
-        assert b.sent[2:] == [[2, 3]]
-        b.predictor.fail(2, PredictorError("raised"))
-        await b.turn()
-        assert b.sent[3:] == [[4]]
-        await b.answer(3)
-        assert await good == [4] and await blocker == [1]
-        with pytest.raises(PredictorError, match="raised"):
-            await bad
-
-
-async def test_an_instance_of_a_client_that_left_fails_nobody_else() -> None:
-    async with bench() as b:
-        blocker, bad, good = await b.send(1), await b.send(2), await b.send(3)
-        await b.answer(0)
-        bad.cancel()
-        await b.turn()
-        b.predictor.fail(1, PredictorError("raised"))
-        await b.turn()
-        assert b.sent[2:] == [[3]]
-        await b.answer(2)
-        assert await good == [3] and await blocker == [1]
-
-
-async def test_a_model_that_refuses_everything_is_not_asked_one_by_one_for_ever() -> None:
-    async with bench() as b:
-        for round in range(MOST_REFUSED + 2):
-            before = len(b.sent)
-            blocker, one, two = await b.send(1), await b.send(2), await b.send(3)
-            calls = 0
-            while not (blocker.done() and one.done() and two.done()):
-                b.predictor.fail(before + calls, PredictorError("sick"))
-                calls += 1
-                await b.turn()
-            for task in (blocker, one, two):
-                with pytest.raises(PredictorError, match="sick"):
-                    await task
-            assert calls == (4 if round < MOST_REFUSED else 2), round
-
-
-async def test_a_call_that_can_not_be_stopped_keeps_its_place() -> None:
-    async with bench() as b:
-        b.predictor.stops = False
-        task, waiting = await b.send(1), await b.send(2)
-        task.cancel()
-        await b.turn()
-        assert b.sent == [[1]] and not b.predictor.calls[0].cancelled
-        await b.answer(0)
-        assert b.sent == [[1], [2]]
-        await b.answer(1)
-        assert await waiting == [2]
-
-
-async def test_a_call_that_the_transport_breaks_off_is_answered() -> None:
-    async with bench() as b:
-        task = await b.send(1)
-        b.predictor.calls[0].end.cancel()
-        with pytest.raises(PredictorUnavailable, match="broken off"):
-            await task
-        after = await b.send(2)
-        await b.answer(1)
-        assert await after == [2]
-
-
-async def test_nothing_to_predict() -> None:
-    async with bench() as b:
-        assert await b.scheduler.run([], first_logit, Context("id", {}), lambda encoding: 1) == []
-
-
-async def test_those_who_left_leave_nothing_in_the_queue() -> None:
-    async with bench() as b:
-        blocker = await b.send(1)
-        for _ in range(10):
-            gone = await b.send(*range(100))
-            gone.cancel()
+async def test_a_batch_is_not_sent_if_all_its_clients_have_left_before() -> None:
+    """Whether the request leaves before or after the batch is formed."""
+    for turns in range(4):
+        async with bench() as b:
+            run = asyncio.create_task(b.scheduler.run([TEXT], first_logit, Context("id", {}), [1]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if b.sent:
+                assert turns >= 2
+                await b.answer()
+                continue
+            run.cancel()
             await b.turn()
-        assert len(b.scheduler._waiting._arrived) <= 2 * MOST_GONE + 100
-        await b.answer(0)
-        assert await blocker == [1] and b.sent == [[1]]
+            after = await b.send(2)
+            assert b.sent == [[2]]
+            await b.answer(0)
+            assert await after == [2]
 
 
-async def test_an_outage_is_not_multiplied() -> None:
+async def test_a_batch_is_not_sent_if_all_its_clients_leave_while_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench() as b:
-        blocker, one, two = await b.send(1), await b.send(2), await b.send(3)
+        packing, go, pack = threading.Event(), threading.Event(), b.form.pack
+
+        def slowly(items: Any) -> Any:
+            packing.set()
+            go.wait(10)
+            return pack(items)
+
+        monkeypatch.setattr(b.form, "pack", slowly)
+        monkeypatch.setattr(b.form, "pack_cost", lambda items: INLINE_COST + 1)
+        left, other = await b.send(1), await b.send(2)
+        await asyncio.to_thread(packing.wait, 10)
+        left.cancel()
+        go.set()
+        await until(lambda: bool(b.sent))
+        assert b.sent == [[2]]
         await b.answer(0)
-        b.predictor.fail(1, PredictorUnavailable("down"))
-        for task in (one, two):
-            with pytest.raises(PredictorUnavailable, match="down"):
-                await task
-        assert await blocker == [1] and len(b.sent) == 2
+        assert await other == [2]
 
 
 async def test_the_callers_deadline_ends_a_request_and_no_other() -> None:
     async with bench() as b:
         blocker = await b.send(1)
         late = await b.send(2, deadline=asyncio.get_running_loop().time())
-        patient = await b.send(3)
+        patient = await b.send(3, deadline=asyncio.get_running_loop().time() + 10_000)
         with pytest.raises(CallersDeadline, match="before the caller's deadline"):
             await late
         await b.answer(0)
@@ -282,52 +320,286 @@ async def test_the_services_own_timeout() -> None:
         task = await b.send(1)
         with pytest.raises(PredictorTimeout, match=r"in 0 s \(--predictor_request_timeout_seconds\)"):
             await task
-
-
-async def test_requests_with_different_authorization_never_share_a_batch() -> None:
-    async with bench() as b:
-        headers = [{"authorization": one, "x-request-id": str(number)} for number, one in enumerate("aabb")]
-        tasks = [await b.send(number, headers=one) for number, one in enumerate(headers)]
-        for number in range(3):
-            await b.answer(number)
-        assert b.sent == [[0], [1], [2, 3]]
-        assert [call.headers for call in b.predictor.calls] == [headers[0], headers[1], headers[2]]
-        assert [await task for task in tasks] == [[0], [1], [2], [3]]
-
-
-async def test_the_sizes_of_outputs_go_along() -> None:
-    async with bench() as b:
-        task = await b.send(1, 2, length=5)
-        assert b.predictor.calls[0].sizes == {"logits": 2 * 5 * 4}
         await b.answer()
-        await task
-    free = replace(BINDING, outputs=(replace(LOGITS, sizes=(-1, -1)),))
-    async with bench(free) as b:
-        task = await b.send(1)
-        assert b.predictor.calls[0].sizes == {}
-        await b.answer()
-        await task
 
 
-@pytest.mark.parametrize(("cost", "on_the_loop"), [(INLINE_COST, True), (INLINE_COST + 1, False)])
-async def test_long_decoding_is_done_in_a_thread(cost: int, on_the_loop: bool) -> None:
-    def where(index: int, rows: Mapping[str, Array]) -> Any:
-        return threading.current_thread() is threading.main_thread()
+async def test_an_answered_request_leaves_no_work_to_the_collector() -> None:
+    class Decode:
+        def __call__(self, index: int, rows: Mapping[str, Array]) -> Any:
+            return first_logit(index, rows)
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with bench() as b:
+            decode = Decode()
+            gone = weakref.ref(decode)
+            task = await b.send(1, 2, decode=decode)
+            await b.answer()
+            assert await task == [1, 2]
+            del decode, task
+            b.predictor.calls.clear()  # they know by ``wanted`` for whom they were made
+            await b.turn()
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+# Failures
+
+
+async def test_an_instance_that_can_not_be_decoded_fails_its_own_request_alone() -> None:
+    def fault(index: int, rows: Mapping[str, Array]) -> Any:
+        raise ValueError("a fault of ours")
 
     async with bench() as b:
-        task = await b.send(1, decode=where, cost=cost)
-        b.predictor.answer()
-        assert await task == [on_the_loop]
-
-
-async def test_batches_are_counted() -> None:
-    masked = replace(BINDING, inputs=(IDS, InputBinding("attention_mask", "attention_mask", "INT64")), masked=True)
-    async with bench(masked) as b:
-        blocker, one, two = await b.send(1), await b.send(2, length=4), await b.send(3, length=3)
+        blocker, *bad = [await b.send(1), *[await b.send(2, decode=nan) for _ in range(2)]]
+        broken, good = await b.send(3, decode=fault), await b.send(4)
         await b.answer(0)
         await b.answer(1)
-        await asyncio.gather(blocker, one, two)
-        shown = b.metrics.render().decode()
-    assert 'hf_transformer_batch_tokens_total{kind="real"} 10.0' in shown
-    assert 'hf_transformer_batch_tokens_total{kind="padding"} 1.0' in shown
-    assert "hf_transformer_batch_instances_count 2.0" in shown and "hf_transformer_batch_instances_sum 3.0" in shown
+        assert [await blocker, await good] == [[1], [4]]
+        for task, error in ((bad[0], PredictorError), (bad[1], PredictorError), (broken, ValueError)):
+            with pytest.raises(error):
+                await task
+        # Once for the call that all of them shared.
+        assert 'hf_transformer_predictor_errors_total{kind="error"} 1.0' in b.metrics.render().decode()
+
+
+async def test_a_batch_that_the_model_refuses_is_sent_again_by_request() -> None:
+    async with bench() as b:
+        blocker, bad, good, gone = await b.send(1), await b.send(2, 3), await b.send(4), await b.send(5)
+        await b.answer(0)
+        gone.cancel()
+        await b.fail(1, PredictorError("raised"))
+        assert b.sent[2:] == [[2, 3]]
+        await b.fail(2, PredictorError("raised"))
+        assert b.sent[3:] == [[4]]
+        await b.answer(3)
+        assert await good == [4] and await blocker == [1]
+        with pytest.raises(PredictorError, match="raised"):
+            await bad
+        assert len(b.sent) == 4 and not b.scheduler._queue
+
+
+async def test_an_outage_is_not_multiplied() -> None:
+    async with bench() as b:
+        blocker, one, two = await b.send(1), await b.send(2), await b.send(3)
+        await b.answer(0)
+        b.predictor.fail(1, PredictorUnavailable("down"))
+        for task in (one, two):
+            with pytest.raises(PredictorUnavailable, match="down"):
+                await task
+        assert await blocker == [1] and len(b.sent) == 2
+
+
+async def test_a_model_that_refuses_everything_is_not_called_one_by_one_for_ever() -> None:
+    async with bench() as b:
+        for number in range(MOST_REFUSED + 2):
+            before = len(b.sent)
+            tasks = [await b.send(1), await b.send(2), await b.send(3)]
+            calls = 0
+            while not all(task.done() for task in tasks):
+                await b.fail(before + calls, PredictorError("sick"))
+                calls += 1
+            for task in tasks:
+                with pytest.raises(PredictorError, match="sick"):
+                    await task
+            assert calls == (4 if number < MOST_REFUSED else 2), number
+
+
+def test_time_and_good_answers_bring_failure_isolation_back() -> None:
+    isolation = FailureIsolation()
+    assert [isolation.sends_again(10.0) for _ in range(MOST_REFUSED + 2)] == [True] * MOST_REFUSED + [False, False]
+    assert [isolation.sends_again(now) for now in (12.0, 12.1, 14.0)] == [True, False, True]
+    isolation.answered()
+    assert [isolation.sends_again(14.1) for _ in range(MOST_REFUSED + 1)] == [True] * MOST_REFUSED + [False]
+
+
+async def test_a_good_neighbour_is_answered_while_every_batch_has_a_bad_instance() -> None:
+    async with bench() as b:
+        for _ in range(2 * MOST_REFUSED):
+            tasks = [await b.send(one) for one in (0, 666, 1, 666)]
+            while not all(task.done() for task in tasks):
+                for number, call in enumerate(b.predictor.calls):
+                    if 666 in b.sent[number] and not call.end.done():
+                        b.predictor.fail(number, PredictorError("bad instance"))
+                await b.answer()
+            assert [isinstance(task.exception(), PredictorError) for task in tasks] == [False, True, False, True]
+
+
+async def test_a_call_that_is_broken_off_is_answered() -> None:
+    async with bench() as b:
+        task = await b.send(1)
+        b.predictor.calls[0].end.cancel()
+        with pytest.raises(PredictorUnavailable, match="broken off"):
+            await task
+        after = await b.send(2)
+        await b.answer(1)
+        assert await after == [2]
+
+
+# The concurrency limit
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_two_schedulers_of_one_predictor_share_its_limit_in_turn(count: int) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        limit = ConcurrencyLimit(count)
+        old = Bench(executor, limit=limit)
+        new = Bench(executor, limit=limit, predictor=old.predictor)
+        tasks = [await old.send(*range(12)), await new.send(*range(100, 112))]
+        for number in range(6):
+            assert sum(not call.end.done() for call in old.predictor.calls) == min(count, 6 - number)
+            await old.answer(number)
+        if count == 1:
+            assert [first for first, *_ in old.sent] == [0, 4, 100, 8, 104, 108]
+        assert await asyncio.gather(*tasks) == [[*range(12)], [*range(100, 112)]]
+
+
+async def test_requests_of_a_refused_batch_leave_though_no_other_scheduler_sends() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        limit = ConcurrencyLimit(1)
+        old = Bench(executor, limit=limit)
+        new = Bench(executor, limit=limit, predictor=old.predictor)
+        blocker = await new.send(0)
+        one, two = await old.send(1), await old.send(2)
+        await old.answer(0)
+        await old.fail(1, PredictorError("bad"))
+        for number in (2, 3):
+            await old.answer(number)
+        assert [await blocker, await one, await two] == [[0], [1], [2]]
+
+
+def test_a_limit_that_is_lowered_below_what_is_taken() -> None:
+    limit = ConcurrencyLimit(2)
+    called: list[int] = []
+
+    def pump(number: int) -> None:
+        called.append(number)
+        limit.take()
+
+    limit.take()
+    limit.take()
+    limit.count = 1
+    for number in range(2):
+        limit.call_when_free(partial(pump, number))
+    limit.give_back()
+    assert not limit.has_room and called == []
+    limit.give_back()
+    assert called == [0]
+    limit.give_back()
+    assert called == [0, 1]
+
+
+# Trial inference
+
+
+@pytest.mark.parametrize(
+    ("signature", "ids"),
+    [
+        (SIGNATURE, [[101, 7, 102]]),
+        (replace(SIGNATURE, length=5), [[101, 7, 102, 0, 0]]),
+        (replace(SIGNATURE, exact_rows=2), [[101, 7, 102]] * 2),
+    ],
+    ids=["free", "fixed length", "exact rows"],
+)
+async def test_a_trial_is_sent_as_a_batch_would_be_and_waits_for_none(signature: Signature, ids: Any) -> None:
+    async with bench(signature) as b:
+        busy = await b.send(1, 2)
+        trial = asyncio.create_task(b.scheduler.trial(TEXT))
+        await b.turn()
+        assert b.predictor.calls[-1].ids.tolist() == ids
+        await b.answer()
+        await trial
+        assert b.predictor.calls[-1].released
+        await busy
+
+
+@pytest.mark.parametrize(
+    ("signature", "nan_at", "message"),
+    [
+        (replace(SIGNATURE, outputs=(replace(LOGITS, datatype="FP64"),)), None, "configuration says FP64"),
+        (replace(SIGNATURE, outputs=(replace(LOGITS, axes=LOGITS.axes[:1], sizes=(-1,)),)), None, "with the shape"),
+        (replace(SIGNATURE, length=5), 0, "'logits' with NaN"),
+        (replace(SIGNATURE, length=5), 2, "'logits' with NaN"),
+        (replace(SIGNATURE, length=5), 4, ""),
+    ],
+    ids=["datatype", "shape", "NaN first", "NaN last", "NaN in the padding"],
+)
+async def test_which_answers_a_trial_takes(signature: Signature, nan_at: int | None, message: str) -> None:
+    async with bench(signature) as b:
+        b.predictor.nan_at = nan_at
+        trial = asyncio.create_task(b.scheduler.trial(TEXT))
+        await b.turn()
+        await b.answer()
+        if message:
+            with pytest.raises(PredictorError, match=message):
+                await trial
+        else:
+            await trial
+
+
+# Whatever becomes of requests and batches
+
+numbers = st.integers(0, 50)
+steps = st.one_of(
+    st.tuples(st.just("send"), st.integers(1, 9), st.sampled_from(["a", "b"]), st.booleans()),
+    st.tuples(st.just("step"), st.integers(1, 9)),
+    st.tuples(st.sampled_from(["cancel", "answer", "break off"]), numbers),
+    st.tuples(st.just("fail"), numbers, st.sampled_from([PredictorError, PredictorUnavailable, PredictorTimeout])),
+    st.tuples(st.just("turn")),
+)
+
+
+async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[Any]], ends: list[Any]) -> None:
+    calls = [call for call in b.predictor.calls if not call.end.done()]
+    match step:
+        case "send", count, owner, late:
+            deadline = asyncio.get_running_loop().time() if late else None
+            context = Context("id", {"authorization": owner}, deadline=deadline)
+            texts = [Encoding([1] * (3 + number % 2), [0] * (3 + number % 2)) for number in range(count)]
+            requests.append(asyncio.create_task(b.scheduler.run(texts, first_logit, context, [1] * count)))
+        case "step", length:
+            text = Encoding([1] * length, [0] * length)
+            ends.append(b.scheduler.submit_step(text, first_logit, Context("id", {}), 1, lambda error: None))
+        case "cancel", which:
+            everyone = [*[task.cancel for task in requests], *ends]
+            if everyone:
+                everyone[which % len(everyone)]()
+        case "answer", which if calls:
+            calls[which % len(calls)].end.set_result(None)
+        case "break off", which if calls:
+            calls[which % len(calls)].end.cancel()
+        case "fail", which, error if calls:
+            calls[which % len(calls)].end.set_exception(error("it failed"))
+        case ("turn",):
+            await b.turn()
+
+
+async def work_off(sequence: list[tuple[Any, ...]]) -> None:
+    async with bench(max_batches_in_flight=2) as b:
+        requests: list[asyncio.Task[Any]] = []
+        ends: list[Any] = []
+        for step in sequence:
+            await perform(b, step, requests, ends)
+            assert sum(not call.end.done() for call in b.predictor.calls) <= 2
+        await b.turn()
+        while any(not call.end.done() for call in b.predictor.calls):
+            await b.answer()
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(one, list | RequestError | asyncio.CancelledError) for one in results)
+        queue = b.scheduler._queue
+        assert not queue and not queue._groups and queue._under_way == 0
+        assert b.scheduler._limit._taken == 0 and not b.scheduler._batches
+        task = await b.send(*range(8))
+        while not task.done():
+            await b.answer()
+        assert await task == [*range(8)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequence=st.lists(steps, max_size=40))
+def test_nothing_is_left_when_all_have_gone(sequence: list[tuple[Any, ...]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "MOST_REFUSED", 3)
+        asyncio.run(work_off(sequence))

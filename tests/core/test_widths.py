@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hf_transformer.core.contract import ContractError
-from hf_transformer.core.packing import EncodingForm, Filling, pack
-from hf_transformer.core.signature import Binding, InputBinding, OutputBinding, Widths, widths_of
-from hf_transformer.model_wiring import bind_task, filling
+from hf_transformer.core.batch import EncodingForm, Filling, Widths, widths_of
+from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
+from hf_transformer.model_wiring import filling, fit_task
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Encoding, Tensor, TensorSpec
 from tests.doctor.test_declared import GOOD, pair_of
 
-LOGITS = OutputBinding("logits", "logits", "FP32", (TOKENS, Axis(name="labels", minimum=1)), (-1, 2))
-INPUTS = tuple(InputBinding(name, name, "INT64") for name in ("input_ids", "attention_mask"))
-MASKED = Binding(INPUTS, (LOGITS,), 8, None, True, None, True)
+LOGITS = OutputSignature("logits", "logits", "FP32", (TOKENS, Axis(name="labels", minimum=1)), (-1, 2))
+INPUTS = tuple(InputSignature(name, name, "INT64") for name in ("input_ids", "attention_mask"))
+MASKED = Signature(INPUTS, (LOGITS,), 8, None, True, None, True)
 EIGHTS = Filling(pad_id=9, left=False, widths=Widths(8, 100))
 
 
@@ -25,8 +24,8 @@ def encoding(length: int) -> Encoding:
     return Encoding([1] * length, [0] * length)
 
 
-def form(binding: Binding = MASKED, filling: Filling = EIGHTS, max_tokens: int = 10**6) -> EncodingForm:
-    return EncodingForm(binding, filling, max_tokens=max_tokens, max_output_bytes=10**9)
+def form(signature: Signature = MASKED, filling: Filling = EIGHTS, max_tokens: int = 10**6) -> EncodingForm:
+    return EncodingForm(signature, filling, max_tokens=max_tokens, max_output_bytes=10**9)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +58,9 @@ def test_a_batch_is_padded_to_a_multiple_and_says_what_of_it_is_padding() -> Non
     assert form().pack([encoding(99)]).inputs[0].shape == (1, 100)
 
 
-def test_the_same_without_scheduler_and_without_a_batch_axis() -> None:
-    binding = replace(MASKED, max_rows=1, batch_axis=False)
-    assert [tensor.shape for tensor in pack([encoding(5)], binding, EIGHTS)] == [(8,), (8,)]
+def test_the_same_without_a_batch_axis() -> None:
+    packed = form(replace(MASKED, max_rows=1, batch_axis=False)).pack([encoding(5)])
+    assert [tensor.shape for tensor in packed.inputs] == [(8,), (8,)]
 
 
 def test_an_answer_has_the_tokens_of_its_text_alone() -> None:
@@ -86,22 +85,22 @@ def flags(multiple: int = 16) -> tuple[str, ...]:
 
 def test_the_longest_width_is_that_at_which_texts_are_cut() -> None:
     pair = pair_of(GOOD, *flags())
-    assert filling(pair.config, pair.tokenizer, pair.binding).widths == Widths(16, 128)
+    assert filling(pair.config, pair.tokenizer, pair.signature).widths == Widths(16, 128)
     pair = pair_of(GOOD, *flags(), "--max_model_len=100")
-    assert filling(pair.config, pair.tokenizer, pair.binding).widths == Widths(16, 100)
+    assert filling(pair.config, pair.tokenizer, pair.signature).widths == Widths(16, 100)
     pair = pair_of(GOOD, *flags(1))
-    assert filling(pair.config, pair.tokenizer, pair.binding).widths is None
+    assert filling(pair.config, pair.tokenizer, pair.signature).widths is None
 
 
 def test_a_model_that_would_read_the_padding_is_refused() -> None:
     pair = pair_of(GOOD, *flags())
     bare = replace(GOOD, inputs=tuple(one for one in GOOD.inputs if one.name != "attention_mask"))
     with pytest.raises(ContractError) as caught:
-        bind_task(pair.config, pair.task, bare)
+        fit_task(pair.config, pair.task, bare)
     [problem] = caught.value.problems
     assert problem.startswith("--pad_to_multiple_of=16: the model gets no attention_mask")
     assert "expected 1, or" in problem
-    assert bind_task(pair_of(GOOD, *flags(1)).config, pair.task, bare)[1].masked is False
+    assert fit_task(pair_of(GOOD, *flags(1)).config, pair.task, bare)[1].masked is False
 
 
 def test_a_mask_that_the_flags_leave_out_is_none() -> None:
@@ -109,7 +108,7 @@ def test_a_mask_that_the_flags_leave_out_is_none() -> None:
     config = replace(pair.config, tensor_input_names=("input_ids",))
     inputs = tuple(replace(one, optional=one.name != "input_ids") for one in GOOD.inputs)
     with pytest.raises(ContractError, match="add attention_mask to --tensor_input_names"):
-        bind_task(config, pair.task, replace(GOOD, inputs=inputs))
+        fit_task(config, pair.task, replace(GOOD, inputs=inputs))
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
@@ -119,7 +118,7 @@ def test_a_fixed_length_is_what_counts(masked: bool) -> None:
     )
     outputs = tuple(replace(one, shape=(24, *one.shape[1:])) for one in GOOD.outputs)
     pair = pair_of(replace(GOOD, inputs=inputs, outputs=outputs), *flags())
-    assert pair.binding.length == 24
-    found = filling(pair.config, pair.tokenizer, pair.binding)
+    assert pair.signature.length == 24
+    found = filling(pair.config, pair.tokenizer, pair.signature)
     assert found.widths is None
-    assert form(pair.binding, found).pack([encoding(5)]).inputs[0].shape == (1, 24)
+    assert form(pair.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)

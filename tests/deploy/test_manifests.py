@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from hf_transformer.config.options import parse_config
-from hf_transformer.core.bound_model import QUESTION_TIMEOUT
+from hf_transformer.core.model import QUESTION_TIMEOUT
 
 HERE = Path(__file__).parent
 MANIFESTS = sorted((HERE.parents[1] / "deploy" / "kserve").glob("inferenceservice*.yaml"))

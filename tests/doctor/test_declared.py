@@ -13,7 +13,7 @@ from hf_transformer.commands.doctor.declared import declared
 from hf_transformer.commands.doctor.findings import Finding
 from hf_transformer.config.options import parse_config
 from hf_transformer.model_parts import load_parts
-from hf_transformer.model_wiring import bind_task
+from hf_transformer.model_wiring import fit_task
 from hf_transformer.pair import BoundPair, Pair
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types import Json, ModelSpec, TensorSpec
@@ -29,7 +29,7 @@ def pair_of(spec: ModelSpec, *flags: str, **model_config: Json) -> BoundPair:
     config, _ = parse_config([f"--model_dir={DEMO_MODEL}", "--predictor_host=triton:8000", *flags], {})
     parts = load_parts(config)
     task = FillMask(replace(parts.task.settings, model_config={**parts.task.settings.model_config, **model_config}))
-    reader, binding = bind_task(config, task, spec)
+    reader, binding = fit_task(config, task, spec)
     return BoundPair(config, parts.tokenizer, reader, spec, binding)
 
 

@@ -218,7 +218,7 @@ async def test_long_prompts_are_tokenized_in_a_thread(gpt2: Tokenizer, executor:
     assert seen == [((text,), asked)]
 
 
-async def test_canary_and_close(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
+async def test_trial_and_close(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
     generator = saying(gpt2, ".")
     pipeline = pipeline_of(gpt2, generator, executor, max_length=3)
     await pipeline.trial()
@@ -228,9 +228,7 @@ async def test_canary_and_close(gpt2: Tokenizer, executor: ThreadPoolExecutor) -
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["refuses it", "finds no token in it"])
-async def test_the_canary_of_a_tokenizer_of_few_words(
-    tmp_path: Path, executor: ThreadPoolExecutor, drops: bool
-) -> None:
+async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path, executor: ThreadPoolExecutor, drops: bool) -> None:
     tokenizer = load(without_unknown(tmp_path, "CGT", drops=drops))
     generator = saying(tokenizer, "A")
     await pipeline_of(tokenizer, generator, executor).trial()

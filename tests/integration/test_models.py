@@ -83,5 +83,5 @@ def test_a_misfit_is_reported_once_and_keeps_the_service_unready(
     refused = service.post({"instances": TEXTS})
     assert refused.status_code == 503
     assert says in refused.json()["error"]
-    assert service.log.count("WARNING hf_transformer.core.bound_model: not ready") == 1
+    assert service.log.count("WARNING hf_transformer.core.model: not ready") == 1
     assert service.client.get("/").status_code == 200

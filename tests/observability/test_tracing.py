@@ -23,7 +23,7 @@ from hf_transformer.observability.tracing.spans import (
     spans_of,
 )
 from hf_transformer.types import Context, Encoding, Timings
-from tests.core.test_scheduler import BINDING, SETTINGS, Bench, first_logit
+from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench, first_logit
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{IDS[0]}-{IDS[1]}-01"
@@ -192,11 +192,11 @@ def test_a_call_over_grpc(code: int, error: str) -> None:
 
 async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_with() -> None:
     with ThreadPoolExecutor(1) as executor:
-        bench = Bench(executor, SETTINGS, BINDING)
+        bench = Bench(executor, SETTINGS, SIGNATURE)
         contexts = [Context(str(one), {"traceparent": f"trace {one}"}) for one in range(4)]
         tasks = []
         for number, context in enumerate(contexts):
-            run = bench.scheduler.run([Encoding([number], [0])], first_logit, context, lambda encoding: 1)
+            run = bench.scheduler.run([Encoding([number], [0])], first_logit, context, (1,))
             tasks.append(asyncio.create_task(run))
             await bench.turn()
         assert bench.sent == [[0]]

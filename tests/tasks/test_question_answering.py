@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.core.contract import ContractError, bind
+from hf_transformer.core.contract import ContractError, fit_signature
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.question_answering import QuestionAnswering
@@ -213,7 +213,10 @@ def fit(tokenizer: Tokenizer, *outputs: str, flags: tuple[str, ...] = ()) -> dic
     tensors = tuple(TensorSpec(name, "FP32", (-1,)) for name in outputs)
     spec = ModelSpec("squad", "1", inputs, tensors, 8)
     roles = task_of(tokenizer).outputs
-    return {one.role: one.name for one in bind(spec, roles, output_names=flags, task="question_answering").outputs}
+    signature = fit_signature(spec, roles, output_names=flags, task="question_answering")
+    return {one.role: one.name for one in signature.outputs}
+        one.role: one.name for one in fit_signature(spec, roles, output_names=flags, task="question_answering").outputs
+    }
 
 
 @pytest.mark.parametrize(

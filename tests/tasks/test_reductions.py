@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hf_transformer.core.contract import bind, told
+from hf_transformer.core.contract import fit_signature, told
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, Vocabulary
 from hf_transformer.tasks.fill_mask import FillMask
@@ -99,14 +99,14 @@ def test_numbered_outputs_are_bound(fill_mask: ReducedFillMask) -> None:
         8,
         False,
     )
-    binding = bind(spec, fill_mask.outputs, task="fill_mask")
+    binding = fit_signature(spec, fill_mask.outputs, task="fill_mask")
     assert [(one.name, one.role) for one in binding.outputs] == [("topk_ids__0", TOP[0]), ("topk_scores__1", TOP[1])]
     assert [(one.name, one.role) for one in binding.inputs] == [
         ("input_ids__0", "input_ids"),
         ("attention_mask__1", "attention_mask"),
     ]
     assert binding.masked
-    chosen = bind(spec, fill_mask.outputs, input_names=("input_ids", "attention_mask"), task="fill_mask")
+    chosen = fit_signature(spec, fill_mask.outputs, input_names=("input_ids", "attention_mask"), task="fill_mask")
     assert chosen.inputs == binding.inputs
 
 

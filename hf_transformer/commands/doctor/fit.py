@@ -1,4 +1,4 @@
-"""Whether model, tokenizer, task and flags fit: the problems that contract.fit_signature and the generators find."""
+"""Whether model, tokenizer, task and flags fit: what core.contract and the generators say, sentence by sentence."""
 
 from __future__ import annotations
 

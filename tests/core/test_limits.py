@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.core.admission import BYTES_PER_TOKEN, LARGEST_GUESS, Admission
+from hf_transformer.core.limits import BYTES_PER_TOKEN, LARGEST_GUESS, Admission
 from hf_transformer.errors import TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.core.batch_costs import BatchCosts
-from hf_transformer.core.queue import MAX_PADDING, BatchLimits, Waiting
+from hf_transformer.core.queue import MAX_PADDING, BatchLimits, Queue
 
 UNLIMITED = 10**9
 
@@ -20,8 +20,6 @@ class Entry:
     length: int
     key: str = ""
     number: int = 0
-    taken: bool = False
-    gone: bool = False
 
 
 def limits(
@@ -36,11 +34,11 @@ def limits(
 
 
 def batches(entries: list[Entry], within: BatchLimits) -> list[list[Entry]]:
-    waiting: Waiting[Entry] = Waiting(lambda entry: within)
+    queue: Queue[Entry] = Queue(lambda entry: within)
     for entry in entries:
-        waiting.add(entry)
+        queue.add(entry)
     found = []
-    while batch := waiting.take():
+    while batch := queue.take():
         found.append(batch)
     return found
 
@@ -70,7 +68,7 @@ def test_every_instance_leaves_once_within_the_limits(given_entries: list[Entry]
 class OneByOne(BatchLimits):
     """Limits that are asked about each row."""
 
-    def allow_even(self, rows: int, width: int, tokens: int) -> bool:
+    def allow_even(self, rows: int, width: int, length: int) -> bool:
         return False
 
 
@@ -97,14 +95,14 @@ def test_asking_for_many_at_once_changes_no_batch(
     texts: list[tuple[int, str]], gone: set[int], sizes: tuple[Any, ...], rest: dict[str, Any], parts: int
 ) -> None:
     def left(within: BatchLimits) -> list[list[int]]:
-        waiting: Waiting[Entry] = Waiting(lambda entry: within)
+        queue: Queue[Entry] = Queue(lambda entry: within)
         everyone = [Entry(length, key, number) for number, (length, key) in enumerate(texts)]
         for entry in everyone:
-            waiting.add(entry)
-        batches = [waiting.take(parts)]
+            queue.add(entry)
+        batches = [queue.take(parts)]
         for number in gone & set(range(len(texts))):
-            everyone[number].gone = True
-        while batch := waiting.take(parts):
+            queue.discard(everyone[number])
+        while batch := queue.take(parts):
             batches.append(batch)
         return [[entry.number for entry in batch] for batch in batches]
 
@@ -119,14 +117,14 @@ def test_a_few_rows_may_be_refused_where_more_would_not_be() -> None:
 def test_more_bytes_are_allowed_for_as_long_as_they_are_said_to_be() -> None:
     room = 600
     within = replace(limits(rows=9, output_bytes=200), more=lambda size: size <= room)
-    waiting: Waiting[Entry] = Waiting(lambda entry: within)
+    queue: Queue[Entry] = Queue(lambda entry: within)
     for number in range(20):
-        waiting.add(Entry(10, number=number))
-    assert len(waiting.take()) == 6  # of 100 bytes each
+        queue.add(Entry(10, number=number))
+    assert len(queue.take()) == 6  # of 100 bytes each
     room = 0
-    assert len(waiting.take()) == 2
+    assert len(queue.take()) == 2
     room = 400
-    assert len(waiting.take()) == 4
+    assert len(queue.take()) == 4
 
 
 @given(entries, any_limits)
@@ -144,18 +142,19 @@ def test_without_padding_lengths_are_never_mixed(given_entries: list[Entry]) -> 
 
 
 @given(entries, st.sets(st.integers(0, 59)))
-def test_those_that_nobody_waits_for_leave_nothing_behind(given_entries: list[Entry], cancelled: set[int]) -> None:
-    waiting: Waiting[Entry] = Waiting(lambda entry: limits(rows=2))
+def test_discarded_instances_leave_nothing_behind(given_entries: list[Entry], discarded: set[int]) -> None:
+    queue: Queue[Entry] = Queue(lambda entry: limits(rows=2))
     for number, entry in enumerate(given_entries):
-        waiting.add(entry)
+        queue.add(entry)
         entry.number = number
-    for number in cancelled & set(range(len(given_entries))):
-        given_entries[number].gone = True
+    for number in discarded & set(range(len(given_entries))):
+        for _ in range(2):  # the second time it is not there
+            queue.discard(given_entries[number])
     found = []
-    while batch := waiting.take():
+    while batch := queue.take():
         found += [entry.number for entry in batch]
-    assert sorted(found) == [number for number in range(len(given_entries)) if number not in cancelled]
-    assert not waiting._groups and not waiting._arrived
+    assert sorted(found) == [number for number in range(len(given_entries)) if number not in discarded]
+    assert len(queue) == 0 and not queue._groups
 
 
 def test_the_nearest_lengths_fill_a_batch_up() -> None:
@@ -188,30 +187,19 @@ def test_padding_does_not_count_where_the_length_is_fixed() -> None:
     assert lengths_of(batches([Entry(1), Entry(100)], limits())) == [[1], [100]]
 
 
-def test_one_that_waits_alone_leaves_nothing_behind() -> None:
-    waiting: Waiting[Entry] = Waiting(lambda entry: limits())
-    for gone in (False, True, False):
-        alone = Entry(3, gone=gone)
-        waiting.add(alone)
-        assert waiting.take() == ([] if gone else [alone])
-        assert alone.taken
-        assert waiting.take() == []
-        assert not (waiting._groups or waiting._arrived or waiting._ungrouped)
-
-
 def test_those_that_came_before_and_after_a_batch_leave_together() -> None:
-    waiting: Waiting[Entry] = Waiting(lambda entry: limits(rows=3))
+    queue: Queue[Entry] = Queue(lambda entry: limits(rows=3))
     early = [Entry(5, number=number) for number in range(5)]
     for entry in early:
-        waiting.add(entry)
-    assert waiting.take() == early[:3]
+        queue.add(entry)
+    assert queue.take() == early[:3]
     late = [Entry(length, number=9) for length in (5, 60)]
     for entry in late:
-        waiting.add(entry)
-    early[3].gone = True
-    assert waiting.take() == [early[4], late[0]]
-    assert waiting.take() == [late[1]]
-    assert waiting.take() == []
+        queue.add(entry)
+    queue.discard(early[3])
+    assert queue.take() == [early[4], late[0]]
+    assert queue.take() == [late[1]]
+    assert queue.take() == []
 
 
 class Known(BatchCosts):
@@ -228,17 +216,17 @@ def evenly(overhead: float, room: int, output_bytes: int = 50) -> BatchLimits:
 
 
 def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
-    waiting: Waiting[Entry] = Waiting(lambda entry: evenly(20, UNLIMITED))
+    queue: Queue[Entry] = Queue(lambda entry: evenly(20, UNLIMITED))
     for _ in range(16):
-        waiting.add(Entry(10))
-    sizes = [len(waiting.take(3)), len(waiting.take(3))]
+        queue.add(Entry(10))
+    sizes = [len(queue.take(3)), len(queue.take(3))]
     for _ in range(9):  # one comes back, and its clients ask again; one of each batch does so at once
         ended = sizes[-2]
-        waiting.add(Entry(10))
-        waiting.answered(ended)
-        sizes.append(len(waiting.take(3)))
+        queue.add(Entry(10))
+        queue.answered(ended)
+        sizes.append(len(queue.take(3)))
         for _ in range(ended - 1):
-            waiting.add(Entry(10))
+            queue.add(Entry(10))
     assert all(5 <= size <= 7 for size in sizes), sizes
 
 
@@ -255,26 +243,66 @@ def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
     ],
 )
 def test_when_batches_are_shared_out(within: BatchLimits, expected: int) -> None:
-    waiting: Waiting[Entry] = Waiting(lambda entry: within)
+    queue: Queue[Entry] = Queue(lambda entry: within)
     for _ in range(12):
-        waiting.add(Entry(10))
-    assert len(waiting.take(3)) == expected
+        queue.add(Entry(10))
+    assert len(queue.take(3)) == expected
 
 
 def test_a_share_is_kept_where_a_batch_might_take_all() -> None:
-    waiting: Waiting[Entry] = Waiting(lambda entry: evenly(20, 150, 10**6))
+    queue: Queue[Entry] = Queue(lambda entry: evenly(20, 150, 10**6))
     for _ in range(8):
-        waiting.add(Entry(10))
-    assert len(waiting.take(3)) == 3
+        queue.add(Entry(10))
+    assert len(queue.take(3)) == 3
 
 
-def test_those_that_have_gone_have_no_share() -> None:
-    waiting: Waiting[Entry] = Waiting(lambda entry: evenly(20, UNLIMITED))
+def test_discarded_instances_have_no_share() -> None:
+    queue: Queue[Entry] = Queue(lambda entry: evenly(20, UNLIMITED))
     everyone = [Entry(10) for _ in range(100)]
     for entry in everyone:
-        waiting.add(entry)
+        queue.add(entry)
     for gone, expected in ((everyone[:40], 9), (everyone[49:88], 7)):  # of 60; of 12 and the 9 before them
         for entry in gone:
-            entry.gone = True
-        waiting.left(gone)
-        assert len(waiting.take(3)) == expected
+            queue.discard(entry)
+        assert len(queue.take(3)) == expected
+
+
+steps = st.one_of(
+    st.tuples(st.just("add"), st.integers(1, 60), st.sampled_from(["", "a", "b"])),
+    st.tuples(st.just("discard"), st.integers(0, 300)),
+    st.tuples(st.just("take"), st.integers(1, 4)),
+    st.tuples(st.just("answered"), st.integers(0, 300)),
+)
+
+
+@given(st.lists(steps, max_size=80), st.sampled_from([evenly(20, UNLIMITED), limits(), limits(padding=False)]))
+def test_it_does_what_a_plain_list_would(sequence: list[tuple[Any, ...]], within: BatchLimits) -> None:
+    queue: Queue[Entry] = Queue(lambda entry: within)
+    everyone: list[Entry] = []
+    plain: list[Entry] = []
+    under_way: list[list[Entry]] = []
+    last = 0
+    for step in sequence:
+        match step:
+            case "add", length, key:
+                everyone.append(Entry(length, key))
+                plain.append(everyone[-1])
+                queue.add(everyone[-1])
+            case "discard", which:
+                for entry in everyone[which % (len(everyone) or 1) :: 3]:
+                    queue.discard(entry)
+                    plain = [one for one in plain if one is not entry]
+            case "take", parts:
+                fair = -(-(len(plain) + sum(map(len, under_way)) + last) // parts)
+                batch = queue.take(parts)
+                assert bool(batch) is bool(plain)
+                if batch:
+                    assert batch[0] is plain[0] and all(entry in plain for entry in batch)
+                    assert len(batch) <= within.share_of(fair, batch[0].length)
+                    plain = [entry for entry in plain if entry not in batch]
+                    under_way.append(batch)
+            case "answered", which if under_way:
+                ended = under_way.pop(which % len(under_way))
+                queue.answered(len(ended))
+                last = len(ended)
+        assert list(queue) == plain

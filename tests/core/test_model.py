@@ -1,0 +1,502 @@
+"""When a model is ready, and when another one takes its place, whatever its predictor does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hf_transformer.core import model
+from hf_transformer.core.contract import ContractError
+from hf_transformer.core.model import LOG_PAUSE, FailureLog, PredictPipeline, ServedModel, State
+from hf_transformer.errors import (
+    InvalidInput,
+    NotReady,
+    PredictorDenied,
+    PredictorError,
+    PredictorTimeout,
+    PredictorUnavailable,
+    RequestError,
+)
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.types import Answers, Context, ModelSpec, Query
+from tests.scripted_predictor import ScriptedPredictor
+
+SPEC = ModelSpec("m", "1", (), (), 0)
+OTHER = replace(SPEC, version="2", max_batch_size=8)
+DEAD = PredictorError("Stub process is not healthy")
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "SETTLED_PAUSE"):
+        monkeypatch.setattr(model, name, 0.001)
+
+
+class Described(ScriptedPredictor):
+    """A predictor that describes its model as a test says; ``asked`` counts how often.
+
+    ``ready`` is what it says or raises; None hangs until ``release``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: bool | BaseException | None = True
+        self.release = asyncio.Event()
+        self.spec = SPEC
+        self.questions = self.asked = 0
+
+    async def model_ready(self) -> bool:
+        self.questions += 1
+        if isinstance(self.ready, BaseException):
+            raise self.ready
+        if self.ready is None:
+            await self.release.wait()
+            return False
+        return self.ready
+
+    async def model_spec(self) -> ModelSpec:
+        self.asked += 1
+        return self.spec
+
+
+class Line:
+    """A pipeline that ends requests and trials as ``Bench.outcome`` says; ``gate`` holds them up."""
+
+    def __init__(self, bench: Bench, spec: ModelSpec) -> None:
+        self.bench = bench
+        self.spec = spec
+        self.tokenizer = SimpleNamespace(max_length=8)
+        self.gate: asyncio.Event | None = None
+        self.closed = False
+
+    async def __call__(self, query: Query, context: Context) -> Answers:
+        return Answers([await self._end()])
+
+    async def trial(self) -> None:
+        self.bench.trials += 1
+        await self._end()
+
+    async def _end(self) -> str:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.bench.outcome is not None:
+            raise self.bench.outcome
+        return self.spec.version
+
+    async def encode(self, texts: Any, how: Any) -> Any:
+        return texts
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class GeneratingLine(Line):
+    async def start(self, request: Any, context: Context) -> Any:
+        if request is None:
+            raise InvalidInput("wrong in itself")
+        return SimpleNamespace(tell=lambda *told: setattr(self.bench, "told", told))
+
+
+class Bench:
+    """A served model over a described one."""
+
+    def __init__(self, *, check_health: bool, check_seconds: float, line: type[Line]) -> None:
+        self.predictor = Described()
+        self.outcome: BaseException | None = None
+        self.misfit = False
+        self.trials = 0
+        self.lines: list[Line] = []
+        self.line = line
+        self.told: tuple[Any, ...] = ()
+        self.metrics = Metrics("m")
+        self.model = ServedModel(
+            "m",
+            cast(Any, SimpleNamespace(name="t", fields=(), tensor_specs=())),
+            self.predictor,
+            self.build,
+            self.metrics,
+            check_health=check_health,
+            check_seconds=check_seconds,
+        )
+
+    def build(self, spec: ModelSpec) -> PredictPipeline:
+        if self.misfit:
+            raise ContractError("m", ["It has no logits."])
+        self.lines.append(self.line(self, spec))
+        return cast(PredictPipeline, self.lines[-1])
+
+    async def ask(self) -> Any:
+        answers = await self.model.predict(Query(["x"], {}), Context("1", {}))
+        return answers.predictions[0]
+
+    async def fail(self, error: RequestError, times: int = 1) -> None:
+        self.outcome = error
+        for _ in range(times):
+            with pytest.raises(type(error)):
+                await self.ask()
+
+    async def unready(self) -> str:
+        with pytest.raises(NotReady) as caught:
+            await self.model.require_ready()
+        return str(caught.value)
+
+    def state(self) -> State:
+        return self.model.state
+
+    def shown_ready(self) -> bool:
+        return b'hf_transformer_model_ready{model_name="m"} 1.0' in self.metrics.render()
+
+
+@asynccontextmanager
+async def bench(
+    *, check_health: bool = True, check_seconds: float = 1000.0, line: type[Line] = Line
+) -> AsyncIterator[Bench]:
+    made = Bench(check_health=check_health, check_seconds=check_seconds, line=line)
+    assert made.model.state is State.SEARCHING
+    with pytest.raises(NotReady, match="the predictor has not been reached yet"):
+        await made.ask()
+    running = asyncio.create_task(made.model.run())
+    await until(lambda: made.model.state is State.READY)
+    try:
+        yield made
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        assert len(asyncio.all_tasks()) == 1, "it leaves no task behind"
+        assert all(line.closed for line in made.lines)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        for _ in iter(condition, True):
+            await asyncio.sleep(0.001)
+
+
+# Readiness
+
+
+async def test_ready_asks_the_predictor_with_the_health_check_alone() -> None:
+    for check_health in (False, True):
+        async with bench(check_health=check_health) as served:
+            await served.model.require_ready()
+            served.predictor.ready = False
+            if check_health:
+                assert "the predictor does not have 'm'" in await served.unready()
+            else:
+                await served.model.require_ready()
+            assert served.shown_ready() is not check_health
+            served.predictor.ready = True
+            await served.model.require_ready()
+            assert served.shown_ready()
+
+
+async def test_those_who_ask_at_one_time_share_a_look() -> None:
+    async with bench() as served:
+        await until(lambda: served.predictor.asked >= 1)
+        served.predictor.ready = None
+        questions = served.predictor.questions
+        asked = [asyncio.create_task(served.model.require_ready()) for _ in range(20)]
+        await until(lambda: served.predictor.questions == questions + 1)
+        asked[0].cancel()
+        served.predictor.ready = True
+        served.predictor.release.set()  # and says that it is not ready
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        assert all(isinstance(result, NotReady) for result in results[1:])
+
+
+async def test_a_predictor_that_does_not_answer_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "QUESTION_TIMEOUT", 0.01)
+    async with bench() as served:
+        served.predictor.ready = None
+        assert "did not describe its model in 0.01 s" in await served.unready()
+
+
+@pytest.mark.parametrize("trouble", [ValueError("a fault of ours"), asyncio.CancelledError()], ids=repr)
+async def test_whatever_a_look_meets_it_is_not_the_last(trouble: BaseException) -> None:
+    async with bench(check_seconds=0.002) as served:
+        served.predictor.ready = trouble
+        await until(lambda: not served.shown_ready())
+        assert "internal error: ValueError" in (said := await served.unready()) or "broken off" in said
+        served.predictor.ready = True
+        await until(served.shown_ready)
+
+
+async def test_at_the_end_it_is_not_ready_whatever_the_predictor_says() -> None:
+    async with bench(check_seconds=0.002) as served:
+        served.model.begin_end()
+        asked = served.predictor.asked
+        await until(lambda: served.predictor.asked > asked + 2)
+        assert not served.shown_ready() and "shutting down" in await served.unready()
+        assert await served.ask() == "1"
+
+
+async def test_a_model_that_does_not_fit_any_longer_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
+    async with bench(check_health=False, check_seconds=0.002) as served:
+        served.misfit = True
+        served.predictor.spec = OTHER
+        await until(lambda: not served.shown_ready())
+        with pytest.raises(NotReady, match="It has no logits"):
+            await served.ask()
+        assert "It has no logits" in await served.unready()
+        served.misfit = False
+        await until(served.shown_ready)
+        assert await served.ask() == "2"
+    assert caplog.text.count("not ready, trying on") == 1
+
+
+# Trial inference
+
+
+async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
+    async with bench() as served:
+        await served.fail(DEAD, 2)
+        await served.model.require_ready()
+        assert served.trials == 0 and served.state() is State.READY
+        await served.fail(DEAD)
+        assert served.state() is State.SUSPECT
+        reason = await served.unready()
+        assert "model 'm' is not ready: the last 3 requests failed, and so does a trial: Stub process is not" in reason
+        assert served.trials >= 1 and not served.shown_ready()
+        served.outcome = None
+        await served.model.require_ready()
+        assert served.shown_ready() and served.state() is State.READY
+        trials = served.trials
+        await served.ask()
+        await served.model.require_ready()
+        assert served.trials == trials
+
+
+async def test_an_answered_request_ends_the_suspicion_too() -> None:
+    async with bench(check_health=False) as served:
+        await served.fail(DEAD, 10)
+        assert served.state() is State.SUSPECT
+        served.outcome = None
+        await served.ask()
+        assert served.state() is State.READY and served.trials == 0 and served.shown_ready()
+
+
+async def test_another_version_is_tried_out_as_well() -> None:
+    async with bench() as served:
+        await served.fail(DEAD, 3)
+        served.predictor.spec = OTHER
+        assert "so does a trial" in await served.unready()
+        assert served.lines[-1].spec.version == "2"
+
+
+async def test_a_model_that_is_not_ready_becomes_so_without_being_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with bench() as served:
+        await served.fail(DEAD, 3)
+        await until(lambda: not served.shown_ready())
+        served.outcome = None
+        await until(served.shown_ready)
+    lines = [line for line in caplog.messages if line.startswith("the model is")]
+    assert [line[:28] for line in lines] == ["the model is not ready any m", "the model is ready again"]
+
+
+async def test_a_trial_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "QUESTION_TIMEOUT", 0.01)
+    async with bench() as served:
+        await served.fail(DEAD, 3)
+        served.lines[0].gate = asyncio.Event()
+        assert "so does a trial: no answer in time" in await served.unready()
+        served.outcome = None
+        served.lines[0].gate.set()
+        await served.model.require_ready()
+
+
+@pytest.mark.parametrize("during", ["requests", "trial"])
+async def test_a_denial_says_nothing_of_the_model(during: str) -> None:
+    async with bench() as served:
+        if during == "requests":
+            await served.fail(PredictorDenied("401"), 10)
+            assert served.state() is State.READY
+        else:
+            await served.fail(DEAD, 3)
+            served.outcome = PredictorDenied("401")
+            await served.model.require_ready()
+        assert served.trials == (during == "trial")
+
+
+# Model change detection
+
+
+@pytest.mark.parametrize("check_health", [False, True])
+async def test_another_model_is_served_while_requests_under_way_keep_theirs(check_health: bool) -> None:
+    async with bench(check_health=check_health, check_seconds=0.01) as served:
+        assert await served.ask() == "1" and served.model.describe().version == "1"
+        first = served.lines[0]
+        first.gate = asyncio.Event()
+        under_way = asyncio.create_task(served.ask())
+        await asyncio.sleep(0)
+        served.predictor.spec = OTHER
+        await until(lambda: len(served.lines) == 2)
+        assert await served.ask() == "2" and served.model.describe().version == "2" and not first.closed
+        first.gate.set()
+        assert await under_way == "1"
+        await until(lambda: first.closed)
+
+
+async def test_the_same_model_is_not_built_again() -> None:
+    async with bench(check_seconds=0.002) as served:
+        await until(lambda: served.predictor.asked > 5)
+        assert len(served.lines) == 1
+
+
+async def test_a_version_that_differs_in_nothing_else_needs_no_other_pipeline() -> None:
+    async with bench(check_seconds=0.002) as served:
+        about = served.model.describe()
+        assert (about.version, about.max_length) == ("1", 8)
+        served.predictor.spec = replace(SPEC, version="2")
+        await until(lambda: served.model.describe().version == "2")
+        assert len(served.lines) == 1 and served.shown_ready()
+
+
+async def test_two_versions_behind_one_address_take_no_turns() -> None:
+    """As during a rolling update; a model that is found now and then does not take the other's place."""
+    async with bench() as served:
+        for _ in range(20):
+            served.predictor.spec = OTHER
+            await served.model.require_ready()
+            served.predictor.spec = SPEC
+            await served.model.require_ready()
+        assert len(served.lines) == 1 and await served.ask() == "1"
+        served.predictor.spec = OTHER
+        await served.model.require_ready()
+        assert len(served.lines) == 1
+        await served.model.require_ready()
+        assert len(served.lines) == 2 and await served.ask() == "2"
+
+
+@pytest.mark.parametrize(
+    "error", [PredictorError("wrong"), PredictorTimeout("late"), PredictorUnavailable("away")], ids=lambda e: e.status
+)
+async def test_another_model_is_believed_at_once_while_requests_fail(error: RequestError) -> None:
+    async with bench() as served:
+        served.predictor.spec = OTHER
+        await served.fail(error)
+        await served.model.look()
+        assert len(served.lines) == 2
+
+
+@pytest.mark.parametrize("check_health", [False, True])
+@pytest.mark.parametrize("away", [PredictorUnavailable("down"), PredictorTimeout("hung")], ids=["down", "hung"])
+async def test_a_look_follows_when_the_predictor_is_back(check_health: bool, away: RequestError) -> None:
+    async with bench(check_health=check_health) as served:
+        await served.fail(away, 5)
+        served.predictor.spec = OTHER
+        served.outcome = None
+        assert await served.ask() == "1"
+        await until(lambda: len(served.lines) == 2)
+        assert await served.ask() == "2"
+
+
+@pytest.mark.parametrize("errors", [1, 3])
+async def test_a_look_follows_when_a_model_refuses_what_it_took(errors: int) -> None:
+    """One error is enough where the predictor has been away."""
+    async with bench(check_health=False) as served:
+        if errors == 1:
+            await served.fail(PredictorUnavailable("down"))
+        served.predictor.spec = OTHER
+        await served.fail(PredictorError("unexpected shape"), errors)
+        await until(lambda: len(served.lines) == 2)
+        served.outcome = None
+        assert await served.ask() == "2"
+
+
+async def test_an_outage_alone_leads_to_no_questions() -> None:
+    async with bench(check_health=False) as served:
+        await until(lambda: served.predictor.asked == 1)
+        await served.fail(PredictorUnavailable("down"), 50)
+        await served.fail(PredictorError("bad"), 1)
+        await until(lambda: served.predictor.asked == 2)
+        await served.fail(PredictorUnavailable("down"), 50)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert served.predictor.asked == 2
+
+
+# Generation
+
+
+async def test_a_generating_pipeline_is_closed_once_its_users_have_left() -> None:
+    async with bench(check_health=False, line=GeneratingLine) as served:
+        with pytest.raises(InvalidInput, match="wrong in itself"):
+            await served.model.generate(None, Context("1", {}))
+        await served.model.generate("a prompt", Context("1", {}))
+        succeeded, failed, left = served.told
+        first = served.lines[0]
+        served.predictor.spec = OTHER
+        failed(PredictorError("broken"))
+        await served.model.look()
+        await asyncio.sleep(0.01)
+        assert len(served.lines) == 2 and not first.closed
+        succeeded(Context("1", {}))
+        left()
+        await until(lambda: first.closed)
+        assert not served.lines[1].closed
+
+
+async def test_a_predictive_model_generates_nothing() -> None:
+    async with bench() as served:
+        with pytest.raises(InvalidInput, match="does t, which generates no text"):
+            await served.model.generate("a prompt", Context("1", {}))
+
+
+# The log of failures
+
+FAIL, END = "requests fail with 502: wrong", "the predictor answers again"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_failures_that_come_and_go_have_a_line_each_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clock = Clock()
+    log = FailureLog(clock=clock)
+    for _ in range(30):  # three seconds apart
+        log.failed(PredictorError("wrong"))
+        assert log.failing
+        log.answered()
+        assert not log.failing
+        clock.now += LOG_PAUSE * 0.3
+    more = f"{FAIL} (3 more have failed since the last such line)"
+    assert caplog.messages == [FAIL, END, *[more, END] * 7]
+
+
+def test_a_row_of_failures_has_one_line_however_long_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clock = Clock()
+    log = FailureLog(clock=clock)
+    for _ in range(1000):
+        log.failed(PredictorError("wrong"))
+        clock.now += LOG_PAUSE
+    log.answered()
+    log.answered()
+    log.failed(PredictorTimeout("late"))
+    after = "requests fail with 504: late (999 more have failed since the last such line)"
+    assert caplog.messages == [FAIL, END, after]
+
+
+async def test_requests_that_fail_and_are_answered_again_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with bench(check_health=False) as served:
+        for _ in range(50):
+            await served.fail(PredictorError("wrong"), 2)
+            served.outcome = None
+            await served.ask()
+    assert caplog.text.count(FAIL) == caplog.text.count("answers again") == 1

@@ -1,0 +1,216 @@
+"""One request from instances to answers: any number of instances, of texts in each, and of windows of each text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.core import pipeline
+from hf_transformer.core.batch import EncodingForm, Filling
+from hf_transformer.core.limits import Limits
+from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.scheduler import Scheduler
+from hf_transformer.errors import InvalidInput, RequestError, TooLarge
+from hf_transformer.model_parts import load_parts
+from hf_transformer.model_wiring import pipeline_builder
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
+from hf_transformer.tokenizer.tokenizer import load_tokenizer
+from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, ModelSpec, Query, TensorSpec, Tokenization
+from tests.configuring import config
+from tests.core.test_scheduler import LOGITS, SETTINGS, SIGNATURE
+from tests.generation.tokenizers import without_unknown
+from tests.integration.server.processes import MODEL_FOLDER
+from tests.scripted_predictor import ScriptedPredictor
+
+LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
+LONG = "word " * 600
+
+
+class Ids(Task[Any, Mapping[str, Any], list[int]]):
+    """An item is a text or a list of texts; its answer has the ids that the model has read of each window."""
+
+    name = "ids"
+
+    @property
+    def outputs(self) -> tuple[OutputRole, ...]:
+        return (OutputRole("logits", LOGITS.axes),)
+
+    def options(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        return parameters
+
+    def item(self, instance: Any, where: str, options: Mapping[str, Any]) -> Any:
+        if instance is None:
+            raise InvalidInput(f"{where}: expected a text")
+        return instance
+
+    def texts(self, item: Any, options: Mapping[str, Any]) -> Sequence[str]:
+        return item if isinstance(item, list) else [item]
+
+    def tokenization(self, options: Mapping[str, Any]) -> Tokenization:
+        return Tokenization(windows=True) if options.get("windows") else PLAIN
+
+    def overflow(self, options: Mapping[str, Any]) -> Any:
+        return options.get("overflow", "truncate")
+
+    def check(self, encoding: Encoding, where: str) -> None:
+        if len(encoding) == 3:
+            raise InvalidInput(f"{where}: a single token")
+
+    def answer_size(self, encoding: Encoding, options: Mapping[str, Any]) -> int:
+        return len(encoding)
+
+    def decode(self, item: Any, encoding: Encoding, outputs: Mapping[str, Array], options: Any) -> list[int]:
+        assert outputs["logits"].shape == (len(encoding), 1)
+        return [int(one) for one in outputs["logits"][:, 0]]
+
+    def answer(self, item: Any, parts: Sequence[Sequence[list[int]]], options: Mapping[str, Any]) -> Any:
+        return [list(windows) for windows in parts]
+
+
+class Bench:
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self.tokenizer = load_tokenizer(MODEL_FOLDER, {}, max_model_len=32)
+        self.predictor = ScriptedPredictor()
+        self.metrics = Metrics("m")
+        self.logged: list[Any] = []
+        scheduler = Scheduler(
+            self.predictor,
+            EncodingForm(SIGNATURE, Filling(0, left=False)),
+            SETTINGS,
+            executor=executor,
+            metrics=self.metrics,
+        )
+        task = Ids(TaskSettings({}, self.tokenizer))
+        self.pipeline = Pipeline(
+            task,
+            self.tokenizer,
+            scheduler,
+            executor=executor,
+            limits=LIMITS,
+            metrics=self.metrics,
+            log_texts=lambda texts, context: self.logged.append(list(texts)),
+        )
+        self.context = Context("id", {})
+
+    async def ask(self, *instances: Any, tensors: bool = False, **parameters: Any) -> Answers:
+        asking = asyncio.create_task(self.pipeline(Query(instances, parameters, tensors), self.context))
+        while not asking.done():
+            self.predictor.answer()
+            await asyncio.sleep(0)
+        return await asking
+
+    def ids(self, *texts: str, **how: Any) -> list[list[list[int]]]:
+        """The answer to an item of these texts."""
+        found = self.tokenizer.encode_windows(texts, Tokenization(**how))
+        return [[encoding.ids for encoding in windows] for windows in found]
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    with ThreadPoolExecutor(1) as executor:
+        yield Bench(executor)
+
+
+async def test_each_instance_gets_its_own_answer() -> None:
+    async with bench() as b:
+        one = await b.ask("a short text")
+        assert one.predictions == [b.ids("a short text")] and one.tensor is None
+        assert (b.context.instances, b.context.tokens, one.tokens) == (1, one.tokens, len(b.ids("a short text")[0][0]))
+        assert b.context.timings.tokenize > 0 and b.context.timings.predict > 0
+        texts: list[Any] = ["one more", LONG, "a short text", ["two texts", "in one item"]]
+        several = await b.ask(*texts)
+        assert several.predictions == [b.ids(*one) if isinstance(one, list) else b.ids(one) for one in texts]
+        assert b.logged == [["a short text"], ["one more", LONG, "a short text", "two texts", "in one item"]]
+        assert 'truncated_instances_total{model_name="m"} 1.0' in b.metrics.render().decode()
+
+
+async def test_long_texts_in_windows() -> None:
+    async with bench() as b:
+        text = "word " * 40
+        answers = await b.ask(text, "a short text", windows=True)
+        assert len(answers.predictions[0][0]) > 1
+        assert answers.predictions == [b.ids(text, windows=True), b.ids("a short text")]
+
+
+async def test_large_answers_are_put_together_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "INLINE_VALUES", 1)
+    async with bench() as b:
+        answers = await b.ask("a short text", "another one", tensors=True)
+        assert answers.predictions == [b.ids("a short text"), b.ids("another one")]
+        assert answers.tensor is not None and isinstance(answers.tensor.data, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("instances", "parameters", "error", "says"),
+    [
+        ([], {}, InvalidInput, "instances: expected at least one"),
+        (["two words", None], {}, InvalidInput, "instances[1]: expected a text"),
+        (["two words", "a"], {}, InvalidInput, "instances[1]: a single token"),
+        (["a b"] * 5, {}, TooLarge, "5 in a request, at most 4 are taken (--max_instances)"),
+        (
+            ["a b", "x" * 4001],
+            {},
+            TooLarge,
+            "instances[1]: 4001 characters, at most 4000 are",
+        ),
+        (["x" * 3000] * 3, {}, TooLarge, "instances[2]: with it the request has more than the 8000 characters"),
+        ([["a b"] * 9], {}, TooLarge, "9 sequences (texts, pairs and windows) in one request, at most 8"),
+        ([LONG], {"windows": True}, TooLarge, "more than 8 windows in one request"),
+        ([LONG], {"overflow": "error"}, TooLarge, "the text is longer than the 32 tokens that the model takes"),
+    ],
+    ids=["none", "item", "check", "instances", "length", "total", "sequences", "windows", "overflow"],
+)
+async def test_a_request_that_is_refused_is_not_sent(
+    instances: list[Any], parameters: dict[str, Any], error: type[RequestError], says: str
+) -> None:
+    async with bench() as b:
+        with pytest.raises(error) as caught:
+            await b.ask(*instances, **parameters)
+        assert says in str(caught.value) and not b.predictor.calls
+
+
+async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
+    """Any token will do for a model whose tokenizer knows few words, as those of genomes do."""
+    folder = without_unknown(tmp_path / "model")
+    labels = {
+        "id2label": {"0": "a", "1": "b"},
+        "architectures": ["BertForSequenceClassification"],
+        "model_type": "bert",
+    }
+    (folder / "config.json").write_text(json.dumps(labels))
+    options = config(f"--model_dir={folder}", "--model_name=genes")
+    spec = ModelSpec("genes", "1", (TensorSpec("input_ids", "INT64", (-1,)),), (TensorSpec("logits", "FP32", (2,)),), 8)
+    predictor = ScriptedPredictor()
+    with ThreadPoolExecutor(1) as executor:
+        made = pipeline_builder(options, load_parts(options), predictor, Metrics("genes"), executor)(spec)
+        trial = asyncio.create_task(made.trial())
+        async with asyncio.timeout(20):
+            while not predictor.calls:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.001)
+        assert predictor.calls[0].ids.tolist() == [[0]]
+        trial.cancel()
+        await asyncio.wait([trial])
+
+
+async def test_the_wiring_gives_all_pipelines_of_a_model_one_concurrency_limit() -> None:
+    options = config(f"--model_dir={MODEL_FOLDER}", "--model_name=bert")
+    parts = load_parts(options)
+    ids = TensorSpec("input_ids", "INT64", (-1,))
+    logits = TensorSpec("logits", "FP32", (-1, parts.tokenizer.vocab_size))
+    with ThreadPoolExecutor(1) as executor:
+        build = pipeline_builder(options, parts, ScriptedPredictor(), Metrics("bert"), executor)
+        pipelines = [
+            build(ModelSpec("bert", "1", (ids,), (logits,), rows, instances=instances))
+            for rows, instances in ((8, 1), (16, 3))
+        ]
+    old, new = (made._scheduler._limit for made in pipelines if isinstance(made, Pipeline))
+    assert old is new and new.count == 4, "one more than the model has instances now"
