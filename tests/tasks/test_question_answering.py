@@ -215,8 +215,6 @@ def fit(tokenizer: Tokenizer, *outputs: str, flags: tuple[str, ...] = ()) -> dic
     roles = task_of(tokenizer).outputs
     signature = fit_signature(spec, roles, output_names=flags, task="question_answering")
     return {one.role: one.name for one in signature.outputs}
-        one.role: one.name for one in fit_signature(spec, roles, output_names=flags, task="question_answering").outputs
-    }
 
 
 @pytest.mark.parametrize(
