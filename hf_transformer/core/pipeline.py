@@ -77,8 +77,7 @@ class Pipeline:
         if context.place is not None:
             context.place.expect(request.characters)
         read = perf_counter()
-        await self._tokenize(request)
-        self._check_size(request)
+        self._check_encodings(request, await self._encode(request))
         context.instances, context.tokens = len(request.items), request.tokens
         if context.place is not None:
             context.place.charge(request.tokens)
@@ -126,7 +125,8 @@ class Pipeline:
         instances = request.query.instances
         if not instances:
             raise InvalidInput(f"{name}: expected at least one, got none")
-        limits.check_instances(len(instances), name)
+        if len(instances) > limits.max_instances:
+            limits.check_instances(len(instances), name)
         total = 0
         for index, instance in enumerate(instances):
             where = f"{name}[{index}]"
@@ -152,18 +152,21 @@ class Pipeline:
                 )
         request.characters = total
 
-    async def _tokenize(self, request: RequestState) -> None:
-        """Fills in the encodings, each checked by the task, and what they come to."""
-        task, options = self._task, request.options
-        how = task.tokenization(options)
+    async def _encode(self, request: RequestState) -> list[list[Encoding]]:
+        """The windows of each text."""
+        how = self._task.tokenization(request.options)
         if how is PLAIN and request.has_plain_texts and request.characters <= INLINE_CHARACTERS:
             # What encode_off_loop would do too, for a fifth less of all that one short text costs here.
             encode = self.tokenizer.encode_short
-            found = [[encode(text)] for text in request.texts]  # type: ignore[arg-type]  # all are strings
-        else:
-            if how.windows:
-                how = replace(how, max_windows=self._limits.max_sequences)
-            found = await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
+            return [[encode(text)] for text in request.texts]  # type: ignore[arg-type]  # all are strings
+        if how.windows:
+            how = replace(how, max_windows=self._limits.max_sequences)
+        return await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
+
+    def _check_encodings(self, request: RequestState, found: list[list[Encoding]]) -> None:
+        """Fills in the encodings, within the limits and each checked by the task, and what they come to."""
+        task, options, limits = self._task, request.options, self._limits
+        flat, owners, costs = request.flat, request.owners, request.costs
         start = tokens = size = truncated = 0
         for index, count in enumerate(request.counts):
             texts = found[start : start + count]
@@ -172,19 +175,30 @@ class Pipeline:
             suspicious = self._checks
             for windows in texts:
                 for encoding in windows:
-                    if encoding.truncated or not encoding.ids:
+                    length = len(encoding.ids)
+                    if encoding.truncated or not length:
                         suspicious = True
-                    request.flat.append(encoding)
-                    request.owners.append(index)
-                    request.costs.append(task.decode_cost(encoding, options))
-                    tokens += len(encoding.ids)
+                    flat.append(encoding)
+                    owners.append(index)
+                    costs.append(task.decode_cost(encoding, options))
+                    tokens += length
                     size += task.answer_size(encoding, options)
             if suspicious:
                 truncated += self._check(request, index)
-        request.tokens, request.size = tokens, size
-        self._limits.check_sequences(len(request.flat), request.query.name)
+        if len(flat) > limits.max_sequences:
+            limits.check_sequences(len(flat), request.query.name)
         if truncated:
             self._metrics.count_truncated(truncated)
+        size += task.beside_size(request.encodings, options)
+        if request.query.tensors:
+            lengths = [sum([len(one) for windows in texts for one in windows]) for texts in request.encodings]
+            size = max(size, task.tensor_size(lengths, options))
+        if size > limits.max_answer_values:
+            raise TooLarge(
+                f"{request.query.name}: the answer would hold about {size} values, at most {limits.max_answer_values} "
+                "are given in one (--max_answer_values); send fewer instances or ask for less of each"
+            )
+        request.tokens, request.size = tokens, size
 
     def _check(self, request: RequestState, index: int) -> bool:
         """Whether an item was truncated. Raises RequestError for encodings of it that can't be predicted."""
@@ -201,20 +215,6 @@ class Pipeline:
                 task.check(encoding, where)
                 truncated = truncated or encoding.truncated
         return truncated
-
-    def _check_size(self, request: RequestState) -> None:
-        """Raises TooLarge before the predictor is asked for more than can be sent."""
-        task, options = self._task, request.options
-        request.size += task.beside_size(request.encodings, options)
-        if request.query.tensors:
-            lengths = [sum([len(one) for windows in texts for one in windows]) for texts in request.encodings]
-            request.size = max(request.size, task.tensor_size(lengths, options))
-        if request.size > self._limits.max_answer_values:
-            raise TooLarge(
-                f"{request.query.name}: the answer would hold about {request.size} values, at most "
-                f"{self._limits.max_answer_values} are given in one (--max_answer_values); send fewer instances or ask "
-                "for less of each"
-            )
 
 
 class RequestState:
