@@ -253,6 +253,7 @@ class ServedModel:
                 self._doubt.clear()
                 await self.look()
                 if self._problem:
+                    logger.debug("model %r is still not ready, trying again in %.1f s at most", self.name, pause)
                     await asyncio.sleep(_jittered(pause))
                     pause = min(pause * 2, LONGEST_PAUSE)
                     continue
@@ -404,7 +405,7 @@ class ServedModel:
         """Tells the log, the metrics and the other workers what a look has found."""
         if self._serving is None:
             if problem != self._problem:
-                logger.warning("not ready, trying on: %s", problem)
+                logger.warning("not ready, retrying: %s", problem)
         elif not self._check_health:
             problem = ""  # the requests show whether the model can be asked
         elif problem and not self._problem:

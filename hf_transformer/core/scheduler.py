@@ -56,7 +56,7 @@ ALONE_AGAIN_SECONDS = 2.0
 instances that break the model, which must not cost others their answers for longer than this."""
 
 BAD_ANSWER = "error"
-"""The failure code of a call that has succeeded, but whose answer can't be decoded."""
+"""The failure code of a call that has succeeded, but whose answer breaks the contract or can't be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ class Scheduler(Generic[Item]):
     async def _send(self, taken: Sequence[Entry[Item]]) -> None:
         """One batch: one call to the predictor, and the answers of its instances."""
         entries = [entry for entry in taken if not entry.request.future.done()]
-        timing = None
+        timing = reply = None
         try:
             if not entries:
                 return
@@ -362,6 +362,8 @@ class Scheduler(Generic[Item]):
             self._fail(entries, PredictorUnavailable("the call to the predictor was broken off"))
             raise
         except Exception as error:
+            if reply is not None and isinstance(error, PredictorError):
+                self._metrics.count_predictor_error(BAD_ANSWER)
             self._failed(entries, error)
         finally:
             if timing is not None and not timing.over:

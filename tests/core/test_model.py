@@ -249,7 +249,7 @@ async def test_a_model_that_does_not_fit_any_longer_is_not_asked(caplog: pytest.
         served.misfit = False
         await until(served.shown_ready)
         assert await served.ask() == "2"
-    assert caplog.text.count("not ready, trying on") == 1
+    assert caplog.text.count("not ready, retrying") == 1
 
 
 # Trial inference

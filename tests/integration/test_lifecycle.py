@@ -60,7 +60,7 @@ def test_a_predictor_that_comes_late_goes_and_comes_back(own_triton: LocalTriton
         own_triton.restart()
         service.wait_until("/v1/models/bert")
         assert service.predict([TEXT]) == ["paris"]
-        assert service.log.count("not ready, trying on") == 1
+        assert service.log.count("not ready, retrying") == 1
         assert "Traceback" not in service.log
         assert service.stop() == 0
 
