@@ -21,7 +21,7 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
-from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, Query, TextInput, Tokenization
 
 TRIAL = "A short text."
@@ -67,17 +67,21 @@ class Pipeline:
         Raises:
             RequestError: one error for the whole request; no instance of it is answered then.
         """
-        started = perf_counter()
+        started, task = perf_counter(), self._task
         # Most requests have no parameters.
-        options = self._task.options(query.parameters) if query.parameters else self._default_options
-        request = RequestState(self._task, options, query)
+        options = task.options(query.parameters) if query.parameters else self._default_options
+        request = RequestState(task, options, query)
         self._read(request)
         if self._log_texts is not None:
             self._log_texts(request.texts, context)
         if context.place is not None:
             context.place.expect(request.characters)
         read = perf_counter()
-        self._check_encodings(request, await self._encode(request))
+        how = task.tokenization(options)
+        if how.windows:
+            how = replace(how, max_windows=self._limits.max_sequences)
+        found = await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
+        self._check_encodings(request, found)
         context.instances, context.tokens = len(request.items), request.tokens
         if context.place is not None:
             context.place.charge(request.tokens)
@@ -133,10 +137,7 @@ class Pipeline:
             item = task.item(instance, where, options)
             texts = task.texts(item, options)
             for number, text in enumerate(texts):
-                if type(text) is str:
-                    length = len(text)
-                else:
-                    length, request.has_plain_texts = characters(text), False
+                length = characters(text)
                 if length > limits.max_text_length:
                     raise limits.too_long(length, task.text_name(where, number))
                 total += length
@@ -151,17 +152,6 @@ class Pipeline:
                     "taken of all texts and pairs together (--max_total_length)"
                 )
         request.characters = total
-
-    async def _encode(self, request: RequestState) -> list[list[Encoding]]:
-        """The windows of each text."""
-        how = self._task.tokenization(request.options)
-        if how is PLAIN and request.has_plain_texts and request.characters <= INLINE_CHARACTERS:
-            # What encode_off_loop would do too, for a fifth less of all that one short text costs here.
-            encode = self.tokenizer.encode_short
-            return [[encode(text)] for text in request.texts]  # type: ignore[arg-type]  # all are strings
-        if how.windows:
-            how = replace(how, max_windows=self._limits.max_sequences)
-        return await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
 
     def _check_encodings(self, request: RequestState, found: list[list[Encoding]]) -> None:
         """Fills in the encodings, within the limits and each checked by the task, and what they come to."""
@@ -223,7 +213,6 @@ class RequestState:
     Attributes:
         items: what ``task.item`` made of each instance.
         texts: those of all items, one after the other; ``counts`` has their number for each item.
-        has_plain_texts: whether all texts are strings.
         characters: those of all texts.
         encodings: per item, text and window.
         flat: all encodings, one after the other; ``owners`` has the index of the item of each, and ``costs`` what it
@@ -238,7 +227,6 @@ class RequestState:
         "counts",
         "encodings",
         "flat",
-        "has_plain_texts",
         "items",
         "options",
         "owners",
@@ -256,7 +244,6 @@ class RequestState:
         self.items: list[Any] = []
         self.texts: list[TextInput] = []
         self.counts: list[int] = []
-        self.has_plain_texts = True
         self.characters = 0
         self.encodings: list[list[list[Encoding]]] = []
         self.flat: list[Encoding] = []

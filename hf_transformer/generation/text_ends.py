@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
+from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Encoding, Tokenization
 
 _COUNTED: Final = Tokenization(whole=True, special_tokens=False)
@@ -62,8 +62,6 @@ class TokenCounter:
 
     async def count(self, text: str) -> int:
         """How many tokens. Raises InvalidInput for a text that can't be encoded."""
-        if len(text) <= INLINE_CHARACTERS:
-            return len(self._tokenizer.ids(text, special_tokens=False))
         return len((await self._encoded(text, _COUNTED)).ids)
 
     async def cut(self, text: str, most: int) -> int | None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import tokenizers
 
@@ -21,7 +21,6 @@ LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids
 """What an encoding has for each token."""
 
 FIRST_ALONE = Tokenization(only_first=True)
-WHOLE, BARE = Tokenization(whole=True), Tokenization(whole=True, special_tokens=False)
 
 
 def strings(text: TextInput) -> Sequence[str]:
@@ -49,7 +48,9 @@ def too_many_tokens(how: Tokenization) -> TooLarge:
 
 
 class Engine(Protocol):
-    """Encodes texts. Threads share it."""
+    """Encodes texts, truncated to ``max_length`` tokens. Threads share it."""
+
+    max_length: int
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The windows of each text, one unless ``how`` asks for more. No text comes in token ids.
@@ -59,14 +60,14 @@ class Engine(Protocol):
             TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
         """
 
-    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
-        """All ids of one text, not truncated, with the special tokens that the service adds, or without any."""
-
-    def with_max_length(self, length: int) -> Engine:
+    def with_max_length(self, length: int) -> Self:
         """The same with another limit in tokens."""
+        other = copy(self)
+        other.max_length = length
+        return other
 
 
-class RustEngine:
+class RustEngine(Engine):
     """A tokenizer of the Rust library.
 
     ``backend`` does not truncate, and is not changed: what doesn't fit is removed from the whole encoding. Windows,
@@ -86,7 +87,7 @@ class RustEngine:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        self._max_length = max_length
+        self.max_length = max_length
         self._special_tokens = special_tokens
         self._truncation_side = truncation_side
         self._words = WordCache.of(backend, special_tokens) if word_cache else None
@@ -97,43 +98,30 @@ class RustEngine:
         """See Engine. TooLarge is found before the windows are made."""
         if how is not PLAIN or self._words is None:
             return self._encode(texts, how)
-        limit, known = self._max_length, self._words.ids
+        limit, known = self.max_length, self._words.ids
         found: list[list[Encoding]] = []
-        others: dict[int, TextInput] = {}
-        for index, text in enumerate(texts):
+        others: list[int] = []
+        for text in texts:
             ids = known(text) if isinstance(text, str) else None
             if ids is None or len(ids) > limit:
-                others[index] = text
+                others.append(len(found))
                 found.append([])
             else:
                 found.append([Encoding(ids, [0] * len(ids))])
         if others:
-            for index, windows in zip(others, self._encode([*others.values()], how), strict=True):
+            for index, windows in zip(others, self._encode([texts[index] for index in others], how), strict=True):
                 found[index] = windows
         return found
-
-    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
-        """See Engine."""
-        found = None
-        if self._words is not None:
-            found = self._words.ids(text) if special_tokens else self._words.bare_ids(text)
-        return self._run(self._backend, [text], WHOLE if special_tokens else BARE)[0].ids if found is None else found
-
-    def with_max_length(self, length: int) -> RustEngine:
-        """See Engine."""
-        other = copy(self)
-        other._max_length = length
-        return other
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """What ``encode`` gives, without the word cache."""
         if how.whole:
             return self._whole(texts, how)
-        limit = min(how.max_length or self._max_length, self._max_length)
+        limit = min(how.max_length or self.max_length, self.max_length)
         # The library may give the first token that is left on the left other offsets than it has in the whole text.
         if how.windows or how.one_side or (how.detail and self._truncation_side == "left"):
             return self._by_library(texts, limit, how)
-        if limit < self._max_length:
+        if limit < self.max_length:
             self._room(limit, how)
         encoded = self._run(self._backend, texts, how)
         return [[self._fitted(one, text, limit, how)] for one, text in zip(encoded, texts, strict=True)]
@@ -143,12 +131,11 @@ class RustEngine:
         encoded = self._run(self._backend, texts, replace(how, detail=True))
         if sum(map(len, encoded)) > how.max_tokens:
             raise too_many_tokens(how)
-        found = []
-        for text, one in zip(texts, encoded, strict=True):
-            ranges = self._excess(one, text, self._max_length)
-            cut = Cut(sum(map(len, ranges)), tuple(span(one, tokens) for tokens in ranges))
-            found.append([_convert(one, False, how.detail, cut)])
-        return found
+        found = [_convert(one, False, how.detail) for one in encoded]
+        for converted, text, one in zip(found, texts, encoded, strict=True):
+            ranges = self._excess(one, text, self.max_length)
+            converted.cut = Cut(sum(map(len, ranges)), tuple(span(one, tokens) for tokens in ranges))
+        return [[one] for one in found]
 
     def _fitted(self, encoded: tokenizers.Encoding, text: TextInput, limit: int, how: Tokenization) -> Encoding:
         """An encoding of at most ``limit`` tokens."""
@@ -228,7 +215,8 @@ class RustEngine:
             return []
         strategy = "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
         with self._lock:
-            self._truncating = self._truncating or _another(self._backend)
+            if self._truncating is None:
+                self._truncating = _another(self._backend)
             self._truncating.enable_truncation(limit, stride=stride, strategy=strategy, direction=self._truncation_side)
             return self._run(self._truncating, texts, how)
 
@@ -249,15 +237,12 @@ class RustEngine:
                 ]
                 found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=special_tokens))
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
-            if how.only_first and "too short" in str(exc):
+            if how.one_side and "too short" in str(exc):
+                other, cut = "second text (the hypothesis with the label)", "first"
+                if not how.only_first:
+                    other, cut = "first text (the question)", "second"
                 raise InvalidInput(
-                    "a pair of texts does not fit: its second text (the hypothesis with the label) leaves no room for "
-                    "the first, which alone may be cut"
-                ) from exc
-            if how.only_second and "too short" in str(exc):
-                raise InvalidInput(
-                    "a pair of texts does not fit: its first text (the question) leaves no room for the second, which "
-                    "alone may be cut"
+                    f"a pair of texts does not fit: its {other} leaves no room for the {cut}, which alone may be cut"
                 ) from exc
             raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
         return [next(found[kind]) for kind in in_words]
@@ -324,8 +309,8 @@ def span(encoded: tokenizers.Encoding, tokens: range) -> tuple[int, int] | None:
     return (found[0][0], found[-1][1]) if found else None
 
 
-def _convert(encoded: tokenizers.Encoding, truncated: bool, detail: bool, cut: Cut | None = None) -> Encoding:
-    found = Encoding(encoded.ids, encoded.type_ids, truncated, cut=cut)
+def _convert(encoded: tokenizers.Encoding, truncated: bool, detail: bool) -> Encoding:
+    found = Encoding(encoded.ids, encoded.type_ids, truncated)
     if detail:
         found.offsets, found.special_mask = encoded.offsets, encoded.special_tokens_mask
         found.word_ids, found.sequence_ids = encoded.word_ids, encoded.sequence_ids
@@ -345,8 +330,8 @@ def _reason(texts: Sequence[TextInput]) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class PythonEngine:
+@dataclass
+class PythonEngine(Engine):
     """A tokenizer of transformers that is written in Python. It has no offsets, windows or texts in words."""
 
     tokenizer: Any
@@ -365,14 +350,6 @@ class PythonEngine:
             )
         strategy = "only_first" if how.only_first else LONGEST_FIRST
         return [[self._truncated(text, strategy)] for text in texts]
-
-    def ids(self, text: str, *, special_tokens: bool) -> list[int]:
-        """See Engine."""
-        return self._whole(text, WHOLE if special_tokens else BARE).ids
-
-    def with_max_length(self, length: int) -> PythonEngine:
-        """See Engine."""
-        return replace(self, max_length=length)
 
     def _whole(self, text: TextInput, how: Tokenization) -> Encoding:
         """A text as it is; where its tokens lie in it is not known."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -99,22 +99,17 @@ def _complete(storage: Path, folder: Path) -> bool:
 
     An interrupted download leaves a snapshot that would load, but without the special tokens, say.
     """
-    files = _known_files(storage / "trees" / f"{folder.name}.json")
-    if files is None:
-        return True
+    try:
+        listing = orjson.loads((storage / "trees" / f"{folder.name}.json").read_bytes())
+        if listing["format_version"] != 1:
+            return True
+        files = set(listing["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # the listing is the library's own and only a hint: one of another format is no listing
     needed = {name for name in (*SETTINGS_FILES, "tokenizer.json") if name in files}
     if "tokenizer.json" not in files:
         needed |= {name for name in (*VOCABULARY_FILES, "merges.txt") if name in files}
     return all((folder / name).is_file() for name in needed)
-
-
-def _known_files(tree: Path) -> Collection[str] | None:
-    try:
-        listing = orjson.loads(tree.read_bytes())
-        return set(listing["files"]) if listing["format_version"] == 1 else None
-    except (OSError, ValueError, KeyError, TypeError):
-        # The listing is the library's own and only a hint: one of another format is no listing.
-        return None
 
 
 def _download(repo: str, revision: str, token: str | None, cache: Path, with_code: bool) -> Path:

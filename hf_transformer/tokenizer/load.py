@@ -146,6 +146,11 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
     sides = settings.get("padding_side", "right"), settings.get("truncation_side", "right")
     if not {*sides} <= {"left", "right"}:
         raise ValueError(f"padding_side and truncation_side must be left or right, not {sides}")
+    cleans_up = settings.get("clean_up_tokenization_spaces", False)
+    if type(backend.model).__name__ == "BPE":  # for which that setting is ignored unless it is forced
+        cleans_up = cleans_up and settings.get(
+            "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+        )
     return LoadedTokenizer(
         backend,
         1 + max(highest, *backend.get_added_tokens_decoder(), -1),
@@ -153,16 +158,8 @@ def _build(name: str, settings: dict[str, Json], document: dict[str, Json], fold
         sides[0],
         sides[1],
         settings.get("model_max_length", settings.get("max_len")),
-        _clean_up(settings, backend),
+        bool(cleans_up),
     )
-
-
-def _clean_up(settings: Mapping[str, Json], backend: Tokenizer) -> bool:
-    """Whether decoding removes spaces before punctuation; for BPE that setting is ignored unless it is forced."""
-    if type(backend.model).__name__ == "BPE":
-        forced = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
-        return bool(forced and settings.get("clean_up_tokenization_spaces"))
-    return bool(settings.get("clean_up_tokenization_spaces", False))
 
 
 def _merge_older_files(settings: dict[str, Json], document: Mapping[str, Json], folder: Path) -> dict[int, AddedToken]:

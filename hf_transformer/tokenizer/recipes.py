@@ -9,6 +9,7 @@ models/*/tokenization_*.py and models/auto/tokenization_auto.py; tests compare t
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,9 @@ DEBERTA_TOKENS = BERT_TOKENS | named("bos=[CLS] eos=[SEP]")
 BYTE_LEVEL_BPE: Mapping[str, Json] = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
 
 
+Finish = Callable[[Tokenizer, Settings, SpecialTokens], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How one class builds its tokenizer.
@@ -48,7 +52,7 @@ class Recipe:
     model: str
     tokens: Mapping[str, str]
     stages: Callable[[Tokenizer, Settings, Json], None]
-    finish: Callable[[Tokenizer, Settings, SpecialTokens], None] | None = None
+    finish: Finish | None = None
     options: Callable[[Settings, Json, SpecialTokens], dict[str, Json]] = lambda *_: dict(BYTE_LEVEL_BPE)
     flags: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
@@ -68,10 +72,23 @@ def _ids(tokenizer: Tokenizer, *tokens: str) -> list[tuple[str, int]]:
     return [(token, number) for token, number in pairs if number is not None]
 
 
-def _template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> None:
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=_ids(tokenizer, *tokens)
-    )
+def _template(single: str, pair: str) -> Finish:
+    """A post-processor by template, in which ``{cls_token}`` and so on stand for the special tokens."""
+    names = re.findall("{(.*?)}", single)
+
+    def finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single.format_map(tokens),
+            pair=pair.format_map(tokens),
+            special_tokens=_ids(tokenizer, *(tokens[name] for name in names)),
+        )
+
+    return finish
+
+
+_bert_finish = _template("{cls_token}:0 $A:0 {sep_token}:0", "{cls_token}:0 $A:0 {sep_token}:0 $B:1 {sep_token}:1")
+_deberta_finish = _template("{cls_token} $A {sep_token}", "{cls_token} $A {sep_token} {sep_token} $B {sep_token}")
+_xlmr_finish = _template("{bos_token} $A {eos_token}", "{bos_token} $A {eos_token} {eos_token} $B {eos_token}")
 
 
 def _wordpiece_options(settings: Settings, vocab: Json, tokens: SpecialTokens) -> dict[str, Json]:
@@ -89,19 +106,10 @@ def _bert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> No
     tokenizer.decoder = decoders.WordPiece(prefix="##")
 
 
-def _bert_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
-    cls, sep = tokens["cls_token"], tokens["sep_token"]
-    _template(tokenizer, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", cls, sep)
-
-
 def _roberta_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
     trim, prefix = settings.get("trim_offsets", True), settings.get("add_prefix_space", False)
     (cls,), (sep,) = _ids(tokenizer, tokens["cls_token"]), _ids(tokenizer, tokens["sep_token"])
     tokenizer.post_processor = processors.RobertaProcessing(sep, cls, trim, prefix)
-
-
-def _mpnet_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
-    _roberta_finish(tokenizer, {}, tokens)
 
 
 def _byte_level_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
@@ -116,15 +124,6 @@ def _neox_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> No
         trim_offsets=settings.get("trim_offsets", True),
     )
     tokenizer.normalizer = normalizers.NFC()
-
-
-def _neox_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
-    _template(tokenizer, "$A:0", "$A:0 $B:1")
-
-
-def _deberta_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
-    cls, sep = tokens["cls_token"], tokens["sep_token"]
-    _template(tokenizer, f"{cls} $A {sep}", f"{cls} $A {sep} {sep} $B {sep}", cls, sep)
 
 
 QWEN2_WORDS = (
@@ -159,20 +158,11 @@ def _metaspace(tokenizer: Tokenizer, scheme: str) -> None:
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
 
 
-def _t5_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
-    _metaspace_stages(tokenizer, {}, document)
-
-
 def _t5_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
     eos = tokenizer.token_to_id(tokens["eos_token"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=["$A", "</s>"], pair=["$A", "</s>", "$B", "</s>"], special_tokens=[("</s>", eos)]
     )
-
-
-def _xlmr_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
-    bos, eos = tokens["bos_token"], tokens["eos_token"]
-    _template(tokenizer, f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}", bos, eos)
 
 
 def _albert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
@@ -226,13 +216,15 @@ RECIPES: Mapping[str, Recipe] = {
         "WordPiece",
         ROBERTA_TOKENS | named("unk=[UNK]"),
         _bert_stages,
-        _mpnet_finish,
+        lambda tokenizer, _, tokens: _roberta_finish(tokenizer, {}, tokens),
         _wordpiece_options,
         flags={name: {"lstrip": name == "mask_token"} for name in ROBERTA_TOKENS},
     ),
     "RobertaTokenizer": Recipe("BPE", ROBERTA_TOKENS, _byte_level_stages, _roberta_finish),
     "GPT2Tokenizer": Recipe("BPE", GPT2_TOKENS, _byte_level_stages),
-    "GPTNeoXTokenizer": Recipe("BPE", GPT2_TOKENS | named("pad=<|padding|>"), _neox_stages, _neox_finish),
+    "GPTNeoXTokenizer": Recipe(
+        "BPE", GPT2_TOKENS | named("pad=<|padding|>"), _neox_stages, _template("$A:0", "$A:0 $B:1")
+    ),
     "Qwen2Tokenizer": Recipe("BPE", named("unk=<|endoftext|> eos=<|endoftext|> pad=<|endoftext|>"), _qwen2_stages),
     "DebertaTokenizer": Recipe("BPE", DEBERTA_TOKENS, _byte_level_stages, _deberta_finish),
     "XLMRobertaTokenizer": Recipe("Unigram", ROBERTA_TOKENS, _metaspace_stages, _xlmr_finish, _unigram(3)),
@@ -248,7 +240,13 @@ RECIPES: Mapping[str, Recipe] = {
     "AlbertTokenizer": Recipe(
         "Unigram", DEBERTA_TOKENS | named("unk=<unk> pad=<pad>"), _albert_stages, options=_unigram(1)
     ),
-    "T5Tokenizer": Recipe("Unigram", named("eos=</s> unk=<unk> pad=<pad>"), _t5_stages, _t5_finish, _unigram(2)),
+    "T5Tokenizer": Recipe(
+        "Unigram",
+        named("eos=</s> unk=<unk> pad=<pad>"),
+        lambda tokenizer, _, document: _metaspace_stages(tokenizer, {}, document),
+        _t5_finish,
+        _unigram(2),
+    ),
     "DebertaV2Tokenizer": Recipe("Unigram", DEBERTA_TOKENS, _deberta_v2_stages, _bert_finish, _deberta_v2_options),
 }
 """Class -> recipe; the generic class needs none."""
@@ -317,7 +315,8 @@ def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) ->
     if named is None:
         # A model type without an entry may be one that transformers knows.
         return _REGISTERED.get(model_type) if model_type else GENERIC
-    named = _canonical(named)
+    named = named.removesuffix("Fast")
+    named = GENERIC if named in GENERIC_NAMES else ALIASES.get(named, named)
     if model_type in WRONG_CLASS_TYPES:
         return _REGISTERED.get(model_type)
     if named == GENERIC:
@@ -326,8 +325,3 @@ def tokenizer_class(config: Mapping[str, Json], settings: Mapping[str, Json]) ->
         return None
     # The class that the folder names wins over the registered one, except over the generic class.
     return GENERIC if _REGISTERED.get(model_type) == GENERIC else named
-
-
-def _canonical(name: str) -> str:
-    name = name.removesuffix("Fast")
-    return GENERIC if name in GENERIC_NAMES else ALIASES.get(name, name)

@@ -58,12 +58,14 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         return None
     modules = _modules(path)
     folders = dict(reversed(modules))
-    pooling = _read_object(folder / folders["Pooling"] / "config.json") if "Pooling" in folders else {}
+    pooling_path = folder / folders.get("Pooling", "") / "config.json"
+    pooling = _read_object(pooling_path) if "Pooling" in folders else {}
     prompts = _prompts(folder / "config_sentence_transformers.json", settings)
-    transformer = _transformer(folder / folders.get("Transformer", ""))
+    first = folder / folders.get("Transformer", "")
+    transformer = next(filter(None, (_read_object(first / name) for name in TRANSFORMER_FILES)), {})
     size = settings.get("truncate_dim")
     return SentenceTransformers(
-        pooling=_modes(folder / folders.get("Pooling", "") / "config.json", pooling),
+        pooling=_modes(pooling_path, pooling),
         normalize=_normalizes(folder, modules),
         prompts=prompts,
         default_prompt_name=settings.get("default_prompt_name"),
@@ -138,11 +140,6 @@ def _prompts(path: Path, settings: Mapping[str, Json]) -> Mapping[str, str]:
     if default is not None and default not in prompts:
         raise LoadError(f"{path}: default_prompt_name is {default!r}, prompts has {', '.join(prompts) or 'none'}")
     return prompts
-
-
-def _transformer(folder: Path) -> Mapping[str, Json]:
-    settings = (_read_object(folder / name) for name in TRANSFORMER_FILES)
-    return next((one for one in settings if one), {})
 
 
 def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.tokenizer.engine import BARE, Engine, PythonEngine, RustEngine, characters, too_many_tokens
+from hf_transformer.tokenizer.engine import Engine, PythonEngine, RustEngine, characters, too_many_tokens
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
 from hf_transformer.tokenizer.vocabulary import MANY_IDS, TokenVocabulary
 from hf_transformer.types import PLAIN, Encoding, Json, TextInput, TokenIds, Tokenization
@@ -51,17 +51,6 @@ class Tokenizer(TokenVocabulary):
         """
         return [windows[0] for windows in self.encode_windows(texts, DETAILED if offsets else PLAIN)]
 
-    def encode_short(self, text: str) -> Encoding:
-        """``encode`` of one text."""
-        return self._engine.encode((text,), PLAIN)[0][0]
-
-    def ids(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """All ids of one text, not truncated, with the special tokens that the service adds or without any.
-
-        Raises InvalidInput.
-        """
-        return self._engine.ids(text, special_tokens=special_tokens)
-
     def encode_windows(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
 
@@ -92,18 +81,16 @@ class Tokenizer(TokenVocabulary):
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """The windows of each text; those that are tokens already have one."""
-        if TokenIds not in map(type, texts) and not (how.whole and how.detail):
-            return self._engine.encode(texts, how)
-        rest = [text for text in texts if not isinstance(text, TokenIds)]
-        found = iter(self._engine.encode(rest, how) if rest else ())
+        if TokenIds in map(type, texts):
+            rest = [text for text in texts if not isinstance(text, TokenIds)]
+            others = iter(self._encode(rest, how) if rest else ())
+            return [[self._as_given(text, how)] if isinstance(text, TokenIds) else next(others) for text in texts]
+        found = self._engine.encode(texts, how)
         if how.whole and how.detail:
-            found = ([self._named(one)] for [one] in found)
-        return [[self._as_given(text, how)] if isinstance(text, TokenIds) else next(found) for text in texts]
-
-    def _named(self, encoding: Encoding) -> Encoding:
-        """With its tokens. Each name is looked up, and kept in memory, once."""
-        names = {number: self.id_to_token(number) or "" for number in set(encoding.ids)}
-        return replace(encoding, tokens=[names[number] for number in encoding.ids])
+            for [one] in found:
+                names = {number: self.id_to_token(number) or "" for number in set(one.ids)}  # looked up and kept once
+                one.tokens = [names[number] for number in one.ids]
+        return found
 
     def _as_given(self, text: TokenIds, how: Tokenization) -> Encoding:
         if len(text.ids) > self.max_length and not how.whole:
@@ -121,9 +108,8 @@ class Tokenizer(TokenVocabulary):
         So are windows, and pairs of which one certain text is truncated, since these may wait for another request (see
         RustEngine). When the caller is cancelled the work in the executor ends soon too.
         """
-        at_once = how is PLAIN or how.whole or how == DETAILED
-        if at_once and sum(map(characters, texts)) <= INLINE_CHARACTERS:
-            return self._encode_chunks((texts,), how)
+        if (how is PLAIN or how.whole or how == DETAILED) and sum(map(characters, texts)) <= INLINE_CHARACTERS:
+            return self._encode_chunks((texts,), how) if how.whole else self._encode(texts, how)
         return await _in_thread(executor, lambda stop: self._encode_chunks(_chunks(texts), how, stop))
 
     async def decode_off_loop(
@@ -141,7 +127,7 @@ class Tokenizer(TokenVocabulary):
         """The id of a text's first token, special tokens left out; None for a text that has no tokens or can't be
         encoded."""
         try:
-            [[found]] = self.encode_windows([text], BARE)
+            [[found]] = self.encode_windows([text], Tokenization(whole=True, special_tokens=False))
         except InvalidInput:
             return None
         return found.ids[0] if found.ids else None

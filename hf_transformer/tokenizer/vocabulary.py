@@ -36,44 +36,41 @@ class TokenVocabulary:
     ``byte_level``, whether tokens are bytes in GPT-2's alphabet.
     """
 
+    token_to_id: Callable[[str], int | None]
+    """The id of a token, None if there is no such token."""
+    id_to_token: Callable[[int], str | None]
+    """The token with an id, None if there is no such id."""
+    join_tokens: Callable[[list[str]], str]
+    """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
+
     def __init__(self, loaded: LoadedTokenizer) -> None:
         backend, self._slow = loaded.backend, loaded.slow
         vocab: dict[str, int] = {} if backend else self._slow.get_vocab()
         names = {number: token for token, number in vocab.items()}
-        self._to_id: Callable[[str], int | None] = backend.token_to_id if backend else vocab.get
-        self._to_token: Callable[[int], str | None] = backend.id_to_token if backend else names.get
+        self.token_to_id = backend.token_to_id if backend else vocab.get
+        self.id_to_token = backend.id_to_token if backend else names.get
         decoder = None if backend is None or self._slow is not None else backend.decoder
         self._backend: Any = backend
         self._few: Any = WordPieces(backend, decoder) if isinstance(decoder, decoders.WordPiece) else backend
-        self._join: Callable[[list[str]], str] = " ".join if decoder is None else decoder.decode
+        self.join_tokens = " ".join if decoder is None else decoder.decode
         if self._slow is not None:
-            self._join = self._slow.convert_tokens_to_string
+            self.join_tokens = self._slow.convert_tokens_to_string
         elif isinstance(self._few, WordPieces):
-            self._join = self._few.join
+            self.join_tokens = self._few.join
         self.vocab_size = loaded.size
         self.padding_side = loaded.padding_side
         self.cleans_up = loaded.cleans_up
         self.byte_level = isinstance(decoder, decoders.ByteLevel)
         self.marks_subwords = bool(backend and getattr(backend.model, "continuing_subword_prefix", None))
         self.special_tokens = tokens = loaded.tokens
-        ids = {name: self._to_id(token) for name, token in tokens.items()}
+        ids = {name: self.token_to_id(token) for name, token in tokens.items()}
         self.cls_id, self.unk_id, self.pad_token_id = map(ids.get, ("cls_token", "unk_token", "pad_token"))
         usable = (self.pad_token_id, ids.get("eos_token"), self.unk_id)
         self.pad_id = next((number for number in usable if number is not None), 0)
-        self.mask_token = tokens.get("mask_token") or next((text for text in MASK_TOKENS if self._to_id(text)), None)
-        self.mask_id = self._to_id(self.mask_token) if self.mask_token else None
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token, None if there is no such token."""
-        return self._to_id(token)
-
-    def id_to_token(self, number: int) -> str | None:
-        """The token with an id, None if there is no such id."""
-        return self._to_token(number)
-
-    def join_tokens(self, tokens: list[str]) -> str:
-        """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
-        return self._join(tokens)
+        self.mask_token = tokens.get("mask_token") or next(
+            (text for text in MASK_TOKENS if self.token_to_id(text)), None
+        )
+        self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of some ids, as AutoTokenizer.decode gives it."""

@@ -94,8 +94,10 @@ class Separable:
 
 def separable(backend: Tokenizer) -> Separable | None:
     """How a tokenizer can be taken apart at spaces, None if that is not certain."""
-    parts = _parts(backend)
-    if parts is None or not _sees_words_alone(backend.model):
+    parts, model = _parts(backend), backend.model
+    if parts is None or not isinstance(model, models.BPE | models.WordPiece | models.WordLevel):
+        return None
+    if isinstance(model, models.BPE) and model.dropout:
         return None
     splitter = parts["pre_tokenizer"] or {"type": None}
     spaced = splitter["type"] == "ByteLevel" and splitter["use_regex"]
@@ -123,12 +125,6 @@ def _parts(backend: Tokenizer) -> Json:
         return orjson.loads(bare.to_str())
     except Exception:  # bare Exception is what the Rust library raises for a part that it can't write
         return None
-
-
-def _sees_words_alone(model: models.Model) -> bool:
-    if isinstance(model, models.BPE):
-        return not model.dropout
-    return isinstance(model, models.WordPiece | models.WordLevel)
 
 
 def _steps(normalizer: Json) -> set[str]:
@@ -265,11 +261,6 @@ class WordCache:
             return self._with_unknown(chunks)
         ids += self._after
         return ids
-
-    def bare_ids(self, text: str) -> list[int] | None:
-        """``ids`` without the special tokens around them."""
-        ids = self.ids(text)
-        return ids and ids[len(self._before) : len(ids) - len(self._after)]
 
     def _with_unknown(self, chunks: Sequence[str]) -> list[int] | None:
         """What ``ids`` gives if some chunks are not in the young generation."""

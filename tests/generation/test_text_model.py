@@ -206,7 +206,7 @@ async def test_the_prompt_is_left_out_of_a_stream(bench: Bench, size: int, whole
 @pytest.mark.parametrize("size", [1, 7, 1000])
 async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_tokens(bench: Bench, size: int) -> None:
     chat = "<|endoftext|>user\nhi.<|endoftext|>\n<|endoftext|>assistant\n"
-    prompt = Prompt(chat, tuple(bench.tokenizer.ids(chat)), False)
+    prompt = Prompt(chat, tuple(bench.tokenizer.encode([chat])[0].ids), False)
     whole, new = "user\nhi.\nassistant\nhello.", ["hello."]
     found = {"text": Tensor("text", "BYTES", np.array([whole.encode()], np.object_))}
     assert await bench.read(TUTORIAL, found, prompt=prompt, sampling=Sampling(max_tokens=50)) == (new, "stop")
@@ -326,11 +326,8 @@ async def test_a_text_has_as_many_tokens_as_the_tokenizer_makes_of_it(
     counter = TokenCounter(tokenizer, executor)
     for text_ in ("a", " a", "the capital of france is paris", " 1 2 3", "\n\n", "é\u0301 a  b", "a " * 200, "a</s>"):
         [[bare]] = tokenizer.encode_windows([text_], Tokenization(whole=True, special_tokens=False))
-        [[whole]] = tokenizer.encode_windows([text_], Tokenization(whole=True))
         for _ in range(2):  # as new words, and as known ones
             assert await counter.count(text_) == len(bare.ids)
-            assert tokenizer.ids(text_, special_tokens=False) == bare.ids
-            assert tokenizer.ids(text_) == whole.ids
 
 
 async def test_a_generator_that_has_counted_tells_how_many(bench: Bench) -> None:
