@@ -32,10 +32,10 @@ from hf_transformer.predictor.base import (
     Reply,
     StaleConnection,
     UnknownRegion,
+    header_lines,
     parse_address,
 )
-from hf_transformer.predictor.failures import TIMEOUT_FLAG, quoted, reason, said, tls_hint, verified
-from hf_transformer.predictor.headers import header_lines
+from hf_transformer.predictor.failures import quoted, reason, said, tls_hint, too_late, verified
 from hf_transformer.predictor.http import (
     Answer,
     AnswerTooLarge,
@@ -269,8 +269,7 @@ class RestPredictor(AdminTransport):
             async with asyncio.timeout(self._seconds):
                 return await self._client.request(request)
         except TimeoutError as exc:
-            message = f"the predictor at {self._where} gave no answer in {self._seconds:g} s ({TIMEOUT_FLAG})"
-            raise PredictorTimeout(message) from exc
+            raise too_late(self._where, self._seconds) from exc
         except (OSError, HttpError) as exc:
             raise _mapped(exc, self._where) from exc
 
