@@ -124,7 +124,7 @@ class RestPredictor(AdminTransport):
         request = self._infer_request(inputs, outputs, headers, placements)
         try:
             if destination is None:
-                answer = await self._client.request(*request)
+                answer = (await self._client.begin(*request, whole=True)).answer()
             else:
                 answer = await self._request_once(request, destination)
         except (OSError, HttpError) as exc:
@@ -151,7 +151,7 @@ class RestPredictor(AdminTransport):
 
     async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
-        connection = await self._client.acquire()
+        connection = self._client.idle.pop() if self._client.idle else await self._client.connect()
         destination.settled = False
         try:
             await connection.begin(request, whole=True)
