@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -83,22 +82,20 @@ class Pipeline:
         windows = await self.tokenizer.encode_off_loop(texts, self._executor, how)
         request = RequestState(task, options, items, counts, windows)
         size = self._check(request, query)
-        encodings = request.flat
-        context.instances = len(items)
-        context.tokens = tokens = sum([len(one.ids) for one in encodings])
+        context.instances, context.tokens = len(items), request.tokens
         if context.place is not None:
-            context.place.charge(tokens)
+            context.place.charge(request.tokens)
         timings = context.timings
         tokenized = timings.tokenized(started, read)
-        costs = [task.decode_cost(one, options) for one in encodings]
-        parts = await self._scheduler.run(encodings, request.decode, context, costs)
+        parts = await self._scheduler.run(request.flat, request.decode, context, request.costs)
         answered = perf_counter()
-        timings.predict = max(0.0, answered - tokenized - timings.postprocess)
+        waited = answered - tokenized - timings.postprocess
+        timings.predict = waited if waited > 0.0 else 0.0
         if size <= INLINE_VALUES:
-            answers = request.answers(parts, tokens, tensors=query.tensors)
+            answers = request.answers(parts, query.tensors)
         else:
-            render = partial(request.answers, parts, tokens, tensors=query.tensors)
-            answers = await asyncio.get_running_loop().run_in_executor(self._executor, render)
+            loop = asyncio.get_running_loop()
+            answers = await loop.run_in_executor(self._executor, request.answers, parts, query.tensors)
         timings.postprocess += perf_counter() - answered
         return answers
 
@@ -162,13 +159,12 @@ class Pipeline:
 
     def _check(self, request: RequestState, query: Query) -> int:
         """Checks the encodings, by the task and against the limits. Returns the number of values in all answers."""
-        task, options, limits, encodings = self._task, request.options, self._limits, request.flat
-        if len(encodings) > limits.max_sequences:
-            limits.check_sequences(len(encodings), query.name)
-        if self._checks or any([one.truncated or not one.ids for one in encodings]):
+        task, options, limits = self._task, request.options, self._limits
+        if len(request.flat) > limits.max_sequences:
+            limits.check_sequences(len(request.flat), query.name)
+        if self._checks or request.is_unusual:
             self._check_each(request, query.name)
-        size = sum([task.answer_size(one, options) for one in encodings])
-        size += task.beside_size(request.encodings, options)
+        size = request.size + task.beside_size(request.encodings, options)
         if query.tensors:
             lengths = [sum([len(one) for windows in texts for one in windows]) for texts in request.encodings]
             size = max(size, task.tensor_size(lengths, options))
@@ -206,10 +202,13 @@ class RequestState:
     Attributes:
         items: what ``task.item`` made of each instance.
         encodings: per item, text and window.
-        flat: all encodings, one after the other; ``owners`` has the index of the item of each.
+        flat: all encodings, one after the other; ``owners`` has the index of the item of each, and ``costs`` what it
+            takes to decode it.
+        tokens, size: tokens, and values in the answers, of all encodings.
+        is_unusual: whether an encoding is empty or truncated.
     """
 
-    __slots__ = ("encodings", "flat", "items", "options", "owners", "task")
+    __slots__ = ("costs", "encodings", "flat", "is_unusual", "items", "options", "owners", "size", "task", "tokens")
 
     def __init__(
         self,
@@ -226,28 +225,38 @@ class RequestState:
         self.encodings: list[Sequence[list[Encoding]]] = []
         self.flat: list[Encoding] = []
         self.owners: list[int] = []
-        start = 0
+        self.costs: list[int] = []
+        self.is_unusual = False
+        start = tokens = size = 0
         for index, count in enumerate(counts):
             own = windows[start : start + count]
             start += count
             self.encodings.append(own)
-            for one in own:
-                self.flat += one
-                self.owners += [index] * len(one)
+            for encodings in own:
+                for one in encodings:
+                    length = len(one.ids)
+                    if one.truncated or not length:
+                        self.is_unusual = True
+                    tokens += length
+                    size += task.answer_size(one, options)
+                    self.flat.append(one)
+                    self.owners.append(index)
+                    self.costs.append(task.decode_cost(one, options))
+        self.tokens, self.size = tokens, size
 
     def decode(self, index: int, rows: Mapping[str, Array]) -> Any:
         """The part that one encoding has of its item's answer."""
         return self.task.decode(self.items[self.owners[index]], self.flat[index], rows, self.options)
 
-    def answers(self, parts: Sequence[Any], tokens: int, *, tensors: bool) -> Answers:
+    def answers(self, parts: Sequence[Any], tensors: bool) -> Answers:
         """Gives each item the parts of its own encodings; the predictions as a tensor too if ``tensors`` says so."""
         task, options = self.task, self.options
         predictions, start = [], 0
-        for item, texts in zip(self.items, self.encodings, strict=True):
+        for index, texts in enumerate(self.encodings):
             own = []
             for windows in texts:
                 own.append(parts[start : start + len(windows)])
                 start += len(windows)
-            predictions.append(task.answer(item, own, options))
+            predictions.append(task.answer(self.items[index], own, options))
         tensor = task.tensor(predictions, options) if tensors else None
-        return Answers(predictions, task.beside(self.encodings, options), tokens, tensor)
+        return Answers(predictions, task.beside(self.encodings, options), self.tokens, tensor)

@@ -240,10 +240,10 @@ class Scheduler(Generic[Item]):
         loop, form = self._loop, self._form
         request = Request(len(items), decode, context, loop.create_future())
         owner = context.headers.get("authorization", "")
-        for index, (item, cost) in enumerate(zip(items, costs, strict=True)):
+        for index, item in enumerate(items):
             group = form.group(item)
             key = f"{owner} {group}" if group else owner
-            entry = Entry(request, index, item, form.length(item), key, cost)
+            entry = Entry(request, index, item, form.length(item), key, costs[index])
             request.entries.append(entry)
             self._queue.add(entry)
         deadline = context.deadline
