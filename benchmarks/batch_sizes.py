@@ -2,11 +2,11 @@
 
     .venv-models/bin/python -m benchmarks.batch_sizes [--model build/minilm/minilm/1/model.onnx] [--threads 1]
 
-Two Markdown tables are printed, of ONNX Runtime in this process, without Triton and the service. First what the model
-alone takes per token, by rows and tokens of a batch: the least of the rounds. Then texts that wait in a queue which
-hf_transformer/core/queue.py makes batches of, by three rules in turn: each text alone; at most a quarter of a batch may
-be padding; the same, and not more than is worth it by what hf_transformer/core/batch_costs.py has learnt. What is
-counted is CPU time per token of a text, padding being none.
+Three Markdown tables are printed. The first two are of ONNX Runtime in this process, without Triton and the service:
+what the model takes per token, by rows and tokens of a batch (the least of the rounds), and the CPU time per token of
+texts that wait in hf_transformer/core/queue.py, by four rules in turn: each text alone; at most a quarter of padding; a
+plain rule of so many tokens or percent of padding; and what hf_transformer/core/batch_costs.py learns. The third table
+has the same rules for models that are made up: a call costs as much as so many tokens.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ MAX_ROWS = 64
 NO_LIMIT = 10**9
 WARM_UP = 32
 """Batches from which a rule that learns has learnt."""
+PLAIN_TOKENS, PLAIN_PART = 32, 0.05
+"""The plain rule: this many tokens of padding are allowed in a batch, or this part of it where that is more."""
+CALLS = (95, 500, 2000)
+"""What a call of a made-up model costs, in tokens. 95 is all-MiniLM-L6-v2 on two CPUs; a GPU that few tokens don't fill
+has hundreds or thousands."""
+SETTLED = 300
+"""Batches of a made-up model before the round that counts."""
 TOKENS = 10_000
 """Tokens of texts in one round of a rule."""
 
@@ -58,6 +65,27 @@ class Model:
         return time.process_time() - started
 
 
+class MadeUpModel:
+    """A model whose call costs as much as ``call`` tokens; ``run`` takes the tokens of each text."""
+
+    def __init__(self, call: int) -> None:
+        self._call = call
+
+    def run(self, lengths: list[int]) -> float:
+        """Seconds for one batch, of 1 us per token."""
+        return 1e-6 * (self._call + len(lengths) * max(lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLimits(BatchLimits):
+    """Limits with the plain rule."""
+
+    def allow(self, rows: int, width: int, tokens: int) -> bool:
+        padded = rows * width
+        fits = rows <= self.max_rows and padded <= self.max_tokens
+        return fits and padded - tokens <= max(PLAIN_TOKENS, PLAIN_PART * padded)
+
+
 @dataclass(eq=False)
 class Text:
     """One that waits; see queue.Queueable."""
@@ -69,7 +97,15 @@ class Text:
 class Rule:
     """Makes batches of so many texts that always wait, of so many tokens at random."""
 
-    def __init__(self, name: str, model: Model, mix: tuple[int, int, int], rows: int, costs: BatchCosts | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Model | MadeUpModel,
+        mix: tuple[int, int, int],
+        rows: int = MAX_ROWS,
+        costs: BatchCosts | None = None,
+        kind: type[BatchLimits] = BatchLimits,
+    ) -> None:
         self.name = name
         self.figures: list[tuple[float, float, float]] = []
         """CPU seconds per token, part of padding, and rows per batch; of each round."""
@@ -77,7 +113,7 @@ class Rule:
         self._least, self._most, waiting = mix
         self._costs = costs
         self._random = random.Random(5)
-        limits = BatchLimits(rows, 16_384, NO_LIMIT, lambda width: 0, padding=True, costs=costs)
+        limits = kind(rows, 16_384, NO_LIMIT, lambda width: 0, padding=True, costs=costs)
         self._queue: Queue[Text] = Queue(lambda text: limits)
         self._add(waiting)
 
@@ -85,9 +121,9 @@ class Rule:
         for _ in range(count):
             self._queue.add(Text(self._random.randint(self._least, self._most)))
 
-    def warm_up(self) -> None:
+    def warm_up(self, batches: int = WARM_UP) -> None:
         """Learns, where it does."""
-        for _ in range(0 if self._costs is None else WARM_UP):
+        for _ in range(0 if self._costs is None else batches):
             self._batch()
 
     def _batch(self) -> tuple[list[int], float]:
@@ -133,12 +169,32 @@ def alone(model: Model, rounds: int) -> list[str]:
     return lines
 
 
-def rules(model: Model, mix: tuple[int, int, int]) -> list[Rule]:
+def rules(model: Model | MadeUpModel, mix: tuple[int, int, int]) -> list[Rule]:
     return [
-        Rule("alone", model, mix, 1, None),
-        Rule("a quarter of padding", model, mix, MAX_ROWS, None),
-        Rule("what is worth it", model, mix, MAX_ROWS, BatchCosts(1)),
+        Rule("alone", model, mix, rows=1),
+        Rule("a quarter of padding", model, mix),
+        Rule(f"{PLAIN_TOKENS} tokens or {PLAIN_PART:.0%} of padding", model, mix, kind=PlainLimits),
+        Rule("what is worth it", model, mix, costs=BatchCosts(1)),
     ]
+
+
+def made_up() -> list[str]:
+    """The third table."""
+    names = [rule.name for rule in rules(MadeUpModel(1), MIXES[0])]
+    lines = [
+        f"| a call costs | tokens | waiting | {' | '.join(names[1:])} |",
+        f"|---:|---|---:|{'---:|' * len(names[1:])}",
+    ]
+    for call in CALLS:
+        for mix in MIXES:
+            subjects = rules(MadeUpModel(call), mix)
+            for rule in subjects:
+                rule.warm_up(SETTLED)
+                rule.round()
+            first, *others = [rule.figures[0][0] for rule in subjects]
+            gains = " | ".join(f"{first / one:.2f}" for one in others)
+            lines.append(f"| {call} tokens | {mix[0]} to {mix[1]} | {mix[2]} | {gains} |")
+    return lines
 
 
 def compared(model: Model, rounds: int) -> list[str]:
@@ -177,7 +233,8 @@ def main() -> None:
     model = Model(options.model, options.threads)
     print(f"{os.cpu_count()} CPUs, {options.threads} of them for ONNX Runtime {onnxruntime.__version__}\n", flush=True)
     print("\n".join(alone(model, options.rounds)) + "\n", flush=True)
-    print("\n".join(compared(model, options.rounds)))
+    print("\n".join(compared(model, options.rounds)) + "\n", flush=True)
+    print("\n".join(made_up()))
 
 
 if __name__ == "__main__":

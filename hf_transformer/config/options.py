@@ -149,11 +149,12 @@ class Config:
         PREDICTOR, "Folder of certificates to trust, in OpenSSL's form.", Text("FOLDER", "a folder"),
         variables=["SSL_CERT_DIR"], default_text="the system's")
     predictor_cert_file: str | None = option(
-        PREDICTOR, "Certificate to show to a predictor that asks for one (mutual TLS). Read at the start.", PATH)
+        PREDICTOR, "Certificate to show to a predictor that asks for one (mutual TLS). Over gRPC it is read again when "
+        "it is renewed, over REST it is read at the start.", PATH)
     predictor_key_file: str | None = option(PREDICTOR, "Private key of --predictor_cert_file.", PATH)
     predictor_request_timeout_seconds: float = option(
-        PREDICTOR, "Seconds that one call to the predictor may take.", Number(0, 10**6, metavar="SECONDS"),
-        600.0)
+        PREDICTOR, "Seconds that one call to the predictor may take, retries included.",
+        Number(0, 10**6, metavar="SECONDS"), 600.0)
     predictor_request_retries: int = option(
         PREDICTOR, "Times that a call is tried again when the predictor was not reached, did not begin to answer, or "
         "said that it can't now (503, UNAVAILABLE).", Integer(0, 100), 0)

@@ -70,30 +70,32 @@ class Pipeline:
         started, task = perf_counter(), self._task
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
-        request = RequestState(task, options, query)
-        self._read(request)
+        items, texts, counts, length = self._read(query, options)
         if self._log_texts is not None:
-            self._log_texts(request.texts, context)
+            self._log_texts(texts, context)
         if context.place is not None:
-            context.place.expect(request.characters)
+            context.place.expect(length)
         read = perf_counter()
         how = task.tokenization(options)
         if how.windows:
             how = replace(how, max_windows=self._limits.max_sequences)
-        found = await self.tokenizer.encode_off_loop(request.texts, self._executor, how)
-        self._check_encodings(request, found)
-        context.instances, context.tokens = len(request.items), request.tokens
+        windows = await self.tokenizer.encode_off_loop(texts, self._executor, how)
+        request = RequestState(task, options, items, counts, windows)
+        size = self._check(request, query)
+        context.instances, context.tokens = len(items), request.tokens
         if context.place is not None:
             context.place.charge(request.tokens)
         timings = context.timings
         tokenized = timings.tokenized(started, read)
         parts = await self._scheduler.run(request.flat, request.decode, context, request.costs)
         answered = perf_counter()
-        timings.predict = max(0.0, answered - tokenized - timings.postprocess)
-        if request.size <= INLINE_VALUES:
-            answers = request.answers(parts)
+        waited = answered - tokenized - timings.postprocess
+        timings.predict = waited if waited > 0.0 else 0.0
+        if size <= INLINE_VALUES:
+            answers = request.answers(parts, query.tensors)
         else:
-            answers = await asyncio.get_running_loop().run_in_executor(self._executor, request.answers, parts)
+            loop = asyncio.get_running_loop()
+            answers = await loop.run_in_executor(self._executor, request.answers, parts, query.tensors)
         timings.postprocess += perf_counter() - answered
         return answers
 
@@ -123,148 +125,138 @@ class Pipeline:
     async def close(self) -> None:
         """There is nothing to close: requests end by themselves."""
 
-    def _read(self, request: RequestState) -> None:
-        """Fills in the items and their texts, within the limits."""
-        task, options, limits, name = self._task, request.options, self._limits, request.query.name
-        instances = request.query.instances
-        if not instances:
-            raise InvalidInput(f"{name}: expected at least one, got none")
-        if len(instances) > limits.max_instances:
-            limits.check_instances(len(instances), name)
+    def _read(self, query: Query, options: Any) -> tuple[list[Any], list[TextInput], list[int], int]:
+        """The items, the texts of all items, the number of texts of each, and their characters; within the limits."""
+        task, limits, name = self._task, self._limits, query.name
+        items: list[Any] = []
+        texts: list[TextInput] = []
+        counts: list[int] = []
         total = 0
-        for index, instance in enumerate(instances):
+        if not query.instances:
+            raise InvalidInput(f"{name}: expected at least one, got none")
+        if len(query.instances) > limits.max_instances:
+            limits.check_instances(len(query.instances), name)
+        for index, instance in enumerate(query.instances):
             where = f"{name}[{index}]"
             item = task.item(instance, where, options)
-            texts = task.texts(item, options)
-            for number, text in enumerate(texts):
-                length = characters(text)
+            own = task.texts(item, options)
+            for number, text in enumerate(own):
+                length = len(text) if type(text) is str else characters(text)
                 if length > limits.max_text_length:
                     raise limits.too_long(length, task.text_name(where, number))
                 total += length
-            request.items.append(item)
-            request.texts += texts
-            request.counts.append(len(texts))
-            if len(request.texts) > limits.max_sequences:
-                limits.check_sequences(len(request.texts), name)
+            items.append(item)
+            texts += own
+            counts.append(len(own))
+            if len(texts) > limits.max_sequences:
+                limits.check_sequences(len(texts), name)
             if total > limits.max_total_length:
                 raise TooLarge(
                     f"{where}: with it the request has more than the {limits.max_total_length} characters that are "
                     "taken of all texts and pairs together (--max_total_length)"
                 )
-        request.characters = total
+        return items, texts, counts, total
 
-    def _check_encodings(self, request: RequestState, found: list[list[Encoding]]) -> None:
-        """Fills in the encodings, within the limits and each checked by the task, and what they come to."""
+    def _check(self, request: RequestState, query: Query) -> int:
+        """Checks the encodings, by the task and against the limits. Returns the number of values in all answers."""
         task, options, limits = self._task, request.options, self._limits
-        flat, owners, costs = request.flat, request.owners, request.costs
-        start = tokens = size = truncated = 0
-        for index, count in enumerate(request.counts):
-            texts = found[start : start + count]
-            start += count
-            request.encodings.append(texts)
-            suspicious = self._checks
-            for windows in texts:
-                for encoding in windows:
-                    length = len(encoding.ids)
-                    if encoding.truncated or not length:
-                        suspicious = True
-                    flat.append(encoding)
-                    owners.append(index)
-                    costs.append(task.decode_cost(encoding, options))
-                    tokens += length
-                    size += task.answer_size(encoding, options)
-            if suspicious:
-                truncated += self._check(request, index)
-        if len(flat) > limits.max_sequences:
-            limits.check_sequences(len(flat), request.query.name)
-        if truncated:
-            self._metrics.count_truncated(truncated)
-        size += task.beside_size(request.encodings, options)
-        if request.query.tensors:
+        if len(request.flat) > limits.max_sequences:
+            limits.check_sequences(len(request.flat), query.name)
+        if self._checks or request.is_unusual:
+            self._check_each(request, query.name)
+        size = request.size + task.beside_size(request.encodings, options)
+        if query.tensors:
             lengths = [sum([len(one) for windows in texts for one in windows]) for texts in request.encodings]
             size = max(size, task.tensor_size(lengths, options))
         if size > limits.max_answer_values:
             raise TooLarge(
-                f"{request.query.name}: the answer would hold about {size} values, at most {limits.max_answer_values} "
+                f"{query.name}: the answer would hold about {size} values, at most {limits.max_answer_values} "
                 "are given in one (--max_answer_values); send fewer instances or ask for less of each"
             )
-        request.tokens, request.size = tokens, size
+        return size
 
-    def _check(self, request: RequestState, index: int) -> bool:
-        """Whether an item was truncated. Raises RequestError for encodings of it that can't be predicted."""
-        task, where, truncated = self._task, f"{request.query.name}[{index}]", False
-        for number, windows in enumerate(request.encodings[index]):
-            for encoding in windows:
-                if not encoding.ids:
-                    raise InvalidInput(f"{task.text_name(where, number)}: the text has no tokens")
-                if encoding.truncated and task.overflow(request.options) == "error":
-                    raise TooLarge(
-                        f"{task.text_name(where, number)}: the text is longer than the {len(encoding)} "
-                        "tokens that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
-                    )
-                task.check(encoding, where)
-                truncated = truncated or encoding.truncated
-        return truncated
+    def _check_each(self, request: RequestState, name: str) -> None:
+        """Raises RequestError for an encoding that can't be predicted, and counts the items that were truncated."""
+        task, truncated = self._task, set()
+        for index, texts in enumerate(request.encodings):
+            where = f"{name}[{index}]"
+            for number, windows in enumerate(texts):
+                for encoding in windows:
+                    if not encoding.ids:
+                        raise InvalidInput(f"{task.text_name(where, number)}: the text has no tokens")
+                    if encoding.truncated:
+                        truncated.add(index)
+                        if task.overflow(request.options) == "error":
+                            raise TooLarge(
+                                f"{task.text_name(where, number)}: the text is longer than the {len(encoding)} tokens "
+                                "that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
+                            )
+                    task.check(encoding, where)
+        if truncated:
+            self._metrics.count_truncated(len(truncated))
 
 
 class RequestState:
-    """What the pipeline keeps of one request.
+    """The encodings of one request, and what makes answers of their outputs.
 
     Attributes:
         items: what ``task.item`` made of each instance.
-        texts: those of all items, one after the other; ``counts`` has their number for each item.
-        characters: those of all texts.
         encodings: per item, text and window.
         flat: all encodings, one after the other; ``owners`` has the index of the item of each, and ``costs`` what it
             takes to decode it.
-        tokens: those of all encodings.
-        size: values in all answers.
+        tokens, size: tokens, and values in the answers, of all encodings.
+        is_unusual: whether an encoding is empty or truncated.
     """
 
-    __slots__ = (
-        "characters",
-        "costs",
-        "counts",
-        "encodings",
-        "flat",
-        "items",
-        "options",
-        "owners",
-        "query",
-        "size",
-        "task",
-        "texts",
-        "tokens",
-    )
+    __slots__ = ("costs", "encodings", "flat", "is_unusual", "items", "options", "owners", "size", "task", "tokens")
 
-    def __init__(self, task: Task[Any, Any, Any], options: Any, query: Query) -> None:
+    def __init__(
+        self,
+        task: Task[Any, Any, Any],
+        options: Any,
+        items: list[Any],
+        counts: Sequence[int],
+        windows: Sequence[list[Encoding]],
+    ) -> None:
+        """``counts`` has the number of texts of each item, ``windows`` the encodings of each text."""
         self.task = task
         self.options = options
-        self.query = query
-        self.items: list[Any] = []
-        self.texts: list[TextInput] = []
-        self.counts: list[int] = []
-        self.characters = 0
-        self.encodings: list[list[list[Encoding]]] = []
+        self.items = items
+        self.encodings: list[Sequence[list[Encoding]]] = []
         self.flat: list[Encoding] = []
         self.owners: list[int] = []
         self.costs: list[int] = []
-        self.tokens = 0
-        self.size = 0
+        self.is_unusual = False
+        start = tokens = size = 0
+        for index, count in enumerate(counts):
+            own = windows[start : start + count]
+            start += count
+            self.encodings.append(own)
+            for encodings in own:
+                for one in encodings:
+                    length = len(one.ids)
+                    if one.truncated or not length:
+                        self.is_unusual = True
+                    tokens += length
+                    size += task.answer_size(one, options)
+                    self.flat.append(one)
+                    self.owners.append(index)
+                    self.costs.append(task.decode_cost(one, options))
+        self.tokens, self.size = tokens, size
 
     def decode(self, index: int, rows: Mapping[str, Array]) -> Any:
         """The part that one encoding has of its item's answer."""
         return self.task.decode(self.items[self.owners[index]], self.flat[index], rows, self.options)
 
-    def answers(self, parts: Sequence[Any]) -> Answers:
-        """Gives each item the parts of its own encodings."""
+    def answers(self, parts: Sequence[Any], tensors: bool) -> Answers:
+        """Gives each item the parts of its own encodings; the predictions as a tensor too if ``tensors`` says so."""
         task, options = self.task, self.options
         predictions, start = [], 0
-        for item, texts in zip(self.items, self.encodings, strict=True):
+        for index, texts in enumerate(self.encodings):
             own = []
             for windows in texts:
                 own.append(parts[start : start + len(windows)])
                 start += len(windows)
-            predictions.append(task.answer(item, own, options))
-        tensor = task.tensor(predictions, options) if self.query.tensors else None
+            predictions.append(task.answer(self.items[index], own, options))
+        tensor = task.tensor(predictions, options) if tensors else None
         return Answers(predictions, task.beside(self.encodings, options), self.tokens, tensor)

@@ -43,7 +43,7 @@ DEAD: Final = frozenset({CONNECTION, NO_ANSWER, LOST, UNAVAILABLE})
 NEUTRAL: Final = frozenset({TIMEOUT, CIRCUIT_OPEN})
 """What speaks neither for that nor against it: a model that is slow for some requests answers others."""
 
-_BUSY_WORDS = ("queue size", "Request timeout expired")
+BUSY_WORDS = ("queue size", "Request timeout expired")
 """In Triton's messages, of a request that its queue has no place for, or not in time."""
 
 TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
@@ -62,7 +62,12 @@ def kind_of(error: RequestError) -> str:
 
 def refusal(message: str) -> str:
     """The kind of a refusal with this message."""
-    return BUSY if any(words in message for words in _BUSY_WORDS) else UNAVAILABLE
+    return BUSY if any(words in message for words in BUSY_WORDS) else UNAVAILABLE
+
+
+def too_late(where: str, seconds: float) -> PredictorTimeout:
+    """The error for a call whose bound has passed."""
+    return PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
 
 
 def quoted(message: str) -> str:
@@ -110,14 +115,7 @@ def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str
     return outputs
 
 
-_UNAVAILABLE_WORDS = (
-    "unknown model",
-    "is not ready",
-    "is unavailable",
-    "queue size",
-    "Request timeout expired",
-    "stopped accepting",
-)
+_UNAVAILABLE_WORDS = (*BUSY_WORDS, "unknown model", "is not ready", "is unavailable", "stopped accepting")
 """In Triton's messages of errors that have the status UNAVAILABLE or NOT_FOUND where they have one."""
 
 

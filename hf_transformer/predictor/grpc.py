@@ -45,10 +45,10 @@ from hf_transformer.predictor.base import (
     PredictorSettings,
     Reply,
     UnknownRegion,
+    forwarded,
     parse_address,
 )
 from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, quoted, said, verified
-from hf_transformer.predictor.headers import forwarded
 from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.tensors import NOWHERE
@@ -460,7 +460,7 @@ _CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
 """In messages with the status INTERNAL about a connection, ours or a proxy's, that was lost; Triton says INTERNAL too
 when a model fails."""
 
-_REFUSALS = ("queue size", "Request timeout expired", "stopped accepting", "unknown model")
+_REFUSALS = (*failures.BUSY_WORDS, "stopped accepting", "unknown model")
 """In Triton's own messages with the status UNAVAILABLE. Those of a proxy are about connections lost during a call."""
 
 _ENDED = frozenset(

@@ -135,7 +135,7 @@ class Client:
     async def begin(self, *data: bytes | memoryview, whole: bool = False) -> Connection:
         """As ``request``, but gives the connection as soon as the head of the answer has come. The caller reads the
         body from it and calls ``leave``."""
-        connection = await self.acquire()
+        connection = self.idle.pop() if self.idle else await self.connect()
         if connection.kept:
             try:
                 await connection.begin(data, whole)
@@ -144,16 +144,14 @@ class Client:
                 connection.leave()
             except NoAnswer:
                 pass
-            connection = await self.acquire(fresh=True)
+            connection = await self.connect()
         await connection.begin(data, whole)
         return connection
 
-    async def acquire(self, *, fresh: bool = False) -> Connection:
-        """A connection for one call: an idle one, or with ``fresh`` always a new one."""
+    async def connect(self) -> Connection:
+        """A new connection, for one call."""
         if self.closed:
             raise ClientClosed("the client is closed")
-        if self.idle and not fresh:
-            return self.idle.pop()
         connection = Connection(self)
         host = self._address.host
         try:
@@ -305,19 +303,17 @@ class Connection(asyncio.BufferedProtocol):
         """Closes the connection at once. A call under way fails."""
         self._fail(Disconnected("the connection was closed here"))
 
-    async def _progress(self) -> None:
-        """Waits for something to come. Raises the fault that ended the connection, if one has."""
+    def _progress(self) -> asyncio.Future[None]:
+        """Done when something has come. Raises the fault that ended the connection, if one has."""
         if self._fault is not None:
             raise self._fault
         self._waiter = self._client.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _fail(self, fault: Exception) -> None:
         if self._busy and not self._complete and self._fault is None:

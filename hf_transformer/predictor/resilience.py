@@ -34,7 +34,6 @@ from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, Reques
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import Outputs, Predictor, Reply
-from hf_transformer.predictor.failures import TIMEOUT_FLAG
 from hf_transformer.types import ModelSpec, Tensor
 
 logger = logging.getLogger(__name__)
@@ -245,9 +244,7 @@ class Resilience(Predictor):
     def _too_late(self) -> PredictorTimeout:
         """The error for a bound that has passed, counted."""
         self._count(failures.TIMEOUT)
-        return PredictorTimeout(
-            f"the predictor at {self._where} gave no answer in {self._timeout:g} s ({TIMEOUT_FLAG})"
-        )
+        return failures.too_late(self._where, self._timeout)
 
     def _count_failure(self, error: RequestError, generation: int) -> None:
         kind = failures.kind_of(error)

@@ -32,10 +32,10 @@ from hf_transformer.predictor.base import (
     Reply,
     StaleConnection,
     UnknownRegion,
+    header_lines,
     parse_address,
 )
-from hf_transformer.predictor.failures import TIMEOUT_FLAG, quoted, reason, said, tls_hint, verified
-from hf_transformer.predictor.headers import header_lines
+from hf_transformer.predictor.failures import quoted, reason, said, tls_hint, too_late, verified
 from hf_transformer.predictor.http import (
     Answer,
     AnswerTooLarge,
@@ -124,7 +124,7 @@ class RestPredictor(AdminTransport):
         request = self._infer_request(inputs, outputs, headers, placements)
         try:
             if destination is None:
-                answer = await self._client.request(*request)
+                answer = (await self._client.begin(*request, whole=True)).answer()
             else:
                 answer = await self._request_once(request, destination)
         except (OSError, HttpError) as exc:
@@ -151,7 +151,7 @@ class RestPredictor(AdminTransport):
 
     async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
-        connection = await self._client.acquire()
+        connection = self._client.idle.pop() if self._client.idle else await self._client.connect()
         destination.settled = False
         try:
             await connection.begin(request, whole=True)
@@ -269,8 +269,7 @@ class RestPredictor(AdminTransport):
             async with asyncio.timeout(self._seconds):
                 return await self._client.request(request)
         except TimeoutError as exc:
-            message = f"the predictor at {self._where} gave no answer in {self._seconds:g} s ({TIMEOUT_FLAG})"
-            raise PredictorTimeout(message) from exc
+            raise too_late(self._where, self._seconds) from exc
         except (OSError, HttpError) as exc:
             raise _mapped(exc, self._where) from exc
 

@@ -18,8 +18,7 @@ _Described = TypeVar("_Described", bound=Message)
 def from_json(kind: type[_Described], value: Json) -> _Described:
     """The message that a JSON object stands for, as Triton writes it; unknown keys are ignored.
 
-    Raises:
-        Malformed: the value is not an object, or a key has a value of another type than the message's field.
+    Raises Malformed for any other value, and for a key whose value is of another type than the message's field.
     """
     try:
         return ParseDict(json_object(value), kind(), ignore_unknown_fields=True)

@@ -30,11 +30,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
-    """The body of a request.
-
-    Raises:
-        PredictorError: an input can't travel as JSON: it is of FP16 or BF16, or its bytes are not UTF-8.
-    """
+    """The body of a request. Raises PredictorError for FP16, BF16 and bytes that are not UTF-8: JSON has no form."""
     with AsPredictorError("the request can't be written"):
         return orjson.dumps({tensor.name: _json(tensor) for tensor in inputs})
 
@@ -104,10 +100,7 @@ class EventReader:
     def feed(self, data: bytes) -> list[bytes]:
         """The data of the events that these bytes complete; several data lines of one event are joined by LF.
 
-        An empty line completes an event. Lines without one at the end of the stream are no event (standard).
-
-        Raises:
-            Malformed: an event is larger than the limit.
+        An empty line completes an event, the stream's end does not. Raises Malformed for one larger than the limit.
         """
         buffer = self._rest + data
         events: list[bytes] = []
@@ -115,22 +108,16 @@ class EventReader:
         for end in _LINE_END.finditer(buffer):
             if end.end() == len(buffer) and buffer.endswith(b"\r"):
                 break  # its LF may come with the next bytes
-            self._take(buffer[position : end.start()], events)
+            line = buffer[position : end.start()]
             position = end.end()
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+                self._size += len(self._data[-1])
+            elif not line and self._data:
+                events.append(b"\n".join(self._data))
+                self._data, self._size = [], 0
         self._rest = buffer[position:]
         if self._size + len(self._rest) > self._limit:
             raise Malformed(f"an event of its stream has more than {self._limit} bytes")
         return events
-
-    def _take(self, line: bytes, events: list[bytes]) -> None:
-        """Reads one line, without its end."""
-        if not line:
-            if self._data:
-                events.append(b"\n".join(self._data))
-            self._data, self._size = [], 0
-            return
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            value = value.removeprefix(b" ")
-            self._data.append(value)
-            self._size += len(value)

@@ -146,9 +146,6 @@ def _tensors(
     """Tensors from their descriptions and their raw contents, or their typed ones where none are raw.
 
     The raw contents of a tensor in shared memory are empty or missing.
-
-    Raises:
-        Malformed: a name comes twice, or the sizes do not add up.
     """
     if raw and len(raw) != len(entries):
         raise Malformed(f"{len(entries)} tensors come with {len(raw)} raw contents")
@@ -172,12 +169,8 @@ def _tensors(
 
 
 def decode_typed(name: str, datatype: str, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
-    """The elements in the field that the protocol has for their datatype.
-
-    Raises:
-        Malformed: their number is not that of the shape, one does not fit the datatype, or the protocol has no field
-            for it.
-    """
+    """The elements in the field that the protocol has for their datatype. Raises Malformed as from_elements does, and
+    for a datatype that has no such field."""
     if datatype in TYPED_CONTENTS:
         return from_elements(name, datatype, shape, getattr(contents, TYPED_CONTENTS[datatype]))
     if math.prod(shape) == 0:
@@ -190,12 +183,8 @@ def decode_typed(name: str, datatype: str, shape: Sequence[int], contents: pb.In
 
 def encode_model_request(method: str, model_name: str) -> bytes:
     """A serialized request of ModelReady, ModelMetadata or ModelConfig, for the version that the server chooses."""
-    requests = {
-        "ModelReady": pb.ModelReadyRequest,
-        "ModelMetadata": pb.ModelMetadataRequest,
-        "ModelConfig": pb.ModelConfigRequest,
-    }
-    return requests[method](name=model_name).SerializeToString()
+    request: Message = getattr(pb, f"{method}Request")(name=model_name)
+    return request.SerializeToString()
 
 
 def decode_model_ready(body: bytes) -> bool:
@@ -282,12 +271,8 @@ def bytes_field_head(number: int, size: int) -> bytes:
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a serialized message one after the other: each one's key, and the positions at which the field
-    begins, its value begins, and both end.
-
-    Raises:
-        Malformed: the bytes are not a message.
-    """
+    """The fields of a serialized message in order: each one's key, and the positions at which the field begins, its
+    value begins, and both end. Raises Malformed for bytes that are not a message."""
     position, length = 0, len(message)
     while position < length:
         start = position

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from hf_transformer.errors import TooLarge
 from hf_transformer.protocol.descriptions import data_type
@@ -66,15 +66,7 @@ _CONTENTS = _Input.CONTENTS_FIELD_NUMBER << 3 | DELIMITED
 _BYTES_ELEMENT = pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER << 3 | DELIMITED
 
 
-class Inference(NamedTuple):
-    """A decoded request, the name of its model and the version of that, empty for any."""
-
-    model_name: str
-    version: str
-    request: InferRequest
-
-
-def decode_infer_request(body: bytes, max_elements: int) -> Inference:
+def decode_infer_request(body: bytes, max_elements: int) -> InferRequest:
     """The request in a serialized ModelInferRequest; its ``binary`` is whether its inputs are raw, unless it says more.
 
     Args:
@@ -89,14 +81,15 @@ def decode_infer_request(body: bytes, max_elements: int) -> Inference:
     parameters = _parameters("parameters", message.parameters)
     parameters.pop(EMPTY_FINAL_RESPONSE, None)  # none of our responses is empty
     binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
-    request = InferRequest(
+    return InferRequest(
         inputs=_inputs(message.inputs, raw, max_elements),
         outputs=_outputs(message.outputs),
         parameters=parameters,
         id=message.id,
         binary=bool(raw) if binary is None else binary,
+        model_name=message.model_name,
+        model_version=message.model_version,
     )
-    return Inference(message.model_name, message.model_version, request)
 
 
 def request_id(body: bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from hf_transformer.protocol.tensors import Malformed, check_count, decode_raw, json_kind, raw_elements, shorten
 from hf_transformer.types import Json, Tensor, Texts
@@ -60,15 +59,14 @@ CONTENT_TYPE = "content_type"
 TEXT = "str"
 """Its value for text in UTF-8, the only content of BYTES here."""
 
-MOST_INPUTS = MOST_OUTPUTS = 16
-"""More than any task has."""
+MOST_TENSORS = 16
+"""Inputs, or outputs, of a request: more than any task has."""
 
 
-def check_number(what: Literal["inputs", "outputs"], count: int) -> None:
+def check_number(what: str, count: int) -> None:
     """Raises Malformed for more tensors than any task has."""
-    most = MOST_INPUTS if what == "inputs" else MOST_OUTPUTS
-    if count > most:
-        raise Malformed(f"{what}: more than {most} tensors")
+    if count > MOST_TENSORS:
+        raise Malformed(f"{what}: more than {MOST_TENSORS} tensors")
 
 
 def check_keys(where: str, found: Mapping[str, Json], known: Sequence[str]) -> None:
@@ -115,19 +113,13 @@ def read_raw(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview, 
 def requested_outputs(entries: Iterable[tuple[str, Mapping[str, Json]]]) -> list[RequestedOutput]:
     """The outputs of a request, from their checked names and their parameters.
 
-    Raises:
-        Malformed: a name comes twice, or a parameter is unknown.
+    Raises Malformed for a name that comes twice, an unknown parameter, or a ``binary_data`` that is no flag.
     """
     outputs: dict[str, RequestedOutput] = {}
     for name, parameters in entries:
         if name in outputs:
             raise Malformed(f"outputs: {name!r} comes twice")
-        outputs[name] = RequestedOutput(name, _wants_binary(name, parameters))
+        where = f"outputs: the parameters of {name!r}"
+        check_keys(where, parameters, (BINARY_DATA,))
+        outputs[name] = RequestedOutput(name, read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA)))
     return list(outputs.values())
-
-
-def _wants_binary(name: str, parameters: Mapping[str, Json]) -> bool | None:
-    """The flag ``binary_data``, None if there is none. Raises Malformed for other parameters."""
-    where = f"outputs: the parameters of {name!r}"
-    check_keys(where, parameters, (BINARY_DATA,))
-    return read_flag(f"{where}: {BINARY_DATA}", parameters.get(BINARY_DATA))

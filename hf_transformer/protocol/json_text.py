@@ -55,12 +55,8 @@ class JsonLimits:
 
 
 def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
-    """The value in a JSON text.
-
-    Raises:
-        Malformed: it is not JSON, or not UTF-8.
-        TooLarge: it has more than the limits allow. It is not parsed then.
-    """
+    """The value in a JSON text. Raises TooLarge, before parsing, for more than the limits allow, and Malformed for
+    anything but JSON in UTF-8."""
     if len(text) <= SMALL:
         return parse(text)
     check_size(bytes(text), limits)

@@ -53,11 +53,10 @@ def encode_infer_request(
     with AsPredictorError("the request can't be written"):
         for tensor in inputs:
             chunk = raw_view(tensor)
-            size = len(chunk)
             chunks.append(chunk)
-            length += size
-            about = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.data.shape}
-            entries.append({**about, "parameters": {"binary_data_size": size}})
+            length += len(chunk)
+            shape, parameters = tensor.data.shape, {"binary_data_size": len(chunk)}
+            entries.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "parameters": parameters})
     header: dict[str, Json] = {"inputs": entries}
     if outputs:  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
         header["outputs"] = [
@@ -90,11 +89,7 @@ def decode_infer_response(
 
 
 def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
-    """The tensors of the list ``outputs``, whose binary elements are ``raw``.
-
-    Raises:
-        Malformed: an entry is not a tensor, a name comes twice, or the sizes do not add up.
-    """
+    """The tensors of the list ``outputs``, whose binary elements are ``raw``."""
     if not isinstance(entries, list):
         raise Malformed("there is no list of tensors")
     tensors: dict[str, Tensor] = {}
@@ -129,10 +124,9 @@ def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]
 
 
 def binary_size(name: str, parameters: Mapping[str, Json], left: int) -> int | None:
-    """The size of a tensor's binary elements, at most the ``left`` bytes; None for a tensor without any.
+    """The size of a tensor's binary elements, None for a tensor without any.
 
-    Raises:
-        Malformed: it is not a number of bytes, or there are fewer.
+    Raises Malformed for anything but a number of bytes that is at most ``left``.
     """
     size = parameters.get("binary_data_size")
     if size is None:
@@ -145,11 +139,7 @@ def binary_size(name: str, parameters: Mapping[str, Json], left: int) -> int | N
 
 
 def parse_header_length(text: str | None) -> int | None:
-    """The value of the HTTP header HEADER_LENGTH, None where there is none.
-
-    Raises:
-        Malformed: it is not a number.
-    """
+    """The value of the HTTP header HEADER_LENGTH, None where there is none. Raises Malformed for other text."""
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
@@ -158,11 +148,7 @@ def parse_header_length(text: str | None) -> int | None:
 
 
 def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview, memoryview]:
-    """The text of the JSON header and the bytes behind it.
-
-    Raises:
-        Malformed: the body is shorter than the header.
-    """
+    """The text of the JSON header and the bytes behind it. Raises Malformed for a body shorter than its header."""
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
         raise Malformed(f"{HEADER_LENGTH}: the JSON header is said to have {length} bytes, the body has {len(body)}")

@@ -63,24 +63,18 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
     text, raw = (body, memoryview(b"")) if header_length is None else split_body(memoryview(body), header_length)
     header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
     check_keys("body", header, REQUEST_KEYS)
-    parameters, binary = _request_parameters(header)
+    parameters = dict(_parameters("parameters", header))
+    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
     room = len(text)  # an element takes two bytes of JSON: "1,"
     return InferRequest(
         inputs=_inputs(header.get("inputs"), raw, room // 2 + 1, max_elements),
         outputs=_outputs(header.get("outputs")),
         parameters=parameters,
         id=_string("id", header),
-        binary=binary,
+        binary=binary or False,
         model_name=_string("model_name", header),
         model_version=_string("model_version", header),
     )
-
-
-def _request_parameters(header: Mapping[str, Json]) -> tuple[Mapping[str, Json], bool]:
-    """The parameters of a request without ``binary_data_output``, and that one."""
-    parameters = dict(_parameters("parameters", header))
-    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
-    return parameters, binary or False
 
 
 def encode_infer_response(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
@@ -96,7 +90,8 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
             chunks.append(raw_view(tensor))
             entry["parameters"] = {BINARY_DATA_SIZE: len(chunks[-1])}
         else:
-            entry["data"] = _json_data(tensor)
+            flat: Array = tensor.data.ravel()  # row-major, the protocol's preferred form
+            entry["data"] = [element.decode() for element in flat] if tensor.datatype == "BYTES" else flat
         outputs.append(entry)
     header: dict[str, Json] = {"model_name": response.model_name}
     if response.model_version:
@@ -107,12 +102,6 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
     # numpy's float32 is written with half as many digits as a Python float.
     text = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((text, *chunks)), len(text)) if chunks else (text, None)
-
-
-def _json_data(tensor: Tensor) -> list[str] | Array:
-    """The elements flat and row-major, which is the protocol's preferred form."""
-    flat: Array = tensor.data.ravel()
-    return [element.decode() for element in flat] if tensor.datatype == "BYTES" else flat
 
 
 def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor | Texts]:

@@ -53,14 +53,15 @@ _JSON_TYPES: dict[str, frozenset[type]] = {
 }
 """The types of JSON values that are elements of each kind of numpy dtype."""
 
-_JSON_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (type(None), "null"),
-    (bool, "a boolean"),
-    ((int, float), "a number"),
-    (str, "a string"),
-    (list, "a list"),
-    (dict, "an object"),
-)
+_JSON_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class Malformed(ValueError):
@@ -160,11 +161,7 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: memoryview)
     """An array over ``data``, without a copy except for BOOL, BF16 and BYTES.
 
     ``datatype`` and ``shape`` come from checked_datatype and checked_shape. BF16 is widened to float32, BYTES gives an
-    object array of bytes. The array is read-only where ``data`` is. Its elements are aligned where ``data`` is: others
-    are read correctly, too, but an argmax over them takes numpy twice as long.
-
-    Raises:
-        Malformed: the number of bytes does not fit the shape.
+    object array of bytes. The array is read-only where ``data`` is. Raises Malformed unless the bytes fit the shape.
     """
     if datatype == "BYTES":
         return _object_array(shape, raw_elements(name, shape, data))
@@ -203,10 +200,8 @@ def raw_elements(name: str, shape: Sequence[int], data: memoryview) -> list[byte
 def raw_view(tensor: Tensor) -> bytes | memoryview:
     """The elements as bytes; a view of the tensor's own memory where that is large and laid out like the bytes.
 
-    Integers may be wider or narrower than the datatype (they are cast), but floats are never cut to integers.
-
-    Raises:
-        Malformed: the data can't be written as the datatype.
+    Integers may be wider or narrower than the datatype (they are cast), but floats are never cut to integers: data
+    that can't be written as the datatype raises Malformed.
     """
     checked_datatype(tensor.name, tensor.datatype)
     if tensor.datatype == "BYTES":
@@ -240,8 +235,7 @@ def _round_to_bfloat16(data: Array) -> Array:
 def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> Array:
     """The array in a JSON list, flat or nested, row-major. Strings are UTF-8 elements of BYTES.
 
-    Raises:
-        Malformed: the elements are not those of the datatype, or their number is not that of the shape.
+    Raises Malformed for elements of another datatype, or if the shape takes more or fewer of them.
     """
     if datatype == "BYTES":
         return _object_array(shape, [element.encode() for element in json_strings(name, shape, data)])
@@ -254,11 +248,7 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> A
 
 
 def json_strings(name: str, shape: Sequence[int], data: Json) -> list[str]:
-    """The elements of a BYTES tensor in JSON.
-
-    Raises:
-        Malformed: not all of them are strings, or their number is not that of the shape.
-    """
+    """The elements of a BYTES tensor in JSON. Raises Malformed unless all are strings, as many as the shape takes."""
     elements = _flattened(name, shape, data)
     if not set(map(type, elements)) <= {str}:
         raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
@@ -268,8 +258,7 @@ def json_strings(name: str, shape: Sequence[int], data: Json) -> list[str]:
 def from_elements(name: str, datatype: str, shape: Sequence[int], elements: Iterable[Any]) -> Array:
     """The array of a flat list of Python values; BYTES elements are bytes.
 
-    Raises:
-        Malformed: a number doesn't fit the datatype, or the number of elements is not that of the shape.
+    Raises Malformed for a number that doesn't fit the datatype, or if the shape takes more or fewer elements.
     """
     values = list(elements)
     check_sizes_agree(name, shape, len(values))
@@ -324,10 +313,7 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def json_kind(value: Json) -> str:
     """The kind of a JSON value in words; the value itself stays out of messages where it may be a prompt."""
-    for kinds, words in _JSON_KINDS:
-        if isinstance(value, kinds):
-            return words
-    return type(value).__name__
+    return _JSON_KINDS.get(type(value), type(value).__name__)
 
 
 # Outputs in shared memory
@@ -361,8 +347,7 @@ NOWHERE: Mapping[str, Placement] = {}
 def placed_tensor(name: str, datatype: str, shape: Sequence[int], placement: Placement) -> Tensor:
     """A tensor over the bytes that the predictor has written, which may be fewer than the place holds.
 
-    Raises:
-        Malformed: the tensor is larger than its place, or of a datatype without a fixed size.
+    Raises Malformed for a tensor that is larger than its place, or of BYTES, which have no fixed size.
     """
     if datatype == "BYTES":
         raise Malformed(f"tensor {name!r} is BYTES, which shared memory was not asked for")

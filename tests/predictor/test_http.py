@@ -765,7 +765,7 @@ async def test_what_has_ended_is_freed_without_the_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            connection = await client.acquire()
+            connection = await client.connect()
             ended = weakref.ref(connection)
             with pytest.raises(Disconnected):
                 await connection.begin((GET,), whole=True)

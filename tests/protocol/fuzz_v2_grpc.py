@@ -115,7 +115,7 @@ def bodies(random: Random) -> Iterator[bytes]:
 def decode(body: bytes) -> InferRequest | None:
     """The request, or None for a body that was refused."""
     request_id(body)
-    return request_in(lambda: decode_infer_request(body, MAX_ELEMENTS).request)
+    return request_in(lambda: decode_infer_request(body, MAX_ELEMENTS))
 
 
 def assert_bounded(body: bytes) -> None:

@@ -12,7 +12,6 @@ from hf_transformer.errors import TooLarge
 from hf_transformer.protocol.grpc import decode, decode_infer_response
 from hf_transformer.protocol.grpc_inbound import (
     MOST_PARTS,
-    Inference,
     decode_infer_request,
     encode_infer_response,
     encode_model_metadata,
@@ -20,7 +19,7 @@ from hf_transformer.protocol.grpc_inbound import (
     encode_stream_response,
     request_id,
 )
-from hf_transformer.protocol.inbound import MOST_INPUTS, MOST_OUTPUTS, InferRequest, InferResponse, RequestedOutput
+from hf_transformer.protocol.inbound import MOST_TENSORS, InferRequest, InferResponse, RequestedOutput
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import ModelDescription, Tensor, TensorSpec, Texts
@@ -29,13 +28,13 @@ from tests.protocol.fuzz_v2_rest import RAW_TEXTS, framed
 from tests.protocol.fuzzing import MAX_ELEMENTS
 
 
-def decoded(message: pb.ModelInferRequest) -> Inference:
+def decoded(message: pb.ModelInferRequest) -> InferRequest:
     return decode_infer_request(message.SerializeToString(), MAX_ELEMENTS)
 
 
 def test_typed_contents() -> None:
-    name, version, request = decoded(typed_request())
-    assert (name, version, request.id, request.binary) == ("bert", "1", "17", True)
+    request = decoded(typed_request())
+    assert (request.model_name, request.model_version, request.id, request.binary) == ("bert", "1", "17", True)
     assert request.parameters == {
         "top_k": 3,
         "parameters": '{"targets": ["a"]}',
@@ -52,8 +51,14 @@ def test_typed_contents() -> None:
 
 def test_raw_contents() -> None:
     body = raw_request().SerializeToString()
-    name, version, request = decode_infer_request(body, MAX_ELEMENTS)
-    assert (name, version, request.id, request.parameters, list(request.outputs)) == ("cross", "", "", {}, [])
+    request = decode_infer_request(body, MAX_ELEMENTS)
+    assert (request.model_name, request.model_version, request.id, request.parameters, list(request.outputs)) == (
+        "cross",
+        "",
+        "",
+        {},
+        [],
+    )
     texts = ["The capital of France is [MASK].", "Überraschung"]
     assert request.inputs["query"] == Texts("query", (2,), texts)
     assert request.inputs["texts"] == Texts("texts", (1, 2), texts)
@@ -75,7 +80,7 @@ def test_answers_are_raw_if_the_request_was_or_says_so(raw: bool, said: bool | N
     if said is not None:
         message.parameters["binary_data_output"].bool_param = said
     message.parameters["triton_enable_empty_final_response"].bool_param = True
-    request = decoded(message).request
+    request = decoded(message)
     assert (request.binary, request.parameters) == (expected, {})
 
 
@@ -230,8 +235,8 @@ def test_too_many_elements(make: Callable[[], pb.ModelInferRequest]) -> None:
 
 
 def test_as_many_elements_as_are_taken() -> None:
-    typed = decoded(too_many("BYTES", "bytes_contents", [b"a"] * 2048)()).request
-    raw = decoded(too_many("BYTES", "", [b""] * 2048, b"\0\0\0\0")()).request
+    typed = decoded(too_many("BYTES", "bytes_contents", [b"a"] * 2048)())
+    raw = decoded(too_many("BYTES", "", [b""] * 2048, b"\0\0\0\0")())
     assert typed.inputs["text"] == Texts("text", (2048,), ["a"] * 2048)
     assert raw.inputs["text"] == Texts("text", (2048,), [""] * 2048)
 
@@ -240,8 +245,8 @@ def test_as_many_elements_as_are_taken() -> None:
     ("body", "problem"),
     [
         pytest.param(b"\x3a\x00" * (MOST_PARTS + 1), "body: more than 1000 fields", id="raw contents"),
-        pytest.param(b"\x2a\x00" * (MOST_INPUTS + 1), "inputs: more than 16 tensors", id="inputs"),
-        pytest.param(b"\x32\x00" * (MOST_OUTPUTS + 1), "outputs: more than 16 tensors", id="outputs"),
+        pytest.param(b"\x2a\x00" * (MOST_TENSORS + 1), "inputs: more than 16 tensors", id="inputs"),
+        pytest.param(b"\x32\x00" * (MOST_TENSORS + 1), "outputs: more than 16 tensors", id="outputs"),
         pytest.param(b"\x2a\xd2\x0f" + b"\x22\x00" * 1001, r"inputs\[0\]: more than 1000 fields", id="parameters"),
         pytest.param(b"\x32\xd2\x0f" + b"\x12\x00" * 1001, "outputs: more than 1000 fields", id="an output"),
     ],

@@ -118,11 +118,11 @@ class Inference:
     async def _answer(self, body: bytes, caller: Caller, place: Admitted, emit: Emit | None = None) -> bytes:
         """The serialized ModelInferResponse; in a stream, where ``emit`` sends more of them, the last one."""
         with clients_fault():
-            name, version, request = wire.decode_infer_request(body, self._service.max_texts)
+            request = wire.decode_infer_request(body, self._service.max_texts)
         context = caller.context(request.id)
         context.place = place
-        model = self._service.models[name]
-        check_version(model, version)
+        model = self._service.models[request.model_name]
+        check_version(model, request.model_version)
         form = None if emit is None else form_of_pieces(model, request)
         if emit is not None and form is not None:
             send = emit

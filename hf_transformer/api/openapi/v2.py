@@ -15,7 +15,7 @@ from hf_transformer.api.openapi.operations import (
     work,
 )
 from hf_transformer.api.tensors import MORE_PARAMETERS
-from hf_transformer.protocol.inbound import CONTENT_TYPE, MOST_INPUTS, MOST_OUTPUTS, TEXT
+from hf_transformer.protocol.inbound import CONTENT_TYPE, MOST_TENSORS, TEXT
 from hf_transformer.protocol.json_text import SMALL
 from hf_transformer.protocol.rest import HEADER_LENGTH
 from hf_transformer.tasks.schema_forms import BOOLEAN, INTEGER, STRING, Schema, any_of, array, nullable, record, text
@@ -174,13 +174,13 @@ def _infer_request(about: Described) -> Schema:
     wanted = record({"name": _output_names(about), "parameters": binary}, "parameters")
     inputs = any_of(*(_input(field, about) for field in about.task.fields))
     optional = {
-        "outputs": _optional(array(wanted, maxItems=MOST_OUTPUTS)),
+        "outputs": _optional(array(wanted, maxItems=MOST_TENSORS)),
         "parameters": _optional(_parameters(about)),
         "id": text("Comes back with the answer."),
         "model_name": nullable({**STRING, "enum": [*about.models, ""]}, "The model that the path names."),
         "model_version": nullable(STRING, "The version that is served; another one is refused."),
     }
-    return record({"inputs": array(inputs, minItems=1, maxItems=MOST_INPUTS), **optional}, *optional)
+    return record({"inputs": array(inputs, minItems=1, maxItems=MOST_TENSORS), **optional}, *optional)
 
 
 def _infer_response(about: Described) -> Schema:
