@@ -158,8 +158,8 @@ async def test_leaving_early_cancels_the_call(by: str) -> None:
     cancelled = asyncio.Event()
 
     async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(answer(5))
         try:
+            await context.write(answer(5))  # the client may read it, and leave, before this returns
             await asyncio.Event().wait()
         finally:
             cancelled.set()
