@@ -20,8 +20,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +35,7 @@ from uvicorn.server import ServerState
 from hf_transformer import __version__, app
 from hf_transformer.commands.serve import server_config
 from hf_transformer.config.options import Config, parse_config
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import Predictor, Reply
 from hf_transformer.server.connection import Connection
 from hf_transformer.server.server import COLLECTED_AFTER
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
@@ -66,7 +65,6 @@ class Instant(Predictor):
     async def model_ready(self) -> bool:
         return True
 
-    @asynccontextmanager
     async def infer(
         self,
         inputs: Sequence[Tensor],
@@ -74,10 +72,12 @@ class Instant(Predictor):
         headers: Mapping[str, str],
         *,
         sizes: Mapping[str, int] | None = None,
-    ) -> AsyncIterator[Mapping[str, Tensor]]:
+        wanted: Callable[[], bool] | None = None,
+        cancellable: bool = False,
+    ) -> Reply:
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        yield {"logits": Tensor("logits", "FP32", np.zeros((inputs[0].shape[0], 2), np.float32))}
+        return Reply({"logits": Tensor("logits", "FP32", np.zeros((inputs[0].shape[0], 2), np.float32))})
 
     def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Any:
         raise NotImplementedError  # this task asks for no streams
