@@ -4,7 +4,7 @@
 import grpc
 import warnings
 
-from hf_transformer.protocol.pb import open_inference_grpc_pb2 as hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -38,63 +38,63 @@ class GRPCInferenceServiceStub(object):
         """
         self.ServerLive = channel.unary_unary(
                 '/inference.GRPCInferenceService/ServerLive',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerLiveRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerLiveResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerLiveRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerLiveResponse.FromString,
                 _registered_method=True)
         self.ServerReady = channel.unary_unary(
                 '/inference.GRPCInferenceService/ServerReady',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerReadyRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerReadyResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerReadyRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerReadyResponse.FromString,
                 _registered_method=True)
         self.ModelReady = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelReady',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelReadyRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelReadyResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelReadyRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelReadyResponse.FromString,
                 _registered_method=True)
         self.ServerMetadata = channel.unary_unary(
                 '/inference.GRPCInferenceService/ServerMetadata',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataResponse.FromString,
                 _registered_method=True)
         self.ModelMetadata = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelMetadata',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataResponse.FromString,
                 _registered_method=True)
         self.ModelInfer = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelInfer',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.FromString,
                 _registered_method=True)
         self.ModelStreamInfer = channel.stream_stream(
                 '/inference.GRPCInferenceService/ModelStreamInfer',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.FromString,
                 _registered_method=True)
         self.ModelConfig = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelConfig',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
                 _registered_method=True)
         self.RepositoryIndex = channel.unary_unary(
                 '/inference.GRPCInferenceService/RepositoryIndex',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
                 _registered_method=True)
         self.SystemSharedMemoryStatus = channel.unary_unary(
                 '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.FromString,
                 _registered_method=True)
         self.SystemSharedMemoryRegister = channel.unary_unary(
                 '/inference.GRPCInferenceService/SystemSharedMemoryRegister',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.FromString,
                 _registered_method=True)
         self.SystemSharedMemoryUnregister = channel.unary_unary(
                 '/inference.GRPCInferenceService/SystemSharedMemoryUnregister',
-                request_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
-                response_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.FromString,
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.FromString,
                 _registered_method=True)
 
 
@@ -189,63 +189,63 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ServerLive': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerLive,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerLiveRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerLiveResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerLiveRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerLiveResponse.SerializeToString,
             ),
             'ServerReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerReady,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerReadyRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerReadyResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerReadyRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerReadyResponse.SerializeToString,
             ),
             'ModelReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelReady,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelReadyRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelReadyResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelReadyRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelReadyResponse.SerializeToString,
             ),
             'ServerMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerMetadata,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataResponse.SerializeToString,
             ),
             'ModelMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelMetadata,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataResponse.SerializeToString,
             ),
             'ModelInfer': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelInfer,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.SerializeToString,
             ),
             'ModelStreamInfer': grpc.stream_stream_rpc_method_handler(
                     servicer.ModelStreamInfer,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.SerializeToString,
             ),
             'ModelConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelConfig,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.SerializeToString,
             ),
             'RepositoryIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.RepositoryIndex,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.SerializeToString,
             ),
             'SystemSharedMemoryStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.SystemSharedMemoryStatus,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.SerializeToString,
             ),
             'SystemSharedMemoryRegister': grpc.unary_unary_rpc_method_handler(
                     servicer.SystemSharedMemoryRegister,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.SerializeToString,
             ),
             'SystemSharedMemoryUnregister': grpc.unary_unary_rpc_method_handler(
                     servicer.SystemSharedMemoryUnregister,
-                    request_deserializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.FromString,
-                    response_serializer=hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.SerializeToString,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -274,8 +274,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ServerLive',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerLiveRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerLiveResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerLiveRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerLiveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -301,8 +301,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ServerReady',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerReadyRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerReadyResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerReadyRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -328,8 +328,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelReady',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelReadyRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelReadyResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelReadyRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -355,8 +355,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ServerMetadata',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ServerMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -382,8 +382,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelMetadata',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -409,8 +409,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelInfer',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -436,8 +436,8 @@ class GRPCInferenceService(object):
             request_iterator,
             target,
             '/inference.GRPCInferenceService/ModelStreamInfer',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelInferRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStreamInferResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -463,8 +463,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelConfig',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -490,8 +490,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/RepositoryIndex',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -517,8 +517,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -544,8 +544,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/SystemSharedMemoryRegister',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryRegisterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -571,8 +571,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/SystemSharedMemoryUnregister',
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
-            hf__transformer_dot_wire_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.FromString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.SystemSharedMemoryUnregisterResponse.FromString,
             options,
             channel_credentials,
             insecure,
