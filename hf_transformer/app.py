@@ -7,21 +7,17 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from hf_transformer.api import docs_page, elsewhere, openapi, ops, tokenization, v1, v2, v2_generate
-from hf_transformer.api.access_log import AccessLog
-from hf_transformer.api.api_keys import ApiKeys, KeyedApp
+from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.body import Bodies
-from hf_transformer.api.direct import Direct
-from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
-from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -37,7 +33,7 @@ from hf_transformer.pair import Diagnose, no_diagnosis
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
-from hf_transformer.server.shutdown import told_of_the_end
+from hf_transformer.server.asgi import AsgiApplication, call_asgi
 from hf_transformer.workers import Roster
 
 if TYPE_CHECKING:
@@ -52,8 +48,9 @@ def build_app(
     roster: Roster | None = None,
     board: Board | None = None,
     diagnose: Diagnose = no_diagnosis,
-) -> ASGIApp:
-    """The ASGI application for one configuration.
+    trusted_proxies: str | None = None,
+) -> AsgiApplication:
+    """The service for one configuration.
 
     Args:
         config: the frozen configuration; a worker process builds its own application from it.
@@ -61,6 +58,7 @@ def build_app(
         roster: the workers, where this process is one of several.
         board: where these find each other's metrics.
         diagnose: looks at each model that is bound.
+        trusted_proxies: addresses whose X-Forwarded-For the access log believes; None for those of this machine.
     """
     if roster is not None:
         roster.claim()
@@ -79,18 +77,26 @@ def build_app(
     latency_log = LatencyLog() if config.enable_latency_logging else None
     model = _served_model(config, parts, predictor, metrics, executor, latency_log, roster, diagnose)
     service = _service(config, model, metrics, executor, _tracing(config, beside))
-    beside.append(_streams_until_the_end(service.streams, config.grace_period_seconds))
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
-    app: ASGIApp = http_app(
-        config, service, lambda app: _lifespan(predictor, model, executor, grpc, latency_log, keys, beside)
+    inner = starlette_app(
+        config, service, lambda app: _lifespan(predictor, model, executor, grpc, latency_log, keys, beside, service)
     )
-    if keys is not None:
-        by_path = openai.errors_by_path(config.openai_route_prefix)
-        app = KeyedApp(app, keys, service.models.names, by_path, metrics)
-    if config.access_log_format:
-        return AccessLog(app, config.access_log_format, logging.getLogger(ACCESS_LOGGER))
-    return app
+    settings = GatewaySettings(
+        keys=keys,
+        origins=config.cors_allow_origin,
+        access_log=config.access_log_format,
+        logger=logging.getLogger(ACCESS_LOGGER) if config.access_log_format else None,
+        **({} if trusted_proxies is None else {"trusted_proxies": trusted_proxies}),
+    )
+    # Once a signal ends the service, all that answers has the same grace period.
+    ends: list[Callable[[], object]] = [
+        model.begin_end,
+        lambda: service.streams.end_within(config.grace_period_seconds),
+    ]
+    if grpc is not None:
+        ends.append(grpc.begin_end)
+    return AsgiApplication(gateway(config, service, inner, settings), inner, ends)
 
 
 def clean_up() -> None:
@@ -147,39 +153,44 @@ def _tracing(config: Config, beside: list[AbstractAsyncContextManager[object]]) 
     return Tracing(config.model_name, config.otlp_sample_ratio, exporter.put)
 
 
-@asynccontextmanager
-async def _streams_until_the_end(streams: OpenStreams, grace: float) -> AsyncIterator[None]:
-    """Lets streams run on for most of the grace period once a signal ends the service."""
-    with told_of_the_end(lambda: streams.end_within(grace)):
-        try:
-            yield
-        finally:
-            streams.close()
+def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
+    """What answers requests over HTTP: the endpoints, and the Starlette application for everything else."""
+    prefix = config.openai_route_prefix
+    endpoints = [
+        *v1.endpoints(service),
+        *tokenization.endpoints(service),
+        *v2.endpoints(service),
+        *v2_generate.endpoints(service),
+        *openai.endpoints(service, prefix),
+    ]
+    return Gateway(
+        Router(endpoints, service.models.names),
+        partial(call_asgi, inner),
+        service.models.names,
+        openai.errors_by_path(prefix),
+        service.metrics,
+        settings,
+    )
 
 
-def http_app(
+def starlette_app(
     config: Config, service: Service, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]
-) -> Direct:
-    """All routes, the way to those of an Endpoint being the short one."""
+) -> Starlette:
+    """All routes that are no endpoints."""
+    prefix = config.openai_route_prefix
     routes = [
         *ops.routes(service),
-        *tokenization.routes(service),
-        *v1.routes(service, openai.shared_fields(service, config.openai_route_prefix)),
+        *v1.routes(service, openai.shared_fields(service, prefix)),
         *v2.routes(service),
-        *v2_generate.routes(service),
-        *openai.routes(service, config.openai_route_prefix),
-        *openapi.routes(service, config.openai_route_prefix, keys=config.api_keys_file is not None),
+        *openai.routes(service, prefix),
+        *openapi.routes(service, prefix, keys=config.api_keys_file is not None),
         *(docs_page.routes() if config.enable_docs_url else ()),
     ]
-    # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
-    prefix = config.openai_route_prefix
     handlers = ops.error_handlers(openai.errors_by_path(prefix), elsewhere.hints(prefix))
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app.router.redirect_slashes = False
-    if service.tracing is not None:
-        found = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, Endpoint)]
-        service.tracing.name_routes((route.path_regex, route.path) for route in found)
-    return Direct(app, routes, service.models.names, tasks=service.models.generate)
+    return app
 
 
 @asynccontextmanager
@@ -191,8 +202,10 @@ async def _lifespan(
     latency_log: LatencyLog | None,
     keys: ApiKeys | None,
     beside: Sequence[AbstractAsyncContextManager[object]],
+    service: Service,
 ) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
+        stack.callback(service.streams.close)
         for one in beside:
             await stack.enter_async_context(one)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
@@ -205,8 +218,6 @@ async def _lifespan(
             stack.push_async_callback(_cancel, asyncio.create_task(keys.keep_renewing()))
         if grpc is not None:
             await stack.enter_async_context(grpc)
-            stack.enter_context(told_of_the_end(grpc.begin_end))
-        stack.enter_context(told_of_the_end(model.begin_end))
         yield
 
 

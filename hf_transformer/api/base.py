@@ -1,20 +1,17 @@
-"""What the APIs share: the model behind them, admission, and for HTTP bodies, headers and how a failure is answered."""
+"""What the APIs share: the models behind them, admission, a request whose body is there, and answers to failures."""
 
 from __future__ import annotations
 
-import logging
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
-from starlette.responses import Response
-from starlette.types import Scope, Send
+from starlette.responses import Response as StarletteResponse
 
-from hf_transformer.api.body import USUAL_TYPES, Bodies, parse_json, to_utf8
+from hf_transformer.api.body import Bodies, parse_json, to_utf8
 from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import UnknownModel
@@ -23,21 +20,27 @@ from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.observability.tracing.spans import Tracing
-from hf_transformer.protocol.json_text import SMALL, JsonLimits
+from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Answers, Context, Encoding, Json, ModelDescription, Query, TextInput, Tokenization
-from hf_transformer.whole_response import WHOLE_RESPONSE, SendWhole
-
-logger = logging.getLogger(__name__)
+from hf_transformer.types import (
+    Answers,
+    Context,
+    Encoding,
+    Json,
+    ModelDescription,
+    Query,
+    Request,
+    Response,
+    TextInput,
+    Tokenization,
+)
 
 FORWARDED = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"authorization"))
 FORWARDED_PREFIX = b"x-b3-"
 """Headers that the predictor gets too, so that traces and permissions reach it."""
-_USABLE_ID = re.compile(r"[ -~\xa0-\xff]{1,256}")
-"""A request's id that goes back to its client, into logs and on: it has no control characters, those of terminals in
-8 bits (C1) included. Any other is replaced."""
+JSON = b"application/json"
 
 
 class Model(Protocol):
@@ -123,30 +126,15 @@ class Call:
             InvalidInput: it is not JSON.
             TooLarge: it has more lists, objects, keys or values than are taken.
         """
-        body = self.body
-        if len(body) <= SMALL and body[:1] == b"{" and self.headers.get(b"content-type", b"") in USUAL_TYPES:
-            try:
-                return orjson.loads(body)  # as nearly all are: what follows would do no more
-            except orjson.JSONDecodeError:
-                pass  # it says what is wrong
-        return parse_json(to_utf8(body, self.headers), self.limits)
-
-
-@dataclass(slots=True)
-class Reply:
-    """What a call is answered with, under status 200."""
-
-    body: bytes
-    content_type: bytes = b"application/json"
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+        return parse_json(to_utf8(self.body, self.headers), self.limits)
 
 
 RenderError = Callable[[str, int], bytes]
 """An API's error body for a message and its HTTP status."""
 
 
-class JsonResponse(Response):
-    """JSON by orjson, as everywhere here."""
+class JsonResponse(StarletteResponse):
+    """JSON by orjson, as everywhere here, for Starlette's routes."""
 
     media_type = "application/json"
 
@@ -157,67 +145,32 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-class RequestHead:
-    """The headers of a request, and of all others that have the same.
-
-    Args:
-        fields: names in lower case.
-    """
-
-    __slots__ = ("_forwarded", "_has_id", "fields")
-
-    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
-        self.fields = fields
-        self._forwarded = {
-            name.decode("latin-1"): fields[name].decode("latin-1")
-            for name in fields
-            if name in FORWARDED or name[:5] == FORWARDED_PREFIX
-        }
-        self._has_id = _USABLE_ID.fullmatch(self._forwarded.get("x-request-id", "")) is not None
-
-    def context(self) -> Context:
-        """For one request: its id, the client's own if it sent one that can be logged, and the headers that the
-        predictor gets too."""
-        forwarded = self._forwarded.copy()
-        if not self._has_id:
-            forwarded["x-request-id"] = new_request_id()
-        return Context(forwarded["x-request-id"], forwarded)
+def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:
+    """What a call is answered with, under status 200."""
+    return Response(200, body, [(b"content-type", content_type), *headers])
 
 
-def request_context(headers: Mapping[bytes, bytes]) -> Context:
-    """The context of a request of which nothing is known but its headers."""
-    return RequestHead(headers).context()
-
-
-def new_request_id() -> str:
-    """128 random bits, as a trace id has them; no secret, so that no request has to ask the kernel for them."""
-    return random.getrandbits(128).to_bytes(16, "big").hex()
-
-
-async def send_reply(scope: Scope, send: Send, status: int, reply: Reply, request_id: str) -> None:
-    """Sends a whole response."""
-    headers = head_of(reply, request_id)
-    send_whole: SendWhole | None = scope.get(WHOLE_RESPONSE)
-    if send_whole is not None and send_whole(status, headers, reply.body):
-        return
-    headers.append((b"content-length", str(len(reply.body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
-
-
-def head_of(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
-    """A response's headers, without the length."""
-    return [(b"content-type", reply.content_type), (b"x-request-id", request_id.encode("latin-1")), *reply.headers]
-
-
-def lines_of(reply: Reply, request_id: str, timing: bytes = b"") -> bytes:
-    """The same as the lines that it becomes, with how long the stages took if that is told."""
-    more = b"".join([b"%b: %b\r\n" % pair for pair in reply.headers]) if reply.headers else b""
-    named = request_id.encode("latin-1")
-    timed = (b"server-timing: ", timing, b"\r\n") if timing else ()
-    return b"".join((b"content-type: ", reply.content_type, b"\r\nx-request-id: ", named, b"\r\n", more, *timed))
+def error_response(render: RenderError, message: str, status: int) -> Response:
+    """What a request is answered with that has failed."""
+    return Response(status, render(message, status), [(b"content-type", JSON)])
 
 
 def error_json(message: str, status: int) -> bytes:
     """The error body of V1 and V2."""
     return orjson.dumps({"error": message})
+
+
+def context_of(request: Request) -> Context:
+    """A request's context: its id, and the headers that the predictor gets too."""
+    forwarded = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in request.headers.items()
+        if name in FORWARDED or name[:5] == FORWARDED_PREFIX
+    }
+    forwarded["x-request-id"] = request.id
+    return Context(request.id, forwarded)
+
+
+def new_request_id() -> str:
+    """128 random bits, as a trace id has them; no secret, so that no request has to ask the kernel for them."""
+    return f"{random.getrandbits(128):032x}"

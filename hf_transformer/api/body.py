@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from starlette.types import Receive
-
 from hf_transformer.errors import InvalidInput, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.protocol import json_text
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import Json
+from hf_transformer.types import Json, Request
 
 CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
 CHARSETS = frozenset(
     ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
 )
 """The charsets that JSON comes in. Not all that Python knows: some of its codecs take quadratic time."""
+GZIP = frozenset((b"gzip", b"x-gzip"))
+ENCODINGS = GZIP | {b"", b"identity"}
 USUAL_TYPES = frozenset((b"application/json", b""))
 MAX_MEMBERS = 16
 """Members of one gzip body: the rest is copied after each, so their number has to be bounded."""
@@ -29,10 +29,6 @@ MOST_HELD = 256 * 2**20
 """Bytes of all bodies where nobody says how many."""
 GZIP_WINDOW = zlib.MAX_WBITS | 16
 """zlib's way of asking for a gzip header (zlib manual, inflateInit2)."""
-
-
-class ClientGone(Exception):
-    """The client has closed its connection: there is nobody to answer."""
 
 
 class Bodies:
@@ -64,9 +60,13 @@ class Bodies:
 
     def take(self, size: int) -> None:
         """Counts bytes; fewer than none gives some back. Raises TooManyRequests where there is no room."""
+        self.require(size)
+        self.held += size
+
+    def require(self, size: int) -> None:
+        """Raises TooManyRequests where there is no room for so many bytes more."""
         if size > 0 and self.held + size > self._most:
             raise self._no_room()
-        self.held += size
 
     def _no_room(self) -> TooManyRequests:
         """Counts a request that is refused, and says why."""
@@ -77,23 +77,6 @@ class Bodies:
             f"{self._most}; try again"
         )
 
-    def take_whole(self, body: bytes, headers: Mapping[bytes, bytes], limit: int) -> bytes:
-        """What ``read_body`` gives for one that is all there; it raises the same. The bytes that it gives are counted,
-        and the caller gives them back (``take``); none are where it raises."""
-        size = len(body)
-        if size > limit:
-            raise _too_large(limit)
-        if size and self.held + size > self._most:
-            raise self._no_room()
-        self.held += size
-        if b"content-encoding" not in headers:
-            return body
-        try:
-            return _plain(body, headers, limit, self.take)
-        except BaseException:
-            self.held -= size
-            raise
-
 
 class Portion:
     """The bytes of one request; as a context manager it gives them back at the end."""
@@ -103,6 +86,10 @@ class Portion:
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self._size = 0
+
+    def require(self, size: int) -> None:
+        """Raises TooManyRequests where there is no room for so many bytes more; they are not counted."""
+        self._bodies.require(size)
 
     def add(self, size: int) -> None:
         """Raises TooManyRequests where there is no room for so many bytes more."""
@@ -123,12 +110,10 @@ class Portion:
         self.give_back()
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int, portion: Portion) -> bytes:
-    """Reads one request's body.
+async def read_body(request: Request, limit: int, portion: Portion) -> bytes:
+    """Reads one request's body. What its head tells of it is looked at before.
 
     Args:
-        receive: the ASGI channel.
-        headers: names in lower case.
         limit: bytes, before and after decompression.
         portion: counts the bytes that are there; whoever made it gives them back.
 
@@ -142,42 +127,32 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
         InvalidInput: not the gzip that the header says.
         UnsupportedEncoding: compressed in another way.
     """
-    declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and int(declared) > limit:
+    headers = request.headers
+    declared = int(headers.get(b"content-length", b"0"))  # the parser takes digits only
+    if declared > limit:
         raise _too_large(limit)
-    chunks: list[bytes] = []
+    portion.require(declared)
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in ENCODINGS:
+        shown = encoding[:40].decode("latin-1")
+        raise UnsupportedEncoding(f"Content-Encoding: {shown!r} is not understood; send gzip or no compression")
+    pieces: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk = message.get("body", b"")
-        size += len(chunk)
+    while piece := await request.read():
+        size += len(piece)
         if size > limit:
             raise _too_large(limit)
-        portion.add(len(chunk))
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            break
-    return _plain(chunks[0] if len(chunks) == 1 else b"".join(chunks), headers, limit, portion.add)
-
-
-def _plain(body: bytes, headers: Mapping[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
-    """The body, decompressed; ``count`` is told of the bytes that it has more by that."""
-    encoding = headers.get(b"content-encoding")
-    if not encoding:
+        portion.add(len(piece))
+        pieces.append(piece)
+    body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if encoding not in GZIP:
         return body
-    plain = _decompress(body, encoding.strip().lower(), limit)
-    count(len(plain) - len(body))
+    plain = _inflate(body, limit)
+    portion.add(len(plain) - len(body))
     return plain
 
 
-def _decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
-    if encoding in (b"", b"identity"):
-        return body
-    if encoding not in (b"gzip", b"x-gzip"):
-        shown = encoding[:40].decode("latin-1")
-        raise UnsupportedEncoding(f"Content-Encoding: {shown!r} is not understood; send gzip or no compression")
+def _inflate(body: bytes, limit: int) -> bytes:
     inflated = bytearray()
     for _ in range(MAX_MEMBERS):  # a gzip file may have several members, one behind the other (RFC 1952, 2.2)
         inflater = zlib.decompressobj(GZIP_WINDOW)

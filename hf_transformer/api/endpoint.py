@@ -1,39 +1,37 @@
-"""One POST route: from a request's body to a whole response or a stream, whichever API it belongs to."""
+"""One POST route, whichever API it belongs to: admission, body, errors, metrics and traces around it.
+
+Request -> Call -> the API's handler -> Response | StreamForm -> Response | Stream
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
 
-from starlette.types import Receive, Scope, Send
-
-from hf_transformer.api.base import Call, RenderError, Reply, RequestHead, Service, lines_of, send_reply
-from hf_transformer.api.body import ClientGone, read_body
-from hf_transformer.api.sending import SERVER_TIMING, AsgiSink, Sender, ShortSink
-from hf_transformer.api.server_timing import server_timing
-from hf_transformer.api.streaming import Stream
-from hf_transformer.api.watching import Departure, Watches
-from hf_transformer.eager import Eager
+from hf_transformer.api.base import Call, RenderError, Service, context_of, error_response
+from hf_transformer.api.body import Portion, read_body
+from hf_transformer.api.streaming import UNBUFFERED, StreamForm, pieces
+from hf_transformer.core.limits import Admitted
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.tracing.spans import Trace
 from hf_transformer.protocol.json_text import JsonLimits
-from hf_transformer.short_way import Begin, Headers, Response, ShortWay
-from hf_transformer.types import Context
+from hf_transformer.types import ClientGone, Context, Request, Response, Stream, Timings
 
 logger = logging.getLogger(__name__)
 
-CLIENT_GONE = 499
+CLIENT_GONE: Final = 499
 """The status that a request is counted under whose client left before the answer, as in nginx."""
 
-Handle = Callable[[Call], Coroutine[Any, Any, Reply | Stream]]
+Handle = Callable[[Call], Awaitable[Response | StreamForm]]
 """An API's own part: finds the model, parses the body, asks the model, renders the answer."""
 
 
 class Endpoint:
-    """A POST route as a bare ASGI endpoint: no Request and Response objects, a third of a short request's CPU.
+    """A POST route.
 
     Args:
         api: the name of the API in the metrics.
@@ -45,204 +43,118 @@ class Endpoint:
         self._api = api
         self._handle = handle
         self._render_error = render_error
-        self._admission = service.admission
-        self._metrics = service.metrics
-        self._max_bytes = service.max_bytes
+        self.service = service
         self._limits = JsonLimits.of(service.max_texts, service.max_bytes)
-        self._watches = Watches()
-        self._server_timing = service.server_timing
-        self._tracing = service.tracing
-        self._bodies = service.bodies
-        self._streams = service.streams
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        context, trace = self._begin(RequestHead(headers))
-        reply = None
+    async def __call__(self, request: Request) -> Response | Stream:
+        """Answers one request, whatever its method. Raises ClientGone."""
+        context, trace = context_of(request), None
+        if self.service.tracing is not None:
+            context.headers, trace = self.service.tracing.begin(context.headers)
+        work = _Work(self, request, context, trace)
         try:
-            status, reply = await self._answer(scope, receive, send, headers, context)
-        except ClientGone:
-            status = CLIENT_GONE
-        self._metrics.count_request(self._api, status)
-        if reply is not None:
-            if self._is_timed(status, context):
-                reply.headers = (*reply.headers, (SERVER_TIMING, server_timing(context.timings)))
-            await send_reply(scope, send, status, reply, context.request_id)
-        if self._tracing is not None and trace is not None:
-            self._tracing.end_http(trace, scope["method"], scope["path"], scope["scheme"], status, context)
+            answer = await self._answer(work)
+        except (asyncio.CancelledError, ClientGone):
+            work.end(CLIENT_GONE)
+            raise
+        except Exception as error:
+            answer = self._failed(error, context)
+        if isinstance(answer, Response):
+            work.end(answer.status)
+        if answer.status == 200 and self.service.server_timing and context.timings.predict > 0:
+            answer.headers.append((b"server-timing", server_timing(context.timings)))
+        return answer
 
-    def short_way(self, path: str, params: Mapping[str, str]) -> ShortWay:
-        """For requests to this path, if its handler never streams and asks for no task; see short_way.py.
-
-        Args:
-            path: what is asked for.
-            params: what the path names.
-        """
-
-        def way(headers: Headers) -> Begin:
-            head = RequestHead(dict(headers))
-
-            def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
-                context, trace = (head.context(), None) if self._tracing is None else self._begin(head)
-
-                def done(answer: tuple[int, Reply | None] | None, error: BaseException | None) -> None:
-                    try:
-                        if answer is None and isinstance(error, Exception):
-                            raise error
-                        status, reply = answer or (CLIENT_GONE, None)
-                        if reply is not None:
-                            self._respond(response, status, reply, context)
-                        self._count(path, scheme, status, context, trace)  # nobody waits for this any more
-                    except Exception:  # a fault of our own in telling of one: the event loop logs it
-                        response.break_off()
-                        raise
-
-                return Eager(self._answer_whole(params, head.fields, body, context), done).cancel
-
-            return begin
-
-        return way
-
-    def short_way_in_task(self, path: str, params: Mapping[str, str]) -> ShortWay:
-        """The same for a handler that may answer with a stream, or asks for its task."""
-
-        def way(headers: Headers) -> Begin:
-            head = RequestHead(dict(headers))
-
-            def begin(body: bytes, scheme: str, response: Response) -> Callable[[], object]:
-                departure = Departure()
-
-                async def work() -> None:
-                    departure.task = asyncio.current_task()
-                    status, reply = CLIENT_GONE, None
-                    try:
-                        context, trace = self._begin(head)
-                        try:
-                            if not departure.gone:
-                                status, reply = await self._answer_whole(
-                                    params, head.fields, body, context, response, departure
-                                )
-                        except ClientGone:
-                            pass
-                        if reply is not None:
-                            self._respond(response, status, reply, context)
-                        self._count(path, scheme, status, context, trace)
-                    except BaseException:  # the server gives it up, or a fault of our own: the event loop logs it
-                        response.break_off()
-                        raise
-
-                response.hold(asyncio.get_running_loop().create_task(work()))
-                return departure.happens
-
-            return begin
-
-        return way
-
-    def _count(self, path: str, scheme: str, status: int, context: Context, trace: Trace | None) -> None:
-        """A request on its short way is over."""
-        self._metrics.count_request(self._api, status)
-        if self._tracing is not None and trace is not None:
-            self._tracing.end_http(trace, "POST", path, scheme, status, context)
-
-    def _respond(self, response: Response, status: int, reply: Reply, context: Context) -> None:
-        """Sends a whole answer."""
-        timed = self._server_timing and status == 200 and context.timings.predict > 0
-        timing = server_timing(context.timings) if timed else b""
-        response.whole(status, lines_of(reply, context.request_id, timing), reply.body)
-
-    def _begin(self, head: RequestHead) -> tuple[Context, Trace | None]:
-        context = head.context()
-        trace = None
-        if self._tracing is not None:
-            context.headers, trace = self._tracing.begin(context.headers)
-        return context, trace
-
-    def _is_timed(self, status: int, context: Context) -> bool:
-        """Whether the answer tells how long it took."""
-        return self._server_timing and status == 200 and context.timings.predict > 0
-
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes], context: Context
-    ) -> tuple[int, Reply | None]:
-        """Status and body; a stream has been sent. Raises ClientGone where nobody waits for them."""
-        if scope["method"] != "POST":
+    async def _answer(self, work: _Work) -> Response | Stream:
+        request, service = work.request, self.service
+        if request.method != "POST":
             # The route takes every method, or GET would fall through to the route of a model with a colon in its name.
-            message = f"{scope['method'][:20]} {scope['path'][:200]}: Method Not Allowed, expected POST"
-            return 405, Reply(self._render_error(message, 405), headers=((b"allow", b"POST"),))
-        portion = self._bodies.portion()
-        try:
-            # The place is taken after the body: a client that sends slowly keeps no other one out.
-            body = await read_body(receive, headers, self._max_bytes, portion)
-            context.timings.arrived = time.perf_counter()
-            place = context.place = self._admission.enter(len(body))
-            watch = self._watches.begin(receive)
-            try:
-                answer = await self._handle(Call(scope["path_params"], headers, body, context, self._limits))
-                if isinstance(answer, Reply):
-                    return 200, answer
-                # Nobody may wait a part of a second, or for the next piece, to see that a stream's client has left.
-                watch.begin(asyncio.get_running_loop())
-                sink = AsgiSink(send)
-                sender = Sender(sink, answer, context, timing=self._server_timing)
-                return await sender.run(self._streams), None
-            except asyncio.CancelledError:
-                if watch.has_cancelled():
-                    raise ClientGone from None
-                raise
-            finally:
-                self._watches.end(watch)
-                place.leave()
-        except ClientGone:
-            raise
-        except Exception as error:
-            return self._failed(error, context)
-        finally:
-            portion.give_back()
+            message = f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST"
+            answer = error_response(self._render_error, message, 405)
+            answer.headers.append((b"allow", b"POST"))
+            return answer
+        service.admission.require()
+        # The place is taken after the body: a client that sends slowly keeps no other one out.
+        body = await read_body(request, service.max_bytes, work.portion)
+        context = work.context
+        context.timings.arrived = time.perf_counter()
+        work.place = context.place = service.admission.enter(len(body))
+        found = await self._handle(Call(request.params, request.headers, body, context, self._limits))
+        if isinstance(found, Response):
+            return found
+        parts = self._parts(found, work)
+        first = await anext(parts)
+        return Stream(200, first, parts, [(b"content-type", found.content_type), *UNBUFFERED])
 
-    async def _answer_whole(
-        self,
-        params: Mapping[str, str],
-        headers: Mapping[bytes, bytes],
-        body: bytes,
-        context: Context,
-        response: Response | None = None,
-        departure: Departure | None = None,
-    ) -> tuple[int, Reply | None]:
-        """What ``_answer`` gives, for a request that is all there. In a task there are ``response``, which a stream is
-        sent as, and ``departure``."""
-        held = 0
-        try:
-            body = self._bodies.take_whole(body, headers, self._max_bytes)
-            held = len(body)
-            place = context.place = self._admission.enter(held)
-            try:
-                answer = await self._handle(Call(params, headers, body, context, self._limits))
-                if isinstance(answer, Reply):
-                    return 200, answer
-                if response is None:
-                    raise TypeError("a handler that has no task has answered with a stream")
-                sender = Sender(ShortSink(response), answer, context, timing=self._server_timing)
-                return await sender.run(self._streams), None
-            except asyncio.CancelledError:
-                if departure is not None and departure.has_cancelled():
-                    raise ClientGone from None
-                raise
-            finally:
-                place.leave()
-        except ClientGone:
-            raise
-        except Exception as error:
-            return self._failed(error, context)
-        finally:
-            self._bodies.held -= held
+    async def _parts(self, form: StreamForm, work: _Work) -> AsyncGenerator[bytes, None]:
+        """The pieces of a stream, which holds its place and its body until it ends."""
+        status, has_begun = CLIENT_GONE, False
 
-    def _failed(self, error: Exception, context: Context) -> tuple[int, Reply]:
+        def failed(number: int) -> None:
+            nonlocal status
+            status = number
+
+        try:
+            async with aclosing(pieces(form, self.service.streams, work.context, failed)) as parts:
+                async for part in parts:
+                    has_begun = True
+                    yield part
+            if status == CLIENT_GONE:
+                status = 200
+        finally:
+            if has_begun:  # else it is told as any other error
+                work.end(status)
+
+    def _failed(self, error: Exception, context: Context) -> Response:
         """How a request is answered that has failed."""
         if isinstance(error, RequestError):
-            again = error.retry_after
-            extra = ((b"retry-after", str(again).encode()),) if again is not None else ()
-            return error.status, Reply(self._render_error(str(error), error.status), headers=extra)
+            answer = error_response(self._render_error, str(error), error.status)
+            if error.retry_after is not None:
+                answer.headers.append((b"retry-after", b"%d" % error.retry_after))
+            return answer
         # The last resort for a fault of our own: it is logged whole, and the client is told where to look.
         named = {"request_id": context.request_id}
         logger.error("request %s failed by a fault of the service", context.request_id, extra=named, exc_info=error)
-        return 500, Reply(self._render_error(f"internal error; the log has it under {context.request_id}", 500))
+        message = f"internal error; the log has it under {context.request_id}"
+        return error_response(self._render_error, message, 500)
+
+    def count(self, work: _Work, status: int) -> None:
+        """Counts a request that is over."""
+        self.service.metrics.count_request(self._api, status)
+        if self.service.tracing is not None and work.trace is not None:
+            self.service.tracing.end_http(work.trace, work.request, status, work.context)
+
+
+class _Work:
+    """What one request holds while it is worked on: its body's bytes and its place."""
+
+    __slots__ = ("_endpoint", "context", "place", "portion", "request", "trace")
+
+    def __init__(self, endpoint: Endpoint, request: Request, context: Context, trace: Trace | None) -> None:
+        self._endpoint = endpoint
+        self.request = request
+        self.context = context
+        self.trace = trace
+        self.portion: Portion = endpoint.service.bodies.portion()
+        self.place: Admitted | None = None
+
+    def end(self, status: int) -> None:
+        """Gives all of it back; to be called once."""
+        self.portion.give_back()
+        if self.place is not None:
+            self.place.leave()
+        self._endpoint.count(self, status)
+
+
+def server_timing(timings: Timings) -> bytes:
+    """The value of the header Server-Timing, in milliseconds: where the time of one request went. ``predict`` is what
+    is left of it without ``queue``. Source: https://www.w3.org/TR/server-timing/"""
+    parse, tokenize, queue, decode = timings.parse, timings.tokenize, timings.queue, timings.postprocess
+    predict = max(timings.predict - queue, 0.0)
+    return b"parse;dur=%.3f, tokenize;dur=%.3f, queue;dur=%.3f, predict;dur=%.3f, decode;dur=%.3f" % (
+        parse * 1e3,
+        tokenize * 1e3,
+        queue * 1e3,
+        predict * 1e3,
+        decode * 1e3,
+    )

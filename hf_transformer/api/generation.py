@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 
 from hf_transformer.api.base import Model
-from hf_transformer.api.streaming import Stream
+from hf_transformer.api.streaming import StreamForm
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.generation.writing import Generation
@@ -56,7 +56,7 @@ def refuse_many(task: Servable, query: Query, most: int) -> None:
         )
 
 
-class TextStream(Stream):
+class TextStream(StreamForm):
     """The texts of a request as they come."""
 
     __slots__ = ("_context", "_model", "_request")

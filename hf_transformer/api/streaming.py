@@ -1,20 +1,25 @@
 """Answers that are sent piece by piece, over HTTP and gRPC, and how the end of the service ends those that still run.
 
-The status of an HTTP answer waits for the first piece, so an error before that has its usual status and body. An error
-after it stands in the stream, in the API's own form.
+Over HTTP a stream is an async iterator of bytes, which the server writes as fast as the client reads. The status waits
+for the first piece, so an error before that has its usual status and body. An error after it stands in the stream, in
+the API's own form.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
 from hf_transformer.errors import RequestError, Unavailable
 from hf_transformer.generation.types import Piece
 from hf_transformer.generation.writing import Generation
+from hf_transformer.types import Context, HeaderLines
+
+logger = logging.getLogger(__name__)
 
 EVENTS = b"text/event-stream"
 """Server-sent events. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
@@ -24,7 +29,11 @@ LAST_WORDS = 1.0
 """Seconds of the grace period that are kept to tell clients that their streams end, a fifth of it at most."""
 
 
-class Stream(Protocol):
+UNBUFFERED: HeaderLines = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+"""Keeps proxies from collecting pieces (the second one is nginx's)."""
+
+
+class StreamForm(Protocol):
     """An answer that is sent piece by piece, under status 200: texts while they are written, and their form in an API.
 
     Attributes: ``texts`` is how many there are.
@@ -38,10 +47,6 @@ class Stream(Protocol):
     @abstractmethod
     def start(self) -> Awaitable[Generation]:
         """Begins to write them. Raises RequestError."""
-
-    def prepare(self) -> None:
-        """Does what is needed only once there is a piece. It is called once, while the model works if it can be."""
-        return
 
     @abstractmethod
     def piece(self, piece: Piece) -> bytes:
@@ -123,6 +128,58 @@ class OpenStreams:
         if self._over:
             raise shutting_down()
         return StreamEnd(self._open)
+
+
+async def pieces(
+    form: StreamForm, streams: OpenStreams, context: Context, failed: Callable[[int], None]
+) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stream; none are empty but the first, if it has no others.
+
+    Args:
+        failed: is told the status of an error that ends the stream behind its first piece.
+
+    Raises:
+        RequestError: what went wrong before the first piece.
+    """
+    has_begun, last = False, b""
+    failure: tuple[str, int] | None = None
+    with streams.one() as end:
+        try:
+            async with await form.start() as running:
+                left = form.texts
+                async for piece in running:
+                    written = form.piece(piece)
+                    if piece.finish is not None:
+                        left -= 1
+                        if not left:
+                            last = written  # what follows it goes with it
+                            continue
+                    if written:
+                        has_begun = True
+                        yield written
+                last += form.end(running)
+        except asyncio.CancelledError:
+            if not end.has_cancelled():
+                raise
+            if not has_begun:
+                raise shutting_down() from None
+            failure = str(shutting_down()), shutting_down().status
+        except RequestError as error:
+            if not has_begun:
+                raise form.named(error) from error
+            failure = str(form.named(error)), error.status
+        except Exception:
+            if not has_begun:
+                raise
+            # The last resort for a fault of our own, as in Endpoint.
+            named = {"request_id": context.request_id}
+            logger.exception("request %s failed by a fault of the service", context.request_id, extra=named)
+            failure = f"internal error; the log has it under {context.request_id}", 500
+    if failure is not None:
+        failed(failure[1])
+        last = form.error(*failure)
+    if last or not has_begun:
+        yield last
 
 
 def event(data: bytes) -> bytes:

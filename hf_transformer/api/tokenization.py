@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import orjson
-from starlette.routing import BaseRoute, Route
 
-from hf_transformer.api.base import Call, Reply, Service, error_json
+from hf_transformer.api.base import Call, Service, error_json, reply
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.v1 import parse
 from hf_transformer.errors import InvalidInput, TooLarge
@@ -26,7 +25,7 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Encoding, Json, Query, TextInput, TokenIds, Tokenization
+from hf_transformer.types import Encoding, Json, Query, Response, TextInput, TokenIds, Tokenization
 
 API = "tokenize"
 """Both routes' name in the metrics."""
@@ -40,11 +39,11 @@ INLINE_TOKENS = 2000
 Result = TypeVar("Result")
 
 
-def routes(service: Service) -> list[BaseRoute]:
-    """The routes of this API. They have to stand before V1's, one of which matches their paths too."""
+def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+    """The endpoints of this API, by the templates of their paths."""
     models, executor = service.models, service.executor
 
-    async def tokenize(call: Call) -> Reply:
+    async def tokenize(call: Call) -> Response:
         model = models[call.path["model"]]
         query = read_query(call, service.max_texts)
         # Not ready comes first: the tokenizer may still have to learn from the predictor how long a text can be.
@@ -59,9 +58,9 @@ def routes(service: Service) -> list[BaseRoute]:
         encodings = [one for [one] in await model.encode([text.sent for text in given.texts], how)]
         tokens = sum(map(len, encodings)) if given.tokens else 0
         answer = await _off_loop(executor, tokens, lambda: render(given.texts, encodings, tokenizer.max_length))
-        return Reply(answer)
+        return reply(answer)
 
-    async def detokenize(call: Call) -> Reply:
+    async def detokenize(call: Call) -> Response:
         model = models[call.path["model"]]
         query = read_query(call, service.max_texts)
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
@@ -71,11 +70,11 @@ def routes(service: Service) -> list[BaseRoute]:
         await model.encode(texts, Tokenization(whole=True, token_values=1))
         await _off_loop(executor, sum(len(one.ids) for one in texts), lambda: check_ids(texts, query.name, tokenizer))
         predictions = await tokenizer.decode_off_loop([one.ids for one in texts], executor, skip)
-        return Reply(orjson.dumps({"predictions": predictions}))
+        return reply(orjson.dumps({"predictions": predictions}))
 
     return [
-        Route("/v1/models/{model}:tokenize", Endpoint(API, tokenize, error_json, service)),
-        Route("/v1/models/{model}:detokenize", Endpoint(API, detokenize, error_json, service)),
+        ("/v1/models/{model}:tokenize", Endpoint(API, tokenize, error_json, service)),
+        ("/v1/models/{model}:detokenize", Endpoint(API, detokenize, error_json, service)),
     ]
 
 

@@ -3,7 +3,18 @@
     GET  /v1/models                 {"models": ["bert"]}
     GET  /v1/models/{m}             {"name": "bert", "ready": true}, 503 while it is not
     POST /v1/models/{m}:predict     {"instances": [...], "parameters": {...}} -> {"predictions": [...]}
-                                    generated text also as a stream, see v1_stream.py
+                                    generated text also as a stream, with "parameters": {"stream": true}
+
+A stream is a JSON object per line (application/jsonl). The runtime guide of KServe reads such a stream line by line
+(Streaming Responses), and leaves their content open:
+
+    {"instance": 0, "text": " paris"}
+    {"instance": 0, "text": ".", "finish_reason": "stop", "generated_text": "The capital of france is paris."}
+
+``instance`` counts the instances, ``choice`` beside it the texts of one where num_return_sequences asks for several.
+Lines of different texts come as they are made, those of one text in their order; its last one has ``finish_reason``
+(stop, length) and ``generated_text``, which all of its ``text`` make together. An error in the middle is {"error": ...}
+and the last line.
 
 Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 """
@@ -15,17 +26,16 @@ from dataclasses import dataclass, field
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.api.base import Call, JsonResponse, Reply, Service, error_json
+from hf_transformer.api.base import Call, JsonResponse, Model, Service, error_json, reply
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.generation import refuse_many, wants_stream
-from hf_transformer.api.streaming import Stream
-from hf_transformer.api.v1_stream import V1Stream
+from hf_transformer.api.generation import TextStream, generating, refuse_many, wants_stream
+from hf_transformer.api.streaming import LINES, StreamForm
 from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.generation.types import Piece
 from hf_transformer.tasks.base import describe
-from hf_transformer.types import Answers, Json, Query
+from hf_transformer.types import Answers, Context, Json, Query, Response
 
 INSTANCES = ("instances", "inputs")
 """The two names that clients use for the list; KServe reads the second for V2-minded clients."""
@@ -39,24 +49,31 @@ class MoreFields:
     of_models: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
 
 
-def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
-    """The routes of this API; ``more`` is added to what the first two answer."""
-    more = more or MoreFields()
+def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+    """The endpoints of this API, by the templates of their paths."""
     models = service.models
 
-    async def predict(call: Call) -> Reply | Stream:
+    async def predict(call: Call) -> Response | StreamForm:
         model = models[call.path["model"]]
         query = parse(call.json())
         if len(query.instances) > service.max_texts:
             refuse_many(model.task, query, service.max_texts)
         if query.parameters and wants_stream(model.task, query.parameters):
             return V1Stream(model, query, call.context)
-        return Reply(render(await model.predict(query, call.context)))
+        return reply(render(await model.predict(query, call.context)))
 
-    async def list_models(request: Request) -> Response:
+    return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
+
+
+def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
+    """The other routes of this API; ``more`` is added to what they answer."""
+    more = more or MoreFields()
+    models = service.models
+
+    async def list_models(request: Request) -> JsonResponse:
         return JsonResponse({"models": models.names, **more.of_list})
 
-    async def model_ready(request: Request) -> Response:
+    async def model_ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
         beside = more.of_models.get(model.name, {})
         try:
@@ -68,7 +85,6 @@ def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
 
     return [
         Route("/v1/models", list_models),
-        Route("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service)),
         Route("/v1/models/{model}", model_ready),
     ]
 
@@ -87,10 +103,6 @@ def render(answers: Answers) -> bytes:
 
 def parse(payload: Json) -> Query:
     """A predict request's JSON value. Raises InvalidInput where it has not the shape above."""
-    if type(payload) is dict and len(payload) == 1:  # as most are
-        instances = payload.get("instances")
-        if type(instances) is list and instances:
-            return Query(instances, {})
     if not isinstance(payload, dict):
         raise InvalidInput(f'body: expected an object with "instances", got {describe(payload)}')
     usual, other = INSTANCES
@@ -109,3 +121,34 @@ def parse(payload: Json) -> Query:
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidInput(f"parameters: expected an object, got {describe(parameters)}")
     return Query(instances, parameters or {})
+
+
+class V1Stream(TextStream):
+    """The answer to one request."""
+
+    __slots__ = ("_several", "_so_far")
+
+    content_type = LINES
+
+    def __init__(self, model: Model, query: Query, context: Context) -> None:
+        """Raises RequestError for a request that is wrong in itself."""
+        request = generating(model, "a stream").request(query)
+        super().__init__(model, request, context)
+        self._so_far = [[""] * request.sampling.n for _ in request.prompts]
+        self._several = request.sampling.n > 1
+
+    def piece(self, piece: Piece) -> bytes:
+        so_far = self._so_far[piece.prompt]
+        so_far[piece.choice] += piece.text
+        if not piece.text and piece.finish is None:
+            return b""
+        line: dict[str, Json] = {"instance": piece.prompt}
+        if self._several:
+            line["choice"] = piece.choice
+        line["text"] = piece.text
+        if piece.finish is not None:
+            line |= {"finish_reason": piece.finish, "generated_text": so_far[piece.choice]}
+        return orjson.dumps(line) + b"\n"
+
+    def error(self, message: str, status: int) -> bytes:
+        return error_json(message, status) + b"\n"

@@ -17,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Call, JsonResponse, Model, Models, Reply, Service, error_json
+from hf_transformer.api.base import Call, JsonResponse, Model, Models, Service, error_json, reply
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.tensors import check_version, clients_fault
@@ -31,31 +30,46 @@ from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
-from hf_transformer.types import Json, TensorSpec
+from hf_transformer.types import Json, Response, TensorSpec
 
 SERVER = "hf_transformer"
 EXTENSIONS = ("binary_tensor_data", "model_configuration")
 """What of Triton's extensions to the protocol is understood."""
 PLATFORM = "hf_transformer"
 """What the protocol calls the framework and format of a model."""
+PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 BINARY = b"application/octet-stream"
 HEADER = HEADER_LENGTH.lower().encode()
 """The length of the JSON in front of raw tensors, as ASGI spells headers."""
 
 
+def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+    """The endpoints of this API, by the templates of their paths."""
+
+    async def answer(call: Call) -> Response:
+        model = _find(service.models, call.path)
+        request = _parse(call, service.max_texts)
+        _check_named(model, request)
+        body, length = encode_infer_response(await infer(model, request, call.context), request)
+        return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
+
+    endpoint = Endpoint("v2", answer, error_json, service)
+    return [(f"{path}/infer", endpoint) for path in PATHS]
+
+
 def routes(service: Service) -> list[BaseRoute]:
-    """The routes of this API."""
-    return [*_server_routes(service.models), *_model_routes(service)]
+    """The other routes of this API."""
+    return [*_server_routes(service.models), *_model_routes(service.models)]
 
 
 def _server_routes(models: Models) -> list[BaseRoute]:
-    async def server(request: Request) -> Response:
+    async def server(request: Request) -> JsonResponse:
         return JsonResponse({"name": SERVER, "version": __version__, "extensions": EXTENSIONS})
 
-    async def live(request: Request) -> Response:
+    async def live(request: Request) -> JsonResponse:
         return JsonResponse({"live": True})
 
-    async def ready(request: Request) -> Response:
+    async def ready(request: Request) -> JsonResponse:
         try:
             for name in models.names:
                 await models[name].require_ready()
@@ -63,7 +77,7 @@ def _server_routes(models: Models) -> list[BaseRoute]:
             return _not_ready(error, {})
         return JsonResponse({"ready": True})
 
-    async def list_models(request: Request) -> Response:
+    async def list_models(request: Request) -> JsonResponse:
         return JsonResponse({"models": models.names})
 
     return [
@@ -74,16 +88,14 @@ def _server_routes(models: Models) -> list[BaseRoute]:
     ]
 
 
-def _model_routes(service: Service) -> list[BaseRoute]:
-    models = service.models
-
-    async def metadata(request: Request) -> Response:
+def _model_routes(models: Models) -> list[BaseRoute]:
+    async def metadata(request: Request) -> JsonResponse:
         return JsonResponse(_metadata(_find(models, request.path_params)))
 
-    async def config(request: Request) -> Response:
+    async def config(request: Request) -> JsonResponse:
         return JsonResponse(_config(_find(models, request.path_params)))
 
-    async def ready(request: Request) -> Response:
+    async def ready(request: Request) -> JsonResponse:
         try:
             model = models[request.path_params["model"]]
             await model.require_ready()
@@ -92,19 +104,10 @@ def _model_routes(service: Service) -> list[BaseRoute]:
             return _not_ready(error, {"name": model.name})
         return JsonResponse({"name": model.name, "ready": True})
 
-    async def answer(call: Call) -> Reply:
-        model = _find(models, call.path)
-        request = _parse(call, service.max_texts)
-        _check_named(model, request)
-        body, length = encode_infer_response(await infer(model, request, call.context), request)
-        return Reply(body) if length is None else Reply(body, BINARY, ((HEADER, str(length).encode()),))
-
-    endpoint = Endpoint("v2", answer, error_json, service)
     return [
         route
-        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        for path in PATHS
         for route in (
-            Route(f"{path}/infer", endpoint),
             Route(f"{path}/ready", ready),
             Route(f"{path}/config", config),
             Route(path, metadata),
@@ -124,7 +127,7 @@ def _find(models: Models, path: Mapping[str, str]) -> Model:
     return model
 
 
-def _not_ready(error: NotReady, about: Mapping[str, Json]) -> Response:
+def _not_ready(error: NotReady, about: Mapping[str, Json]) -> JsonResponse:
     body = {**about, "ready": False, "error": str(error)}
     return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})
 

@@ -17,19 +17,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import orjson
-from starlette.routing import BaseRoute, Route
 
-from hf_transformer.api.base import Call, Model, Reply, Service, error_json
+from hf_transformer.api.base import Call, Model, Service, error_json, reply
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.generate_request import PROMPT, Asked, Outputs, Told, read_body, whole
 from hf_transformer.api.generation import TextStream, generating, place_of
-from hf_transformer.api.streaming import EVENTS, Stream, event
+from hf_transformer.api.streaming import EVENTS, StreamForm, event
 from hf_transformer.api.tensors import check_version
+from hf_transformer.api.v2 import PATHS
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import Piece
 from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import describe
-from hf_transformer.types import Context, Json
+from hf_transformer.types import Context, Json, Response
 
 API = "generate"
 """Both routes' name in the metrics."""
@@ -37,33 +37,30 @@ Head = Mapping[str, Json]
 """What each answer to a request begins with."""
 
 
-def routes(service: Service) -> list[BaseRoute]:
-    """The routes of this API."""
+def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
+    """The endpoints of this API, by the templates of their paths."""
     models = service.models
 
-    async def generate(call: Call) -> Reply:
+    async def generate(call: Call) -> Response:
         model = models[call.path["model"]]
         asked, head = read(call, model, "generate")
         if asked.stream:
             raise InvalidInput("stream: one answer is given here, expected false; generate_stream gives pieces")
         told = await whole(model, asked, call.context)
-        return Reply(orjson.dumps({**head, **_plain(told)}))
+        return reply(orjson.dumps({**head, **_plain(told)}))
 
-    async def generate_stream(call: Call) -> Stream:
+    async def generate_stream(call: Call) -> StreamForm:
         model = models[call.path["model"]]
         asked, head = read(call, model, "generate_stream")
         if asked.stream:
             return _Events(model, asked, head, call.context)
         return _OneEvent(model, asked, head, call.context)
 
-    endpoints = {
-        name: Endpoint(API, handle, error_json, service)
-        for name, handle in (("generate", generate), ("generate_stream", generate_stream))
-    }
+    whole_text, pieces = (Endpoint(API, handle, error_json, service) for handle in (generate, generate_stream))
     return [
-        Route(f"{path}/{name}", endpoint)
-        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        for name, endpoint in endpoints.items()
+        (f"{path}/{name}", endpoint)
+        for path in PATHS
+        for name, endpoint in (("generate", whole_text), ("generate_stream", pieces))
     ]
 
 

@@ -7,10 +7,9 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 from hf_transformer import __version__
-from hf_transformer.api.key_file import read_keys
+from hf_transformer.api.auth import read_keys
 from hf_transformer.app import build_app, clean_up
 from hf_transformer.commands.doctor.at_start import StartDiagnosis
 from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
@@ -19,9 +18,9 @@ from hf_transformer.key_pair import read_server_pair
 from hf_transformer.model_parts import load_parts
 from hf_transformer.observability.logging import configure_logging
 from hf_transformer.observability.worker_metrics import Board
-from hf_transformer.server.connection import Connection
-from hf_transformer.server.server import Server
-from hf_transformer.server.settings import ClientLimits, ServerConfig
+from hf_transformer.server.asgi import AsgiApplication
+from hf_transformer.server.http import ClientLimits
+from hf_transformer.server.run import Server, ServerConfig
 from hf_transformer.server.signals import handle_signals
 from hf_transformer.server.supervisor import Supervisor
 from hf_transformer.workers import Roster
@@ -76,15 +75,14 @@ def check_files(config: Config) -> None:
         read_keys(config.api_keys_file)
 
 
-def server_config(config: Config, app: Callable[..., Any]) -> ServerConfig:
+def server_config(config: Config, make: Callable[[], AsgiApplication]) -> ServerConfig:
     """What the HTTP server is told."""
     files = (config.ssl_certfile, config.ssl_keyfile)
     return ServerConfig(
-        app,
+        make,
         limits=ClientLimits(
             connections=config.max_connections,
             header_bytes=config.max_header_bytes,
-            body_bytes=config.max_request_bytes,
             seconds=config.client_timeout_seconds,
             idle_seconds=config.timeout_keep_alive,
         ),
@@ -95,9 +93,6 @@ def server_config(config: Config, app: Callable[..., Any]) -> ServerConfig:
         port=config.http_port,
         workers=config.workers,
         loop=config.event_loop,
-        http=Connection,
-        # Only the access log says where a request came from.
-        proxy_headers=bool(config.access_log_format),
         backlog=BACKLOG,
         timeout_keep_alive=config.timeout_keep_alive,
     )

@@ -216,6 +216,10 @@ class Config:
     api_keys_file: str | None = option(
         SERVER, "File with an API key in each line (# begins a comment); requests without one of them are refused. "
         "Read again when it changes.", PATH, default_text="no keys are asked for")
+    cors_allow_origin: tuple[str, ...] = option(
+        SERVER, "Origins whose pages may ask from a browser (CORS); * is any.",
+        Names("ORIGIN,...", "* or origins such as https://app.example.com", r"\*|[a-z][a-z0-9+.-]*://[^/\s]+"), (),
+        many=True, default_text="none")
     event_loop: Literal["auto", "asyncio", "uvloop"] = option(
         SERVER, "Event loop; auto is uvloop where it is installed.", Choice(("auto", "asyncio", "uvloop")),
         "auto")
@@ -231,8 +235,8 @@ class Config:
         64 * 2**10)
     max_request_bytes: int = option(LIMITS, "Bytes of a request's body.", Integer(1, 2**40), 16 * 2**20)
     max_bytes_in_flight: int = option(
-        LIMITS, "Bytes of all requests' bodies that one worker holds, those that are not whole yet included, unless "
-        "they are of 4 KiB or less; more are answered with 429. Where --max_request_bytes is more, that counts.",
+        LIMITS, "Bytes of all requests' bodies that one worker holds, those that are not whole yet included; more are "
+        "answered with 429. Where --max_request_bytes is more, that counts.",
         Integer(1, 2**40), 256 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", Integer(1), 1024)
     max_text_length: int = option(LIMITS, "Characters of one text.", Integer(1), 1_000_000)

@@ -180,11 +180,12 @@ class Names:
 
     metavar: str = "NAME,..."
     expects: str = "different names separated by commas, such as input_ids,attention_mask"
+    pattern: str = ".+"
 
     def __call__(self, text: str) -> tuple[str, ...]:
         bare = text.strip().removeprefix("[").removesuffix("]")
         names = tuple(name.strip("\"'") for name in re.split(r"[,\s]+", bare) if name)
-        if not names or not all(names) or len(set(names)) < len(names):
+        if not names or not all(re.fullmatch(self.pattern, name) for name in names) or len(set(names)) < len(names):
             raise ValueError(text)
         return names
 

@@ -74,12 +74,16 @@ class Admission:
         Raises:
             TooManyRequests: there is no room.
         """
-        if not self.has_room:
-            raise self._no_room()
+        self.require()
         tokens = min(size // BYTES_PER_TOKEN + 1, self._largest_guess)
         self.requests += 1
         self.tokens += tokens
         return Admitted(self, tokens)
+
+    def require(self) -> None:
+        """Raises TooManyRequests where there is no room; nothing is taken."""
+        if not self.has_room:
+            raise self._no_room()
 
     def _no_room(self) -> TooManyRequests:
         """Counts a refused request, and says why it was refused."""

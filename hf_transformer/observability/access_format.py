@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from hf_transformer.errors import ConfigError
+from hf_transformer.observability.json_log import REQUEST_ID
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
 CLIENT_CLOSED = 499
@@ -29,25 +31,6 @@ class Exchange:
         self.body_bytes = 0
         self.started = time.perf_counter()
         self.seconds = 0.0
-
-    def note(self, message: Mapping[str, Any]) -> None:
-        """Takes down what the application sends."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.sent_headers = message.get("headers", ())
-        elif message["type"] == "http.response.body":
-            self.body_bytes += len(message.get("body", b""))
-
-    def note_whole(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
-        """Takes down a response that was sent past the messages; the server has added its length."""
-        self.status = status
-        self.sent_headers = (*headers, (b"content-length", b"%d" % len(body)))
-        self.body_bytes = len(body)
-
-    def fail(self) -> None:
-        """The application raised: without an answer of its own, the server's is 500."""
-        if self.status == CLIENT_CLOSED:
-            self.status = 500
 
     def finish(self) -> None:
         self.seconds = time.perf_counter() - self.started
@@ -153,3 +136,9 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
         raise ConfigError(f"{source}: unknown atom %({exc.args[0]})s, expected one of {known}") from exc
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"{source}: expected atoms such as %(h)s, got {format!r} ({exc})") from exc
+
+
+def write_line(logger: logging.Logger, format: str, exchange: Exchange) -> None:
+    """Logs one request that has been answered."""
+    request_id = exchange.header("x-request-id", sent=True)
+    logger.info("%s", format % Atoms(exchange), extra=None if request_id == "-" else {REQUEST_ID: request_id})

@@ -17,8 +17,7 @@ from types import FrameType
 from uvicorn.config import STARTUP_FAILURE
 
 from hf_transformer.errors import TransformerError
-from hf_transformer.server.server import SAME_WISH, SIGNALLED, Server
-from hf_transformer.server.settings import ServerConfig
+from hf_transformer.server.run import SAME_WISH, SIGNALLED, Server, ServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from hf_transformer.api.api_keys import ApiKeys, KeyedApp
-from hf_transformer.api.key_file import read_keys
+from hf_transformer.api.auth import ApiKeys, KeyedApp
+from hf_transformer.api.auth import read_keys
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.app import http_app
 from hf_transformer.errors import ConfigError

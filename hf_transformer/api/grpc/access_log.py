@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from hf_transformer.api.access_log import write
 from hf_transformer.observability.access_format import Exchange, check_format
+from hf_transformer.observability.access_format import write_line as write
 from hf_transformer.protocol.grpc import SERVICE
 
 if TYPE_CHECKING:

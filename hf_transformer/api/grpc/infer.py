@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 import grpc
 
 from hf_transformer.api.base import Service
-from hf_transformer.api.endpoint import CLIENT_GONE
+from hf_transformer.api.endpoint import CLIENT_GONE, server_timing
 from hf_transformer.api.grpc.calls import Caller, details_of, our_fault
 from hf_transformer.api.grpc.pieces import Emit, form_of_pieces, pieces
-from hf_transformer.api.server_timing import NAME, server_timing
 from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.triton_tensors import infer
 from hf_transformer.core.limits import Admission, Admitted
@@ -77,7 +76,7 @@ class Inference:
         ):
             answer = self._checked(await self._answer(body, caller, place))
         if self._service.server_timing and caller.served is not None:
-            caller.trailers = ((NAME, server_timing(caller.served.timings).decode()),)
+            caller.trailers = (("server-timing", server_timing(caller.served.timings).decode()),)
         return answer
 
     async def streamed(self, body: bytes, caller: Caller, places: Places, emit: Emit) -> bytes:

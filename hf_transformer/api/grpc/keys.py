@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from hf_transformer.api.api_keys import HEADERS, REFUSED, ApiKeys, count_refused
+from hf_transformer.api.auth import HEADERS, REFUSED, ApiKeys, count_refused
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 

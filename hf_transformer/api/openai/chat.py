@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from hf_transformer.api.base import Call, Model, Reply, Service
+from hf_transformer.api.base import Call, Model, Service
 from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields
 from hf_transformer.api.openai.chat_form import ChatForm
 from hf_transformer.api.openai.generation import (
@@ -32,13 +32,13 @@ from hf_transformer.api.openai.generation import (
 from hf_transformer.api.openai.messages import read_messages, read_tool_choice, read_tools
 from hf_transformer.api.openai.readings import Readings
 from hf_transformer.api.openai.unused import EVERYWHERE, OF_CHATS, check_unused
-from hf_transformer.api.streaming import Stream
+from hf_transformer.api.streaming import StreamForm
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Json
+from hf_transformer.types import Json, Response
 
 FIELDS = (
     *SHARED,
@@ -76,7 +76,7 @@ def readings(service: Service) -> Readings[Reading]:
     return Readings(partial(_read, service), (*own, *EVERYWHERE, *OF_CHATS))
 
 
-async def create(service: Service, read: Readings[Reading], call: Call) -> Reply | Stream:
+async def create(service: Service, read: Readings[Reading], call: Call) -> Response | StreamForm:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)

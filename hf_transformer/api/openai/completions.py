@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hf_transformer.api.base import Call, Model, Reply, Service
+from hf_transformer.api.base import Call, Model, Service
 from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields, require_few
 from hf_transformer.api.openai.generation import (
     SHARED,
@@ -29,14 +29,14 @@ from hf_transformer.api.openai.generation import (
 )
 from hf_transformer.api.openai.readings import Readings
 from hf_transformer.api.openai.unused import EVERYWHERE, check_unused
-from hf_transformer.api.streaming import Stream
+from hf_transformer.api.streaming import StreamForm
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.base import TaskSettings, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.types import Json, TextInput, TokenIds
+from hf_transformer.types import Json, Response, TextInput, TokenIds
 
 FIELDS = (*SHARED, "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
 USUAL_TOKENS = 16
@@ -60,7 +60,7 @@ def readings(service: Service) -> Readings[Reading]:
     return Readings(partial(_read, service), ("prompt", *EVERYWHERE))
 
 
-async def create(service: Service, read: Readings[Reading], call: Call) -> Reply | Stream:
+async def create(service: Service, read: Readings[Reading], call: Call) -> Response | StreamForm:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from hf_transformer.api.base import Call, Reply, Service
+from hf_transformer.api.base import Call, Service, reply
 from hf_transformer.api.openai.bodies import ask, find_model, named_as_sent, read_fields, require_few, usage
 from hf_transformer.api.openai.unused import EVERYWHERE, check_unused
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Answers, Array, Json, Query
+from hf_transformer.types import Answers, Array, Json, Query, Response
 
 PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
 """Fields that the task reads."""
@@ -41,14 +41,14 @@ class EmbeddingsRequest:
     base64: bool
 
 
-async def create(service: Service, call: Call) -> Reply:
+async def create(service: Service, call: Call) -> Response:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)
         model = find_model(service.models, fields, "embeddings")
         request = parse(fields, service.max_texts)
     answers = await ask(model, request.query, call.context, single=request.single)
-    return Reply(render(answers, model.name, request.base64))
+    return reply(render(answers, model.name, request.base64))
 
 
 def parse(fields: Mapping[str, Json], max_texts: int) -> EmbeddingsRequest:

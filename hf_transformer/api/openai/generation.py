@@ -17,10 +17,10 @@ from typing import Protocol
 
 import orjson
 
-from hf_transformer.api.base import Model, Reply
+from hf_transformer.api.base import Model, reply
 from hf_transformer.api.openai.bodies import as_sent, named_as_sent, render_error
 from hf_transformer.api.openai.unused import EVERYWHERE
-from hf_transformer.api.streaming import EVENTS, Stream, event
+from hf_transformer.api.streaming import EVENTS, StreamForm, event
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.generation.writing import Generation
@@ -28,7 +28,7 @@ from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sampling import SamplingReader
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.types import Context, Json
+from hf_transformer.types import Context, Json, Response
 
 SAMPLING = (
     "temperature",
@@ -152,7 +152,7 @@ class Form(Protocol):
         """The choices of the events, one each, in which a piece is told; keeps what it needs for the next one."""
 
 
-class Generating(Stream):
+class Generating(StreamForm):
     """One request on its way: what is asked, and what its answer begins with.
 
     Args:
@@ -188,7 +188,7 @@ class Generating(Stream):
         self._n = request.sampling.n
         self.texts = len(request.prompts) * self._n
 
-    async def whole(self) -> Reply:
+    async def whole(self) -> Response:
         """The answer, whole; its errors name fields as the client sent them."""
         about = self._about(self._form.object)
         with named_as_sent():
@@ -198,14 +198,12 @@ class Generating(Stream):
                     choices[piece.prompt * self._n + piece.choice].add(piece)
                 used = usage(running)
         made = [self._form.choice(index, one) for index, one in enumerate(choices)]
-        return Reply(orjson.dumps({**about, "choices": made, "usage": used}))
+        return reply(orjson.dumps({**about, "choices": made, "usage": used}))
 
     def start(self) -> Awaitable[Generation]:
-        return self._model.generate(self._request, self._context)
-
-    def prepare(self) -> None:
         self._head = self._about(self._form.chunk_object)
         self._before, self._behind = _around_choice(self._head, {"usage": None} if self._usage else {})
+        return self._model.generate(self._request, self._context)
 
     def piece(self, piece: Piece) -> bytes:
         """One write for what came together."""

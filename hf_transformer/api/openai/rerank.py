@@ -16,26 +16,26 @@ from collections.abc import Mapping
 
 import orjson
 
-from hf_transformer.api.base import Call, Reply, Service
+from hf_transformer.api.base import Call, Service, reply
 from hf_transformer.api.openai.bodies import ask, find_model, named_as_sent, read_fields, require_few, usage
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Answers, Json, Query
+from hf_transformer.types import Answers, Json, Query, Response
 
 PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores")
 """Fields that the task reads."""
 FIELDS = ("model", "query", "documents", "user", *PARAMETERS)
 
 
-async def create(service: Service, call: Call) -> Reply:
+async def create(service: Service, call: Call) -> Response:
     """Answers one request."""
     with named_as_sent():
         fields = read_fields(call, FIELDS)
         model = find_model(service.models, fields, "rerank")
         query = parse(fields, service.max_texts)
     answers = await ask(model, query, call.context, single=True)
-    return Reply(render(answers, model.name, call.context.request_id))
+    return reply(render(answers, model.name, call.context.request_id))
 
 
 def parse(fields: Mapping[str, Json], max_texts: int) -> Query:

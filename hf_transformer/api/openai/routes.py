@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.api import v1
@@ -37,29 +36,32 @@ SHARED = "/v1/models"
 """What V1 has under /v1: it keeps its own errors there."""
 
 
+def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
+    """The endpoints of this API, by their paths."""
+    handlers: dict[str, Handle] = {
+        "completions": partial(openai_completions.create, service, openai_completions.readings(service)),
+        "chat/completions": partial(openai_chat.create, service, openai_chat.readings(service)),
+        "embeddings": partial(openai_embeddings.create, service),
+        "rerank": partial(openai_rerank.create, service),
+    }
+    base = f"{root_of(prefix)}/v1"
+    return [(f"{base}/{path}", Endpoint("openai", one, render_error, service)) for path, one in handlers.items()]
+
+
 def routes(service: Service, prefix: str) -> list[BaseRoute]:
-    """The routes of this API, but for those that it shares with V1."""
+    """The other routes of this API, but for those that it shares with V1."""
     root = root_of(prefix)
+    if not root:
+        return []
     cards = model_cards(service.models)
 
-    async def list_models(request: Request) -> Response:
+    async def list_models(request: Request) -> JsonResponse:
         return JsonResponse(model_list(cards))
 
-    async def show_model(request: Request) -> Response:
+    async def show_model(request: Request) -> JsonResponse:
         return JsonResponse(cards[known_model(service.models, request.path_params["model"]).name])
 
-    def endpoint(path: str, handle: Handle) -> Route:
-        return Route(f"{root}/v1/{path}", Endpoint("openai", handle, render_error, service))
-
-    found: list[BaseRoute] = [
-        endpoint("completions", partial(openai_completions.create, service, openai_completions.readings(service))),
-        endpoint("chat/completions", partial(openai_chat.create, service, openai_chat.readings(service))),
-        endpoint("embeddings", partial(openai_embeddings.create, service)),
-        endpoint("rerank", partial(openai_rerank.create, service)),
-    ]
-    if root:
-        found += [Route(f"{root}/v1/models", list_models), Route(f"{root}/v1/models/{{model}}", show_model)]
-    return found
+    return [Route(f"{root}/v1/models", list_models), Route(f"{root}/v1/models/{{model}}", show_model)]
 
 
 def shared_fields(service: Service, prefix: str) -> v1.MoreFields:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from hf_transformer.api.api_keys import open_paths
+from hf_transformer.api.auth import open_paths
 from hf_transformer.api.base import RenderError
 from hf_transformer.api.openapi.operations import answer, ref
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hf_transformer.types import Context, Timings
+from hf_transformer.types import Context, Request, Timings
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -112,11 +112,6 @@ class Tracing:
         self._model = model
         self._bound = int(ratio * 2**64)
         self._take = take
-        self._routes: tuple[tuple[re.Pattern[str], str], ...] = ()
-
-    def name_routes(self, routes: Iterable[tuple[re.Pattern[str], str]]) -> None:
-        """Tells how the paths look that requests have, and what such a path is called."""
-        self._routes = tuple(routes)
 
     def begin(self, headers: Mapping[str, str]) -> tuple[dict[str, str], Trace | None]:
         """The headers that the predictor is to get instead of these, and the trace; None where there is to be none.
@@ -143,15 +138,15 @@ class Tracing:
         parent_id = parent.span_id if parent else ""
         return rest, Trace(trace_id, span_id, predict_id, parent_id, time.time_ns(), time.perf_counter())
 
-    def end_http(self, trace: Trace, method: str, path: str, scheme: str, status: int, context: Context) -> None:
+    def end_http(self, trace: Trace, request: Request, status: int, context: Context) -> None:
         """A request over HTTP is over."""
-        route = next((name for pattern, name in self._routes if pattern.match(path)), "")
+        method, route = request.method, request.route
         method = method if method in _METHODS else "_OTHER"
         attributes: dict[str, Value] = {
             "http.request.method": method,
             "http.route": route,
-            "url.path": path[:LONGEST],
-            "url.scheme": scheme,
+            "url.path": request.path[:LONGEST],
+            "url.scheme": request.scheme,
             "http.response.status_code": status,
         }
         self._end(trace, f"{method} {route}", attributes, str(status) if status >= 500 else "", context)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from hf_transformer.api.api_keys import ApiKeys
+from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.grpc.keys import KeyedCalls
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.commands.local_triton import HOST, free_ports

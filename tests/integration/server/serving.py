@@ -10,14 +10,18 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
 
+from hf_transformer.api.base import error_json
+from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.server.connection import Connection
-from hf_transformer.server.server import Server
-from hf_transformer.server.settings import ClientLimits, ServerConfig
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.server.asgi import AsgiApplication, call_asgi
+from hf_transformer.server.http import ClientLimits
+from hf_transformer.server.run import Server, ServerConfig
 from tests.integration.server.processes import SECONDS
 
 ANSWER = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
@@ -58,21 +62,22 @@ async def serving(
     certificate: tuple[str, str] | None = None,
     keep_alive: int = 65,
     grace: float = SECONDS,
+    settings: GatewaySettings | None = None,
 ) -> AsyncIterator[tuple[uvicorn.Server, int]]:
-    """The server of ``app``, of ASGI, and its port; ``seconds`` is the client timeout. At the end a Gate is opened.
+    """The server of ``app``, of ASGI, behind the service's own gateway, and its port; ``seconds`` is the client timeout. At the end a Gate is opened.
 
     ``should_exit = True`` begins the server's end, as SIGTERM does.
     """
-    limits = ClientLimits(connections=99, header_bytes=8192, body_bytes=2**24, seconds=seconds, idle_seconds=keep_alive)
+    limits = ClientLimits(connections=99, header_bytes=8192, seconds=seconds, idle_seconds=keep_alive)
+    others = partial(call_asgi, app)
+    gateway = Gateway(Router((), ()), others, (), lambda path: error_json, Metrics("m"), settings or GatewaySettings())
     config = ServerConfig(
-        lambda: app,
+        lambda: AsgiApplication(gateway, app),
         limits=limits,
         grace=grace,
         certificate=certificate,
         clean_up=bool,
-        http=Connection,
         timeout_keep_alive=keep_alive,
-        proxy_headers=False,
     )
     server = Server(config)
     listening = socket.create_server((HOST, 0))
@@ -173,13 +178,11 @@ class Echo(Gate):
         self.scopes.append(scope)
         self.bodies.append(body)
         self.waiting.set()
-        gone = asyncio.create_task(receive())
-        opened = asyncio.create_task(self.open.wait())
-        await asyncio.wait([gone, opened], return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
             self.left.set()
-        for one in (gone, opened):
-            one.cancel()
+            raise
         await self.answer(send, b"echo:" + body)
 
     async def answer(self, send: Any, answer: bytes) -> None:

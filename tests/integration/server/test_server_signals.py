@@ -13,8 +13,9 @@ from tests.integration.server.processes import SECONDS
 SIGNALLED = """
 import asyncio, os, signal, sys, threading, time
 from hf_transformer.server.signals import handle_signals
-from hf_transformer.server.server import Server
-from hf_transformer.server.settings import ClientLimits, ServerConfig
+from hf_transformer.server.asgi import AsgiApplication
+from hf_transformer.server.http import ClientLimits
+from hf_transformer.server.run import Server, ServerConfig
 
 WHEN, LOOP = sys.argv[1:]
 
@@ -46,9 +47,9 @@ class Config(ServerConfig):
         return super().get_loop_factory()
 
 handle_signals()
-limits = ClientLimits(connections=9, header_bytes=9, body_bytes=9, seconds=9.0, idle_seconds=9.0)
+limits = ClientLimits(connections=9, header_bytes=9, seconds=9.0, idle_seconds=9.0)
 host = {"host": "127.0.0.1", "port": 0, "loop": LOOP}
-config = Config(lambda: app, limits=limits, grace=1.0, certificate=None, clean_up=bool, **host)
+config = Config(lambda: AsgiApplication(None, app), limits=limits, grace=1.0, certificate=None, clean_up=bool, **host)
 Server(config, impatient=False).run()
 """
 

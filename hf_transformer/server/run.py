@@ -1,4 +1,4 @@
-"""One HTTP server: uvicorn's, with a sweeper of slow clients, renewed certificates, and an end in two steps."""
+"""uvicorn with our protocol class: settings, signals, slow clients, certificates, and the end."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
-from hf_transformer.key_pair import KeyPair
-from hf_transformer.renewal import keep_renewing
-from hf_transformer.server.connection import Sweeper
-from hf_transformer.server.settings import ServerConfig
+from hf_transformer.key_pair import KeyPair, read_server_pair
+from hf_transformer.renewal import Renewable, keep_renewing
+from hf_transformer.server.asgi import AsgiApplication
+from hf_transformer.server.http import ClientLimits, HttpConnection
+from hf_transformer.types import Application
 
 logger = logging.getLogger(__name__)
+
+SWEEPS = 10
+"""Looks at a connection within the time that its client has."""
+LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 0.05
+"""Seconds between two sweeps at most and at least."""
+AT_ONCE = 500
+"""Connections that are looked at without a pause, about a millisecond."""
 
 SAME_WISH = 1.0
 """Seconds within which signals count as one: a terminal and whoever started the service may both send one."""
@@ -30,6 +38,72 @@ COLLECTED_AFTER = 20_000
 one batch. Requests leave it nothing to find, and a short one of 32 takes a fifteenth fewer instructions so."""
 SIGNALLED = 128
 """Exit code of a process that ended at once, less the signal's number; the shell's convention."""
+
+
+class ServerConfig(uvicorn.Config):
+    """uvicorn's configuration and our own, in a form that goes to worker processes too.
+
+    Args:
+        make: makes the application.
+        limits: what a client may take.
+        grace: seconds that requests in flight have to finish when the server ends.
+        certificate: the PEM files of the certificate and its key, None without TLS.
+        clean_up: removes what a process leaves behind that ends without a word, this one or a worker that did.
+        options: uvicorn's own.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], AsgiApplication],
+        *,
+        limits: ClientLimits,
+        grace: float,
+        certificate: tuple[str, str] | None,
+        clean_up: Callable[[], object],
+        **options: Any,
+    ) -> None:
+        self.client_limits = limits
+        self.grace = grace
+        self.certificate_files = certificate
+        self.clean_up = clean_up
+        self.certificate: Renewable[KeyPair] | None = None
+        self.ending = False
+        """Set by the server; connections look at it."""
+        super().__init__(
+            make,
+            factory=True,
+            http=HttpConnection,
+            lifespan="on",
+            ws="none",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            # The server itself breaks off what is left after the grace; this is for what does not even notice that.
+            timeout_graceful_shutdown=int(grace) + 3,
+            **options,
+        )
+
+    @property
+    def application(self) -> Application:
+        """What answers requests, once ``load`` has made it."""
+        application: Application = self.loaded_app.application
+        return application
+
+    def load(self) -> None:
+        """Makes the application, and the context with the certificate as it is now.
+
+        Raises:
+            ConfigError: the certificate can't be used.
+        """
+        super().load()
+        if self.certificate_files is None:
+            return
+        chain, key = self.certificate_files
+        self.certificate = Renewable("the certificate for HTTPS", (chain, key), lambda: read_server_pair(chain, key))
+        self.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.certificate.value.load_into(self.ssl)
 
 
 class Server(uvicorn.Server):
@@ -47,6 +121,7 @@ class Server(uvicorn.Server):
         self._impatient = impatient
         self._told_at = 0.0
         self._captures = False
+        self._has_begun_end = False
         self._tasks: list[asyncio.Task[None]] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         """The one that serves, once it does."""
@@ -84,9 +159,8 @@ class Server(uvicorn.Server):
 
     async def _listen_with_tls(self, listening: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
         """As uvicorn does it, which knows no limit for handshakes."""
-        make: Any = self.config.http_protocol_class
         return await asyncio.get_running_loop().create_server(
-            lambda: make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state),
+            lambda: HttpConnection(self.config, self.server_state, self.lifespan.state),
             sock=listening,
             ssl=context,
             ssl_handshake_timeout=self.config.client_limits.seconds,
@@ -99,22 +173,24 @@ class Server(uvicorn.Server):
             pair.load_into(self.config.ssl)
 
     async def _sweep(self) -> None:
-        limits = self.config.client_limits
-        sweeper = Sweeper(self.server_state.connections, limits.seconds, limits.idle_seconds)
-        loop = asyncio.get_running_loop()
+        """Looks for clients that take too long, for ever."""
+        limits, loop = self.config.client_limits, asyncio.get_running_loop()
+        shortest = min(limits.seconds, limits.idle_seconds or limits.seconds)
+        pause = max(SHORTEST_PAUSE, min(LONGEST_PAUSE, shortest / SWEEPS))
         while True:
-            await asyncio.sleep(sweeper.period)
-            try:
-                for _ in sweeper.sweep(loop.time()):
+            await asyncio.sleep(pause)
+            for number, connection in enumerate(list(self.server_state.connections), 1):
+                try:
+                    connection.sweep(loop.time())  # type: ignore[union-attr]  # all are ours
+                except Exception:  # a fault of our own: without this, one connection would end all sweeps
+                    logger.exception("a connection could not be looked at")
+                if not number % AT_ONCE:
                     await asyncio.sleep(0)
-            except Exception:  # a fault of our own: without this, one connection would end all sweeps
-                logger.exception("the connections could not be swept")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for the requests in flight, and breaks off what is left of them after the grace."""
+        self._begin_end()
         self.config.ending = True
-        # For what comes on a connection that is kept for a request in flight: it is answered, and is the last one.
-        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         timer = asyncio.get_running_loop().call_later(self.config.grace, self._break_off)
         try:
             await super().shutdown(sockets)
@@ -122,6 +198,12 @@ class Server(uvicorn.Server):
             timer.cancel()
             for task in self._tasks:
                 task.cancel()
+
+    def _begin_end(self) -> None:
+        """Tells the application, once, so that whatever else it serves ends in the same time."""
+        if not self._has_begun_end and self.config.loaded:
+            self._has_begun_end = True
+            self.config.loaded_app.begin_end()
 
     def _break_off(self) -> None:
         for connection in list(self.server_state.connections):
@@ -133,6 +215,8 @@ class Server(uvicorn.Server):
         if not self.should_exit:
             self._told_at = now
             super().handle_exit(sig, frame)
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(self._begin_end)
         elif self._impatient and now - self._told_at > SAME_WISH:
             self.config.clean_up()
             os._exit(SIGNALLED + sig)

@@ -1,0 +1,111 @@
+"""API keys: who may ask. Nothing of this is installed without --api_keys_file.
+
+A key comes as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of OpenAI), over
+gRPC as metadata of the same names. It goes no further: neither the predictor nor a log sees it. Whether the service
+lives and is ready, and its metrics, are told to everybody, because the kubelet and scrapers have no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hf_transformer.errors import ConfigError
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.renewal import Renewable, keep_renewing
+
+HEADERS = (b"authorization", b"x-api-key", b"api-key")
+"""Where a key may be; none of them goes any further, with a key or without."""
+_BEARER = b"bearer "
+REFUSED = (
+    "an API key that is known here is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
+)
+
+Found = Iterable[tuple[bytes, bytes]]
+
+
+class ApiKeys:
+    """The keys of --api_keys_file, read again when the file changes.
+
+    Of the file only digests are kept, under a secret of this process, and a key is compared with all of them in a time
+    that tells nothing of either.
+
+    Raises:
+        ConfigError: the file can't be read, has no key, or a line that can't be one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._salt = secrets.token_bytes(32)
+        self.file: Renewable[tuple[bytes, ...]] = Renewable("--api_keys_file", [path], lambda: self._read(path))
+
+    def _read(self, path: str) -> tuple[bytes, ...]:
+        return tuple(self._digest(key.encode()) for key in read_keys(path))
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
+
+    async def keep_renewing(self) -> None:
+        """Looks at the file for ever."""
+        await keep_renewing(self.file, lambda digests: None)
+
+    def accept(self, headers: Found) -> bool:
+        """Whether any of the headers (names in lower case) has a key that is known now."""
+        known = False
+        for name, value in headers:
+            if name in HEADERS:
+                digest = self._digest(_key_in(name, value))
+                for other in self.file.value:
+                    known |= hmac.compare_digest(digest, other)
+        return known
+
+
+def _key_in(name: bytes, value: bytes) -> bytes:
+    if name != b"authorization":
+        return value.strip()
+    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
+
+
+def count_refused(metrics: Metrics) -> None:
+    """Counts a request that had no key, over HTTP or gRPC."""
+    metrics.count_request("keys", 401)
+
+
+def open_paths(models: Sequence[str]) -> frozenset[str]:
+    """The paths that take no key: does it live, is it ready, and the metrics."""
+    ready = (f"/v1/models/{name}" for name in models), (f"/v2/models/{name}/ready" for name in models)
+    return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready[0], *ready[1]))
+
+
+_KEY = re.compile(r"[!-~]{1,1024}")
+
+
+def read_keys(path: str) -> list[str]:
+    """The keys in a file: one in each line, without those that are empty or begin with #.
+
+    Raises:
+        ConfigError: it can't be read, has none, or a line that can't be one; no key is in the message.
+    """
+    try:
+        lines = Path(path).read_bytes().decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--api_keys_file={path}: can't be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--api_keys_file={path}: is no text in UTF-8") from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        key = line.strip()
+        if not key or key.startswith("#"):
+            continue
+        if not _KEY.fullmatch(key):
+            raise ConfigError(
+                f"--api_keys_file={path}: line {number} is no key; expected 1 to 1024 visible ASCII characters and no "
+                "space"
+            )
+        keys.append(key)
+    if not keys:
+        raise ConfigError(f"--api_keys_file={path}: has no key; expected one in each line, # begins a comment")
+    return keys

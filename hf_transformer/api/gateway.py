@@ -1,0 +1,237 @@
+"""The one function around every request, whichever door it came in by: request id, CORS, API keys, the way to its
+endpoint, and the access log. The errors of the server's parser come through here too.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.routing import compile_path
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from hf_transformer.api.auth import HEADERS, REFUSED, ApiKeys, count_refused, open_paths
+from hf_transformer.api.base import RenderError, error_response, new_request_id
+from hf_transformer.observability.access_format import Exchange, check_format, write_line
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.types import HeaderLines, Request, Response, Stream
+
+Handler = Callable[[Request], Awaitable[Response | Stream]]
+"""What answers a request; raises only for a fault of its own."""
+
+_USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
+"""A request's id that goes back to its client, into logs and on: it has no control characters, those of terminals in
+8 bits (C1) included. Any other is replaced."""
+
+PREFLIGHT_SECONDS: Final = 600
+"""How long a browser may remember what a preflight has told it."""
+EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length"
+"""Headers of answers that a page of another origin may read."""
+
+
+class Router:
+    """Finds the endpoint of a path: in a dict of those that are known, else by their templates.
+
+    Args:
+        endpoints: by template, such as ``/v1/models/{model}:predict``; the first one that matches counts.
+        models: the names that stand for ``{model}`` in paths that are known.
+    """
+
+    def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
+        self._known: dict[str, tuple[Handler, str, Mapping[str, str]]] = {}
+        self._templates: list[tuple[re.Pattern[str], str, Handler]] = []
+        for template, handler in endpoints:
+            pattern, _, parameters = compile_path(template)
+            self._templates.append((pattern, template, handler))
+            if not parameters:
+                self._known.setdefault(template, (handler, template, {}))
+            elif list(parameters) == ["model"]:
+                for model in models:
+                    path = template.replace("{model}", model)
+                    self._known.setdefault(path, (handler, template, {"model": model}))
+
+    def find(self, request: Request) -> Handler | None:
+        """The endpoint of a request, whose ``route`` and ``params`` are then set."""
+        known = self._known.get(request.path)
+        if known is not None:
+            handler, request.route, request.params = known
+            return handler
+        for pattern, template, handler in self._templates:
+            if found := pattern.match(request.path):
+                request.route, request.params = template, found.groupdict()
+                return handler
+        return None
+
+
+class Cors:
+    """Which pages of other origins may ask (--cors_allow_origin).
+
+    Source: https://fetch.spec.whatwg.org/#http-cors-protocol
+    """
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._any = "*" in origins
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def lines(self, request: Request) -> HeaderLines:
+        """What an answer to a request says of its origin; nothing where there is none."""
+        origin = request.headers.get(b"origin")
+        if origin is None:
+            return []
+        vary = [] if self._any else [(b"vary", b"origin")]
+        if not self._any and origin not in self._origins:
+            return vary
+        allowed = b"*" if self._any else origin
+        return [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", EXPOSED), *vary]
+
+    def preflight(self, request: Request) -> Response | None:
+        """The answer to a browser that asks whether it may ask; None for any other request."""
+        headers = request.headers
+        if request.method != "OPTIONS" or b"access-control-request-method" not in headers or b"origin" not in headers:
+            return None
+        lines = [
+            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS),
+        ]
+        if wanted := headers.get(b"access-control-request-headers"):
+            lines.append((b"access-control-allow-headers", wanted))
+        return Response(204, b"", lines)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What is done around every request; None or empty leaves it out.
+
+    Attributes:
+        keys: who may ask (--api_keys_file).
+        origins: pages of which origins may ask (--cors_allow_origin).
+        access_log: the format of a line (--access_log_format), which ``logger`` gets.
+        trusted_proxies: addresses whose X-Forwarded-For is believed in the access log, as uvicorn reads them.
+    """
+
+    keys: ApiKeys | None = None
+    origins: Sequence[str] = ()
+    access_log: str | None = None
+    logger: logging.Logger | None = None
+    trusted_proxies: str = "127.0.0.1,::1"
+
+
+class Gateway:
+    """The service as a server of HTTP sees it (types.Application).
+
+    Args:
+        router: finds endpoints.
+        others: answers all other paths.
+        models: their names; everybody may ask whether they are ready.
+        errors_by_path: the error body of the API that a path belongs to.
+        metrics: count what is refused for its key.
+
+    Raises:
+        ConfigError: the format of the access log has an atom that is not known.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        others: Handler,
+        models: Sequence[str],
+        errors_by_path: Callable[[str], RenderError],
+        metrics: Metrics,
+        settings: GatewaySettings,
+    ) -> None:
+        self._find = router.find
+        self._others = others
+        self._open = open_paths(models)
+        self._errors_by_path = errors_by_path
+        self._metrics = metrics
+        self._keys = settings.keys
+        self._cors = Cors(settings.origins) if settings.origins else None
+        self._log_format, self._logger = settings.access_log, settings.logger
+        self._proxies = ProxyHeadersMiddleware(_nothing, settings.trusted_proxies)
+        if settings.access_log:
+            check_format(settings.access_log)
+
+    async def handle(self, request: Request) -> Response | Stream:
+        """Answers one request. Raises what no endpoint should, and ClientGone."""
+        request.id = _id_of(request)
+        if self._logger is not None:
+            scope = _scope_of(request)
+            await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a part of one
+            request.log = Exchange(scope)
+        if (answer := self._before(request)) is not None:
+            return self._completed(request, answer)
+        return self._completed(request, await (self._find(request) or self._others)(request))
+
+    def refuse(self, request: Request | None, status: int, message: str) -> Response:
+        """What a request is answered with that the server can't take; None where its head could not even be read."""
+        render = self._errors_by_path("" if request is None else request.path)
+        answer = error_response(render, message, status)
+        if status == 503:
+            answer.headers.append((b"retry-after", b"1"))
+        if request is not None:
+            request.id = request.id or _id_of(request)
+            if self._logger is not None and request.log is None:
+                request.log = Exchange(_scope_of(request))
+            self._completed(request, answer)
+        return answer
+
+    def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
+        """A request is over, of whose body ``sent`` bytes were sent; ``answer`` is None where its client has left."""
+        exchange: Exchange | None = request.log
+        if exchange is None or self._logger is None or self._log_format is None:
+            return
+        if answer is not None:
+            exchange.status, exchange.sent_headers, exchange.body_bytes = answer.status, answer.headers, sent
+            if isinstance(answer, Response):
+                exchange.sent_headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        exchange.finish()
+        write_line(self._logger, self._log_format, exchange)
+
+    def _before(self, request: Request) -> Response | None:
+        """The answer to a preflight, or to a request without a key; None lets the request through, without its key."""
+        if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
+            return answer
+        if self._keys is None:
+            return None
+        fields = request.fields
+        request.fields = [line for line in fields if line[0] not in HEADERS]
+        request.headers = dict(request.fields)
+        if self._keys.accept(fields) or (request.path in self._open and request.method in ("GET", "HEAD")):
+            return None
+        count_refused(self._metrics)
+        answer = error_response(self._errors_by_path(request.path), REFUSED, 401)
+        answer.headers.append((b"www-authenticate", b"Bearer"))
+        return answer
+
+    def _completed(self, request: Request, answer: Response | Stream) -> Response | Stream:
+        answer.headers.append((b"x-request-id", request.id.encode("latin-1")))
+        if self._cors is not None:
+            answer.headers += self._cors.lines(request)
+        return answer
+
+
+def _id_of(request: Request) -> str:
+    """The client's own id of a request if it sent one that can be logged, else a new one."""
+    given = request.headers.get(b"x-request-id")
+    return given.decode("latin-1") if given is not None and _USABLE_ID.fullmatch(given) else new_request_id()
+
+
+def _scope_of(request: Request) -> dict[str, Any]:
+    """A request as the access log and uvicorn's middleware read it."""
+    return {
+        "type": "http",
+        "method": request.method,
+        "path": request.path,
+        "query_string": request.query,
+        "http_version": request.version,
+        "headers": request.fields,
+        "client": request.client,
+        "scheme": request.scheme,
+    }
+
+
+async def _nothing(*args: Any) -> None:
+    """The application inside of uvicorn's middleware, which changes the scope."""

@@ -1,0 +1,214 @@
+"""ASGI, both ways: an ASGI application as a handler of requests, and this service as an ASGI application.
+
+Source: https://asgi.readthedocs.io/en/latest/specs/www.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hf_transformer.types import Application, ClientGone, Request, Response, Stream
+
+logger = logging.getLogger(__name__)
+
+
+async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
+    """What an ASGI application answers: a Response if that comes whole, else a Stream. Cancelling ends the application.
+
+    Raises:
+        Exception: the application's, before it has begun to answer; later ones are logged or end the stream.
+    """
+    call = _Call(request)
+    task = asyncio.ensure_future(app(_scope_of(request), call.receive, call.send))
+    task.add_done_callback(call.end)
+    try:
+        start, body = await call.next(), await call.next()
+    except BaseException:
+        await _cancel(task)
+        raise
+    headers = [(name.lower(), value) for name, value in start.get("headers", ()) if name.lower() != b"content-length"]
+    status, first = start["status"], body.get("body", b"")
+    if not body.get("more_body", False):
+        try:
+            await task
+        except Exception:  # Starlette answers with 500 and then raises its handler's error
+            logger.exception("%s %s failed by a fault of the service", request.method[:20], request.path[:200])
+        return Response(status, first, headers)
+    parts = _parts(call, task, first)
+    return Stream(status, await anext(parts), parts, headers)
+
+
+async def _parts(call: _Call, task: asyncio.Future[Any], first: bytes) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        more = True
+        while more:
+            message = await call.next()
+            more = message.get("more_body", False)
+            yield message.get("body", b"")
+    finally:
+        await _cancel(task)
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await task
+
+
+class _Call:
+    """One call of an ASGI application, which sends no faster than its messages are taken."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._messages: asyncio.Queue[Message | Exception] = asyncio.Queue(1)
+        self._has_body = False
+
+    async def receive(self) -> Message:
+        if self._has_body:
+            await asyncio.get_running_loop().create_future()  # until the client leaves, which cancels all of this
+        body = await self._request.read()
+        self._has_body = not body
+        return {"type": "http.request", "body": body, "more_body": bool(body)}
+
+    async def send(self, message: Message) -> None:
+        await self._messages.put(message)
+
+    async def next(self) -> Message:
+        """The application's next message. Raises what it has raised instead."""
+        message = await self._messages.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def end(self, task: asyncio.Future[Any]) -> None:
+        """The application has ended: whoever waits for a message hears of it."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        with suppress(asyncio.QueueFull):  # or nobody waits: the answer is there
+            self._messages.put_nowait(
+                error if isinstance(error, Exception) else RuntimeError("the ASGI application ended without an answer")
+            )
+
+
+def _scope_of(request: Request) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": request.version,
+        "method": request.method,
+        "scheme": request.scheme,
+        "path": request.path,
+        "raw_path": request.raw_path,
+        "query_string": request.query,
+        "root_path": "",
+        "headers": request.fields,
+        "client": request.client,
+        "server": request.server,
+    }
+
+
+class AsgiApplication:
+    """The service as an ASGI application, for any server; ours takes ``application`` itself.
+
+    Args:
+        application: what answers requests.
+        inner: the ASGI application whose lifespan is the service's.
+        ends: called, on the event loop, as soon as the server is told to end.
+    """
+
+    def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
+        self.application = application
+        self._inner = inner
+        self._ends = ends
+
+    def begin_end(self) -> None:
+        """The server is told to end: it still answers for a while."""
+        for end in self._ends:
+            end()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        request = _AsgiRequest(scope, receive)
+        task = asyncio.ensure_future(self._answer(request, send))
+        try:
+            await asyncio.wait((task, request.departure), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            request.departure.cancel()
+            if not task.done():
+                await _cancel(task)
+        task.result()
+
+    async def _answer(self, request: Request, send: Send) -> None:
+        answer, sent, size = None, False, 0
+        try:
+            try:
+                answer = await self.application.handle(request)
+            except ClientGone:
+                return
+            except Exception:
+                logger.exception("request %s failed by a fault of the service", request.id)
+                answer = self.application.refuse(request, 500, f"internal error; the log has it under {request.id}")
+            sent = True
+            if isinstance(answer, Response):
+                size = len(answer.body)
+                length = [(b"content-length", b"%d" % size)]
+                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers + length})
+                await send({"type": "http.response.body", "body": answer.body})
+                return
+            async with aclosing(answer.parts):
+                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+                part: bytes | None = answer.first
+                while part is not None:
+                    size += len(part)
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    part = await anext(answer.parts, None)
+                await send({"type": "http.response.body"})
+        finally:
+            self.application.finished(request, answer if sent else None, size)
+
+
+class _AsgiRequest(Request):
+    """A request of a foreign server. ``departure`` is done when its client has left."""
+
+    __slots__ = ("_pieces", "_scope", "departure")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        raw_path = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
+        fields = [(name.lower(), value) for name, value in scope["headers"]]
+        query = scope.get("query_string", b"")
+        version, scheme = scope.get("http_version", "1.1"), scope.get("scheme", "http")
+        super().__init__(scope["method"], scope["path"], raw_path, query, fields, version, scheme)
+        self._scope = scope
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
+        self.departure = asyncio.ensure_future(self._listen(receive))
+
+    async def _listen(self, receive: Receive) -> None:
+        while (message := await receive())["type"] == "http.request":
+            if body := message.get("body", b""):
+                await self._pieces.put(body)
+            if not message.get("more_body", False):
+                await self._pieces.put(b"")
+
+    async def read(self) -> bytes:
+        piece = await self._pieces.get()
+        if not piece:
+            self._pieces.put_nowait(b"")
+        return piece
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        return self._scope.get("client")
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        return self._scope.get("server")

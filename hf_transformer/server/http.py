@@ -1,0 +1,572 @@
+"""HTTP/1.1 for every route and every request: one protocol class over httptools' parser.
+
+    bytes -> HttpRequest -> one task: application.handle -> Response | Stream -> bytes
+
+A request begins when its head is there, and reads its body itself, so that it may be refused before an upload. Requests
+that come one behind the other are answered one at a time, in their order, and nothing more is read while some wait.
+A client that leaves has its request's task cancelled.
+
+What is too long, too slow or no HTTP gets an answer of its own (``_refuse``), behind those of the requests before it,
+and its connection is closed. There are no timers: the server calls ``sweep`` on each connection every now and then.
+
+Sources: RFC 9112 (HTTP/1.1), https://llhttp.org (the parser; it is strict, unless told otherwise).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, Protocol, cast
+from urllib.parse import unquote
+
+import httptools
+
+from hf_transformer.types import Application, ClientGone, HeaderLines, Request, Response, Stream
+
+logger = logging.getLogger(__name__)
+
+LINGER = 1.0
+"""Seconds in which a client that is refused may go on sending: a connection that is closed under it would be reset, and
+the answer lost with it."""
+
+MOST_REFUSED: Final = 256
+"""Connections over the limit that are told so; more are closed without a word."""
+
+UNREAD: Final = 2**16
+"""Bytes of a body that wait to be read; with more the connection is not read from."""
+
+JOINED: Final = 2**16
+"""Bytes of a body that is copied behind its head, so that both leave in one write."""
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus} | {
+    499: b"HTTP/1.1 499 Client Closed Request\r\n"
+}
+_BODILESS: Final = frozenset((204, 304))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What a client may take: ``connections`` open at a time, and ``header_bytes`` of a request's head.
+
+    ``seconds`` are for sending a request once it has begun, and for taking some of an answer; ``idle_seconds`` for
+    beginning the next one. 0 of the latter means that no connection is kept open after an answer; a new one has
+    ``seconds`` for its first request then.
+    """
+
+    connections: int
+    header_bytes: int
+    seconds: float
+    idle_seconds: float
+
+
+class HttpSettings(Protocol):
+    """What a connection is told by its server. ``ending``: each answer from now on is the last of its connection."""
+
+    client_limits: ClientLimits
+    ending: bool
+
+    @property
+    def application(self) -> Application: ...
+
+
+class _Refused(Exception):
+    """Ends the parsing of a connection whose client was refused."""
+
+
+class Refusal(NamedTuple):
+    """What a client is told that the server can't serve."""
+
+    status: int
+    message: str
+
+
+class HttpRequest(Request):
+    """A request on a connection.
+
+    Attributes:
+        keep_alive: whether the client lets the connection go on behind it.
+        complete: whether all of its body has come.
+        expects: whether the client waits to be asked for the body.
+        begun: whether its task has.
+        answered: whether a response has begun.
+        refusal: what it is answered with instead of the application's response.
+        sent: bytes of the response's body that were written.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_pieces",
+        "_size",
+        "answered",
+        "begun",
+        "complete",
+        "expects",
+        "keep_alive",
+        "refusal",
+        "sent",
+        "waiter",
+    )
+
+    def __init__(self, connection: HttpConnection, fields: HeaderLines, keep_alive: bool, *target: Any) -> None:
+        method, path, raw_path, query, version, scheme = target
+        super().__init__(method, path, raw_path, query, fields, version, scheme)
+        self._connection = connection
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self.keep_alive = keep_alive
+        self.sent = 0
+        self.complete = self.begun = self.answered = False
+        self.expects = b"expect" in self.headers and self.headers[b"expect"].lower() == b"100-continue"
+        self.refusal: Refusal | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def read(self) -> bytes:
+        connection = self._connection
+        while not self._pieces:
+            if self.complete:
+                return b""
+            if connection.lost:
+                raise ClientGone
+            if self.expects:
+                self.expects = False
+                connection.transport.write(CONTINUE)
+            self.waiter = connection.loop.create_future()
+            await self.waiter
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces, self._size = [], 0
+        connection.resume_reading()
+        return body
+
+    def add(self, piece: bytes) -> bool:
+        """Takes a piece of the body; whether there is room for more. Behind the answer it is dropped."""
+        if self.answered:
+            return True
+        self._pieces.append(piece)
+        self._size += len(piece)
+        self.wake()
+        return self._size < UNREAD
+
+    def wake(self) -> None:
+        """Something has happened to its body."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    @property
+    def has_room(self) -> bool:
+        return self._size < UNREAD or self.answered
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        return _address(self._connection.transport.get_extra_info("peername"))
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        return _address(self._connection.transport.get_extra_info("sockname"))
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection; uvicorn makes one for each and calls ``shutdown`` on it when the server ends.
+
+    Args:
+        config: uvicorn's configuration, which is ours too (HttpSettings).
+        server_state: uvicorn's: the connections that are open, and the header lines of every response (its Date).
+        app_state: of the lifespan; not used.
+    """
+
+    def __init__(
+        self,
+        config: HttpSettings,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.loop = _loop or asyncio.get_running_loop()
+        self.transport: asyncio.Transport
+        self.lost = False
+        self._settings = config
+        self._application = config.application
+        self._limits = config.client_limits
+        self._state = server_state
+        self._scheme = "http"
+        self._parser = httptools.HttpRequestParser(self)
+        self._requests: deque[HttpRequest] = deque()
+        """Those that are not answered yet; the first one has a task."""
+        self._incoming: HttpRequest | None = None
+        """The one whose body is coming."""
+        self._task: asyncio.Task[None] | None = None
+        self._url = b""
+        self._fields: HeaderLines | None = None
+        """The head that is coming, None where none is."""
+        self._since_progress = 0
+        """Bytes that were read since the end of a request, or the last byte of a body."""
+        self._trailer = 0
+        self._deaf = False
+        """Nothing that comes is looked at any more: the client was refused, or has said that it is done."""
+        self._paused = False
+        self._writable: asyncio.Future[None] | None = None
+        self._deadline = math.inf
+        self._unsent = 0
+        self._unsent_since = 0.0
+
+    # What the event loop and uvicorn call.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
+        connections = self._state.connections
+        connections.add(self)
+        if self._settings.ending:
+            # Since its TLS handshake began. It has asked nothing, so it is told nothing, and nothing waits for it.
+            self.transport.close()
+            return
+        limits = self._limits
+        self._deadline = self.loop.time() + (limits.idle_seconds or limits.seconds)
+        over = len(connections) - limits.connections
+        if over > MOST_REFUSED:
+            self.transport.abort()
+        elif over > 0:
+            most = limits.connections
+            self._refuse(503, f"{most} connections are open, as many as --max_connections allows; try again")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = self._deaf = True
+        self._state.connections.discard(self)
+        self.resume_writing()
+        for request in self._requests:
+            request.wake()
+        self._cancel()
+        self._requests.clear()
+        del self._parser  # it refers back to this connection
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._since_progress += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:  # which is not made: the request was served as any other
+            self._parser = httptools.HttpRequestParser(self)
+            if rest := data[upgrade.args[0] :]:
+                self.data_received(rest)
+        except httptools.HttpParserError as error:
+            if not self._deaf:
+                self._refuse(400, f"the request can't be read: {str(error)[:200]}")
+        else:
+            if self._since_progress > self._limits.header_bytes and not self._deaf:
+                self._refuse_head()
+
+    def eof_received(self) -> None:
+        """The client has closed its side. The transport closes the other one, since None is returned."""
+
+    def pause_writing(self) -> None:
+        if self._writable is None:
+            self._writable = self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    def shutdown(self) -> None:
+        """The server ends: an idle connection is closed, a request of which a part is there may still come whole."""
+        if not self._requests and self._fields is None:
+            self.transport.close()
+
+    def break_off(self) -> None:
+        """The server ends, and can't wait any longer."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            while len(self._requests) > 1:
+                self._requests.pop()
+            self._refuse(503, "the service is shutting down")
+
+    def sweep(self, now: float) -> None:
+        """Ends the connection if its client takes too long; ``now`` is the event loop's time.
+
+        Whoever waits for an answer may take its time with the next request.
+        """
+        seconds = self._limits.seconds
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        if unsent:
+            if now - self._unsent_since > seconds:
+                self.transport.abort()
+        elif now > self._deadline and not self._paused:
+            incoming = self._incoming
+            if self._fields is None and (incoming is None or incoming.answered):
+                self.transport.close()
+            else:
+                self._refuse(408, f"the request was not sent whole within {seconds:g} s (--client_timeout_seconds)")
+
+    # What the parser calls. What these raise ends the parsing.
+
+    def on_message_begin(self) -> None:
+        if self._deaf:
+            raise _Refused
+        self._url = b""
+        self._fields = []
+        if not self._requests:
+            self._deadline = self.loop.time() + self._limits.seconds
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._fields is not None:
+            self._fields.append((name.lower(), value))
+            return
+        self._trailer += len(name) + len(value)  # of a field behind a chunked body, which nobody looks at
+        if self._trailer > self._limits.header_bytes:
+            self._refuse_head()
+            raise _Refused
+
+    def on_headers_complete(self) -> None:
+        parser, fields = self._parser, self._fields or []
+        self._fields = None
+        if self._since_progress > self._limits.header_bytes:
+            length = len(self._url) + sum([len(name) + len(value) + 4 for name, value in fields])
+            if length > self._limits.header_bytes:
+                self._refuse_head()
+                raise _Refused
+        self._since_progress = self._trailer = 0
+        method, version = parser.get_method().decode("latin-1"), parser.get_http_version()
+        raw_path, _, query = self._url.partition(b"?")
+        if raw_path[:1] != b"/":
+            raw_path, query = self._absolute(query)
+        path = raw_path.decode("latin-1")
+        if "%" in path:
+            path = unquote(path)
+        keep_alive = parser.should_keep_alive() and version == "1.1"
+        request = HttpRequest(self, fields, keep_alive, method, path, raw_path, query, version, self._scheme)
+        if b"transfer-encoding" in request.headers:
+            codings = [value.lower() for name, value in fields if name == b"transfer-encoding"]
+            if codings != [b"chunked"]:
+                shown = b", ".join(codings).decode("latin-1")[:80]
+                self._refuse(501, f"Transfer-Encoding: {shown!r} is not understood; send chunked or a Content-Length")
+                raise _Refused
+        self._incoming = request
+        self._requests.append(request)
+        if len(self._requests) == 1:
+            self._task = self.loop.create_task(self._serve(request))
+        else:
+            self._pause_reading()
+
+    def on_body(self, piece: bytes) -> None:
+        self._since_progress = 0
+        if self._incoming is not None and not self._incoming.add(piece):
+            self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._since_progress = 0
+        request, self._incoming = self._incoming, None
+        if request is None:
+            return
+        request.complete = True
+        request.wake()
+        if self._requests:
+            self._deadline = math.inf
+        else:  # it was answered before
+            self._await_next()
+        if not request.keep_alive:
+            self._deaf = True  # it has said that nothing follows
+
+    def _absolute(self, query: bytes) -> tuple[bytes, bytes]:
+        """Path and query of a target that does not begin with a slash: an address, * or an authority."""
+        if self._url == b"*":
+            return b"*", b""
+        try:
+            parsed = httptools.parse_url(self._url)
+        except httptools.HttpParserInvalidURLError:
+            return self._url.partition(b"?")[0], query
+        return parsed.path or b"/", parsed.query or b""
+
+    def _cancel(self) -> None:
+        """Breaks off the task of the first request; one that has not begun would not even hear of it."""
+        if self._task is not None and self._requests[0].begun:
+            self._task.cancel()
+
+    # One request after the other.
+
+    async def _serve(self, request: HttpRequest) -> None:
+        """Answers the first of the requests."""
+        request.begun = True
+        answer = None
+        try:
+            try:
+                if self.lost:
+                    return
+                if request.refusal is None:
+                    answer = await self._application.handle(request)
+                else:
+                    answer = self._application.refuse(request, *request.refusal)
+            except asyncio.CancelledError:
+                if request.refusal is None or self.lost:
+                    raise
+                answer = self._application.refuse(request, *request.refusal)
+            except ClientGone:
+                return
+            except Exception:
+                logger.exception("request %s failed by a fault of the service", request.id)
+                answer = self._application.refuse(request, 500, f"internal error; the log has it under {request.id}")
+                request.keep_alive = False
+            if self.lost:
+                return
+            if isinstance(answer, Response):
+                self._send(request, answer)
+            else:
+                await self._send_stream(request, answer)
+            if self._writable is not None:
+                await self._writable  # nobody gets a second answer who has not taken the first one
+        except asyncio.CancelledError:
+            if not self.lost:
+                self.transport.abort()
+                raise
+        except Exception:
+            logger.exception("request %s could not be answered by a fault of the service", request.id)
+            self.transport.abort()
+        finally:
+            self._application.finished(request, answer if request.answered else None, request.sent)
+        self._answered(request)
+
+    def _send(self, request: HttpRequest, response: Response) -> None:
+        """Writes a whole response."""
+        body = response.body
+        length = b"" if response.status in _BODILESS else b"content-length: %d\r\n" % len(body)
+        if request.method == "HEAD" or not length:
+            body = b""
+        head = self._head(request, response.status, response.headers, length)
+        if len(body) <= JOINED:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+        request.sent = len(body)
+
+    async def _send_stream(self, request: HttpRequest, stream: Stream) -> None:
+        """Writes a response part by part, each once the client has read."""
+        async with aclosing(stream.parts):
+            is_chunked, has_body = request.version == "1.1", request.method != "HEAD"
+            framing = b"transfer-encoding: chunked\r\n" if is_chunked else b""
+            if not is_chunked:  # the end of the connection is that of the body (RFC 9112, 6.3)
+                request.keep_alive = False
+            data, part = self._head(request, stream.status, stream.headers, framing), stream.first
+            try:
+                while True:
+                    if part and has_body:
+                        request.sent += len(part)
+                        data += b"%x\r\n%b\r\n" % (len(part), part) if is_chunked else part
+                    if data:
+                        self.transport.write(data)
+                        data = b""
+                    if self._writable is not None:
+                        await self._writable
+                    part = await anext(stream.parts)
+            except StopAsyncIteration:
+                pass
+            except Exception:
+                # The body has no end then, by which its reader can tell.
+                logger.exception("the stream of request %s failed by a fault of the service", request.id)
+                self.transport.abort()
+                return
+        if is_chunked and has_body:
+            self.transport.write(b"0\r\n\r\n")
+
+    def _head(self, request: HttpRequest, status: int, headers: HeaderLines, framing: bytes) -> bytes:
+        """The head of a response, whose writing begins now."""
+        request.answered = True
+        is_last = len(self._requests) == 1 and (self._settings.ending or self._limits.idle_seconds == 0)
+        if is_last or (request.expects and not request.complete):
+            request.keep_alive = False
+        lines = b"".join([b"%b: %b\r\n" % line for line in (*self._state.default_headers, *headers)])
+        closing = b"" if request.keep_alive else b"connection: close\r\n"
+        return b"%b%b%b%b\r\n" % (STATUS_LINES[status], lines, closing, framing)
+
+    def _answered(self, request: HttpRequest) -> None:
+        """Goes on behind a request that was answered."""
+        self._task = None
+        self._state.total_requests += 1
+        if self.lost or self.transport.is_closing():
+            return
+        self._requests.popleft()
+        if not request.keep_alive:
+            self._close(linger=not request.complete or request.refusal is not None)
+        elif self._requests:
+            self._task = self.loop.create_task(self._serve(self._requests[0]))
+            if self._incoming is not None:
+                self._deadline = self.loop.time() + self._limits.seconds
+        else:
+            self.resume_reading()
+            if request.complete:
+                self._await_next()
+
+    def _await_next(self) -> None:
+        """Nothing is to be answered: the client has its time for the next request, or the rest of it."""
+        if self._settings.ending and self._fields is None:
+            self.transport.close()
+        limits = self._limits
+        self._deadline = self.loop.time() + (limits.idle_seconds if self._fields is None else limits.seconds)
+
+    def _close(self, *, linger: bool) -> None:
+        """Closes the connection; with ``linger`` its client may go on sending for a while, unheard."""
+        self._deaf = True
+        if not linger:
+            self.transport.close()
+            return
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)
+
+    def _refuse_head(self) -> None:
+        most = self._limits.header_bytes
+        self._refuse(431, f"the first line and the headers have more than {most} bytes (--max_header_bytes)")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answers instead of the application, behind what was asked before, and closes the connection."""
+        if self.transport.is_closing():
+            return
+        self._deaf = True
+        self._deadline = math.inf
+        refusal, first = Refusal(status, message), self._requests[0] if self._requests else None
+        culprit = first if status >= 500 else self._incoming
+        if culprit is None:
+            path = self._url.partition(b"?")[0].decode("latin-1")
+            culprit = HttpRequest(self, [], False, "-", path, b"", b"", "1.1", self._scheme)
+            self._requests.append(culprit)
+            if first is None:
+                self._task = self.loop.create_task(self._serve(culprit))
+        elif culprit.answered:
+            self.transport.abort()  # in the middle of its response
+            return
+        culprit.refusal, culprit.keep_alive = refusal, False
+        if culprit is first:
+            self._cancel()
+        self._fields = None
+        self.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._paused and not self._deaf:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """For a request that has read its body, too: reads on if nothing waits any more."""
+        incoming = self._incoming
+        has_room = len(self._requests) <= 1 and (incoming is None or incoming.has_room)
+        if self._paused and (has_room or self._deaf):
+            self._paused = False
+            self._deadline = math.inf if incoming is None else self.loop.time() + self._limits.seconds
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+
+def _address(found: Any) -> tuple[str, int] | None:
+    """Host and port of a socket's name."""
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) and len(found) > 1 else None
