@@ -37,8 +37,12 @@ from hf_transformer.types import (
     Tokenization,
 )
 
-FORWARDED = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"authorization"))
+B3 = ("traceid", "spanid", "parentspanid", "sampled", "flags")
+"""The headers x-b3-... of Zipkin. Source: https://github.com/openzipkin/b3-propagation"""
 FORWARDED_PREFIX = b"x-b3-"
+FORWARDED = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"authorization")) | {
+    FORWARDED_PREFIX + name.encode() for name in B3
+}
 """Headers that the predictor gets too, so that traces and permissions reach it."""
 JSON = b"application/json"
 
@@ -162,13 +166,11 @@ def error_json(message: str, status: int) -> bytes:
 
 def context_of(request: Request) -> Context:
     """A request's context: its id, and the headers that the predictor gets too."""
-    forwarded = {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in request.headers.items()
-        if name in FORWARDED or name[:5] == FORWARDED_PREFIX
-    }
-    forwarded["x-request-id"] = request.id
-    return Context(request.id, forwarded)
+    headers = {}
+    for name in FORWARDED & request.headers.keys():
+        headers[name.decode("latin-1")] = request.headers[name].decode("latin-1")
+    headers["x-request-id"] = request.id
+    return Context(request.id, headers)
 
 
 def new_request_id() -> str:
