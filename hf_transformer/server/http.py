@@ -500,8 +500,7 @@ class HttpConnection(asyncio.Protocol):
             self._close(linger=not request.complete or request.refusal is not None)
         elif self._requests:
             self._task = self.loop.create_task(self._serve(self._requests[0]))
-            if self._incoming is not None:
-                self._deadline = self.loop.time() + self._limits.seconds
+            self.resume_reading()  # the rest of its body may be still to come
         else:
             self.resume_reading()
             if request.complete:

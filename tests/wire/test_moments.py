@@ -1,0 +1,26 @@
+"""One connection of the class, and what happens to it at each moment."""
+
+from __future__ import annotations
+
+from tests.wire.connection import Door, Mirror, Settings, Wire, settled
+from tests.wire.corpus import GET, post
+
+FAR = 1e9
+"""Seconds: a time of the event loop at which every deadline is over."""
+
+
+async def test_a_body_that_begins_while_another_is_answered_is_read_and_has_a_deadline() -> None:
+    """Its head pauses the reading, and nothing of its body is there that the application could take."""
+    mirror = Mirror()
+    connection = Settings(Door(mirror)).connection()
+    wire = Wire(connection)
+    await wire.feed(GET + post(b"text")[:-4])
+    assert not wire.paused
+    connection.sweep(FAR)
+    await settled()
+    assert wire.received.count(b"HTTP/1.1") == 2 and b"HTTP/1.1 408" in wire.received and wire.done
+    wire = Wire(Settings(Door(mirror)).connection())
+    await wire.feed(GET + post(b"text")[:-4], b"text")
+    assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1][-1] == b"text"
+    wire.close()
+    await settled()
