@@ -347,18 +347,18 @@ class HttpConnection(asyncio.Protocol):
             path = unquote(path)
         keep_alive = parser.should_keep_alive() and version == "1.1"
         request = HttpRequest(self, fields, keep_alive, method, path, raw_path, query, version, self._scheme)
-        if b"transfer-encoding" in request.headers:
-            codings = [value.lower() for name, value in fields if name == b"transfer-encoding"]
-            if codings != [b"chunked"]:
-                shown = b", ".join(codings).decode("latin-1")[:80]
-                self._refuse(501, f"Transfer-Encoding: {shown!r} is not understood; send chunked or a Content-Length")
-                raise _Refused
         self._incoming = request
         self._requests.append(request)
         if len(self._requests) == 1:
             self._task = self.loop.create_task(self._serve(request))
         else:
             self._pause_reading()
+        if b"transfer-encoding" in request.headers:
+            codings = [value.lower() for name, value in fields if name == b"transfer-encoding"]
+            if codings != [b"chunked"]:
+                shown = b", ".join(codings).decode("latin-1")[:80]
+                self._refuse(501, f"Transfer-Encoding: {shown!r} is not understood; send chunked or a Content-Length")
+                raise _Refused
 
     def on_body(self, piece: bytes) -> None:
         self._since_progress = 0
@@ -534,7 +534,7 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = True
         self._deadline = math.inf
         refusal, first = Refusal(status, message), self._requests[0] if self._requests else None
-        culprit = first if status >= 500 else self._incoming
+        culprit = first if status == 503 else self._incoming
         if culprit is None:
             path = self._url.partition(b"?")[0].decode("latin-1")
             culprit = HttpRequest(self, [], False, "-", path, b"", b"", "1.1", self._scheme)

@@ -45,6 +45,9 @@ SEQUENCES = {
     "upgrade": request("GET /u HTTP/1.1", *UPGRADE) + GET,
     "upgrade with a body": post(b"text", *UPGRADE) + CHUNKED.replace(b"Host: x", "\r\n".join(UPGRADE).encode()) + GET,
     "gzip, chunked": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n") + HIDDEN,
+    "gzip, chunked behind another": GET
+    + request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n")
+    + HIDDEN,
     "two codings": request("POST /z HTTP/1.1", "Transfer-Encoding: chunked", "Transfer-Encoding: chunked") + CHUNKS,
     "length and chunks": request("POST /z HTTP/1.1", "Content-Length: 4", "Transfer-Encoding: chunked")
     + CHUNKS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.wire.connection import Door, Mirror, Settings, Wire, settled
-from tests.wire.corpus import GET, post
+from tests.wire.connection import STATUS, Door, Mirror, Settings, Wire, settled
+from tests.wire.corpus import GET, post, request
 
 FAR = 1e9
 """Seconds: a time of the event loop at which every deadline is over."""
@@ -22,5 +22,17 @@ async def test_a_body_that_begins_while_another_is_answered_is_read_and_has_a_de
     wire = Wire(Settings(Door(mirror)).connection())
     await wire.feed(GET + post(b"text")[:-4], b"text")
     assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1][-1] == b"text"
+    wire.close()
+    await settled()
+
+
+async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer() -> None:
+    """501 belongs to the request that has the coding, and is told by its own path; the application never sees it."""
+    mirror = Mirror()
+    door = Door(mirror)
+    wire = Wire(Settings(door).connection())
+    await wire.feed(GET + request("POST /%7A HTTP/1.1", "Transfer-Encoding: gzip, chunked"))
+    assert STATUS.findall(wire.received) == [b"200", b"501"] and wire.done
+    assert [one.path for one, _ in door.ends] == ["/g", "/z"] and len(mirror.seen) == 1
     wire.close()
     await settled()
