@@ -345,7 +345,8 @@ class HttpConnection(asyncio.Protocol):
         path = raw_path.decode("latin-1")
         if "%" in path:
             path = unquote(path)
-        keep_alive = parser.should_keep_alive() and version == "1.1"
+        # What follows CONNECT belongs to a tunnel, which there is not, and is no request (RFC 9110, 9.3.6).
+        keep_alive = parser.should_keep_alive() and version == "1.1" and method != "CONNECT"
         request = HttpRequest(self, fields, keep_alive, method, path, raw_path, query, version, self._scheme)
         self._incoming = request
         self._requests.append(request)

@@ -42,6 +42,8 @@ SEQUENCES = {
     "empty lines": b"\r\n\r\n" + GET + b"\r\n" + GET,
     "absolute": request("GET http://other/%61bs?q HTTP/1.1") + request("GET http://other HTTP/1.1"),
     "OPTIONS *": request("OPTIONS * HTTP/1.1") + GET,
+    "CONNECT": request("CONNECT other:443 HTTP/1.1") + HIDDEN,
+    "CONNECT with a length": request("CONNECT other:443 HTTP/1.1", f"Content-Length: {len(HIDDEN)}") + HIDDEN,
     "upgrade": request("GET /u HTTP/1.1", *UPGRADE) + GET,
     "upgrade with a body": post(b"text", *UPGRADE) + CHUNKED.replace(b"Host: x", "\r\n".join(UPGRADE).encode()) + GET,
     "gzip, chunked": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n") + HIDDEN,
