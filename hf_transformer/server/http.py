@@ -246,21 +246,25 @@ class HttpConnection(asyncio.Protocol):
         del self._parser  # it refers back to this connection
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
+        rest: bytes | memoryview = data
+        while rest and not self._deaf:
+            rest = self._parse(rest)
+
+    def _parse(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Gives the parser what was read, and returns what it has left."""
         self._since_progress += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # which is not made: the request was served as any other
             self._parser = httptools.HttpRequestParser(self)
-            if rest := data[upgrade.args[0] :]:
-                self.data_received(rest)
+            return memoryview(data)[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             if not self._deaf:
                 self._refuse(400, f"the request can't be read: {str(error)[:200]}")
         else:
             if self._since_progress > self._limits.header_bytes and not self._deaf:
                 self._refuse_head()
+        return b""
 
     def eof_received(self) -> None:
         """The client has closed its side. The transport closes the other one, since None is returned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.wire.connection import STATUS, Door, Mirror, Settings, Wire, settled
-from tests.wire.corpus import GET, post, request
+from tests.wire.corpus import GET, UPGRADE, post, request
 
 FAR = 1e9
 """Seconds: a time of the event loop at which every deadline is over."""
@@ -34,5 +34,14 @@ async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer
     await wire.feed(GET + request("POST /%7A HTTP/1.1", "Transfer-Encoding: gzip, chunked"))
     assert STATUS.findall(wire.received) == [b"200", b"501"] and wire.done
     assert [one.path for one, _ in door.ends] == ["/g", "/z"] and len(mirror.seen) == 1
+    wire.close()
+    await settled()
+
+
+async def test_thousands_of_upgrades_in_one_read() -> None:
+    mirror = Mirror()
+    wire = Wire(Settings(Door(mirror)).connection())
+    await wire.feed(request("GET /u HTTP/1.1", *UPGRADE) * 3000)
+    assert STATUS.findall(wire.received) == [b"200"] * 3000 == [b"200"] * len(mirror.seen)
     wire.close()
     await settled()
