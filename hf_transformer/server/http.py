@@ -122,7 +122,9 @@ class HttpRequest(Request):
         self.keep_alive = keep_alive
         self.sent = 0
         self.complete = self.begun = self.answered = False
-        self.expects = b"expect" in self.headers and self.headers[b"expect"].lower() == b"100-continue"
+        self.expects = False
+        if b"expect" in self.headers and version == "1.1":  # older ones would take 100 for the answer
+            self.expects = self.headers[b"expect"].lower() == b"100-continue"
         self.refusal: Refusal | None = None
         self.waiter: asyncio.Future[None] | None = None
 

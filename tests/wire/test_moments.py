@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.wire.connection import STATUS, Door, Mirror, Settings, Wire, settled
 from tests.wire.corpus import GET, UPGRADE, post, request
 
@@ -43,5 +45,17 @@ async def test_thousands_of_upgrades_in_one_read() -> None:
     wire = Wire(Settings(Door(mirror)).connection())
     await wire.feed(request("GET /u HTTP/1.1", *UPGRADE) * 3000)
     assert STATUS.findall(wire.received) == [b"200"] * 3000 == [b"200"] * len(mirror.seen)
+    wire.close()
+    await settled()
+
+
+@pytest.mark.parametrize(("version", "asked"), [("1.1", True), ("1.0", False)])
+async def test_a_client_of_http_1_0_is_not_asked_for_its_body(version: str, asked: bool) -> None:
+    """A server must not (RFC 9110, 10.1.1)."""
+    wire = Wire(Settings(Door(Mirror())).connection())
+    await wire.feed(request(f"POST /e HTTP/{version}", "Content-Length: 4", "Expect: 100-continue"))
+    assert wire.received == (b"HTTP/1.1 100 Continue\r\n\r\n" if asked else b"")
+    await wire.feed(b"text")
+    assert STATUS.findall(wire.received)[-1] == b"200"
     wire.close()
     await settled()
