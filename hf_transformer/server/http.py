@@ -122,7 +122,9 @@ class HttpRequest(Request):
         self.keep_alive = keep_alive
         self.sent = 0
         self.complete = self.begun = self.answered = False
-        self.expects = b"expect" in self.headers and self.headers[b"expect"].lower() == b"100-continue"
+        self.expects = False
+        if b"expect" in self.headers and version == "1.1":  # older ones would take 100 for the answer
+            self.expects = self.headers[b"expect"].lower() == b"100-continue"
         self.refusal: Refusal | None = None
         self.waiter: asyncio.Future[None] | None = None
 
@@ -246,21 +248,25 @@ class HttpConnection(asyncio.Protocol):
         del self._parser  # it refers back to this connection
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
+        rest: bytes | memoryview = data
+        while rest and not self._deaf:
+            rest = self._parse(rest)
+
+    def _parse(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Gives the parser what was read, and returns what it has left."""
         self._since_progress += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # which is not made: the request was served as any other
             self._parser = httptools.HttpRequestParser(self)
-            if rest := data[upgrade.args[0] :]:
-                self.data_received(rest)
+            return memoryview(data)[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             if not self._deaf:
                 self._refuse(400, f"the request can't be read: {str(error)[:200]}")
         else:
             if self._since_progress > self._limits.header_bytes and not self._deaf:
                 self._refuse_head()
+        return b""
 
     def eof_received(self) -> None:
         """The client has closed its side. The transport closes the other one, since None is returned."""
@@ -345,20 +351,21 @@ class HttpConnection(asyncio.Protocol):
         path = raw_path.decode("latin-1")
         if "%" in path:
             path = unquote(path)
-        keep_alive = parser.should_keep_alive() and version == "1.1"
+        # What follows CONNECT belongs to a tunnel, which there is not, and is no request (RFC 9110, 9.3.6).
+        keep_alive = parser.should_keep_alive() and version == "1.1" and method != "CONNECT"
         request = HttpRequest(self, fields, keep_alive, method, path, raw_path, query, version, self._scheme)
-        if b"transfer-encoding" in request.headers:
-            codings = [value.lower() for name, value in fields if name == b"transfer-encoding"]
-            if codings != [b"chunked"]:
-                shown = b", ".join(codings).decode("latin-1")[:80]
-                self._refuse(501, f"Transfer-Encoding: {shown!r} is not understood; send chunked or a Content-Length")
-                raise _Refused
         self._incoming = request
         self._requests.append(request)
         if len(self._requests) == 1:
             self._task = self.loop.create_task(self._serve(request))
         else:
             self._pause_reading()
+        if b"transfer-encoding" in request.headers:
+            codings = [value.lower() for name, value in fields if name == b"transfer-encoding"]
+            if codings != [b"chunked"]:
+                shown = b", ".join(codings).decode("latin-1")[:80]
+                self._refuse(501, f"Transfer-Encoding: {shown!r} is not understood; send chunked or a Content-Length")
+                raise _Refused
 
     def on_body(self, piece: bytes) -> None:
         self._since_progress = 0
@@ -500,8 +507,7 @@ class HttpConnection(asyncio.Protocol):
             self._close(linger=not request.complete or request.refusal is not None)
         elif self._requests:
             self._task = self.loop.create_task(self._serve(self._requests[0]))
-            if self._incoming is not None:
-                self._deadline = self.loop.time() + self._limits.seconds
+            self.resume_reading()  # the rest of its body may be still to come
         else:
             self.resume_reading()
             if request.complete:
@@ -535,7 +541,7 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = True
         self._deadline = math.inf
         refusal, first = Refusal(status, message), self._requests[0] if self._requests else None
-        culprit = first if status >= 500 else self._incoming
+        culprit = first if status == 503 else self._incoming
         if culprit is None:
             path = self._url.partition(b"?")[0].decode("latin-1")
             culprit = HttpRequest(self, [], False, "-", path, b"", b"", "1.1", self._scheme)

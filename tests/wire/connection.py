@@ -1,0 +1,201 @@
+"""A connection without a socket: a protocol class, a transport that the test is the other side of, and a small
+application that tells what it has seen."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from uvicorn.server import ServerState
+
+from hf_transformer.server.asgi import call_asgi
+from hf_transformer.server.http import ClientLimits, HttpConnection
+from hf_transformer.types import Request, Response, Stream
+
+HEADER_BYTES = 2048
+LIMITS = ClientLimits(connections=9, header_bytes=HEADER_BYTES, seconds=60.0, idle_seconds=60.0)
+STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+SEEN = re.compile(rb"x-seen: (\w+)\r\n")
+
+Seen = tuple[str, str, bytes, bytes, tuple[tuple[bytes, bytes], ...], bytes]
+"""A request: method, path, raw path, query, headers, body."""
+
+
+def digest(seen: Seen) -> bytes:
+    return sha256(repr(seen).encode()).hexdigest()[:16].encode()
+
+
+class Mirror:
+    """An ASGI application that answers with a digest of each request, once it has come whole; ``seen`` has them all."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        path = scope["path"], scope["raw_path"], scope["query_string"]
+        seen = (scope["method"], *path, tuple(scope["headers"]), body)
+        self.seen.append(seen)
+        headers = [(b"x-seen", digest(seen)), (b"content-length", b"16")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": digest(seen)})
+
+
+class Door:
+    """The application as our class sees it (types.Application); ``ends`` has what is over, with its answers."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.ends: list[tuple[Request, Response | Stream | None]] = []
+
+    async def handle(self, request: Request) -> Response | Stream:
+        return await call_asgi(self._app, request)
+
+    def refuse(self, request: Request | None, status: int, message: str) -> Response:
+        return Response(status, message.encode(), [])
+
+    def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
+        self.ends.append((request, answer))
+
+
+@dataclass
+class Settings:
+    """What a connection is told by its server."""
+
+    application: Any
+    client_limits: ClientLimits = LIMITS
+    ending: bool = False
+    state: ServerState = field(default_factory=ServerState)
+
+    def connection(self) -> HttpConnection:
+        return HttpConnection(self, self.state, {})
+
+
+class Wire(asyncio.Transport):
+    """A transport; ``received`` is what the client has got of it. ``full`` says that the client does not read."""
+
+    def __init__(self, protocol: Any) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.received = b""
+        self.unsent = 0
+        self.paused = self.closed = self.half_closed = self.full = False
+        protocol.connection_made(self)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.half_closed, "written behind the end"
+        if self.closed:
+            return
+        self.received += data
+        if self.full:
+            self.unsent += len(data)
+            self.protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def drain(self) -> None:
+        """The client reads what was written, and goes on doing so."""
+        self.full, self.unsent = False, 0
+        self.protocol.resume_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def pause_reading(self) -> None:
+        assert not self.paused
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.half_closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self._lose)
+
+    abort = close
+
+    def _lose(self) -> None:
+        protocol, self.protocol = self.protocol, None
+        protocol.connection_lost(None)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
+
+    @property
+    def done(self) -> bool:
+        """Whether the client is told that nothing more comes."""
+        return self.closed or self.half_closed
+
+    async def feed(self, *pieces: bytes) -> None:
+        """Bytes of the client's, each piece a read of its own, once the connection reads and has nothing else to do."""
+        for piece in pieces:
+            await settled()
+            if self.closed:
+                return
+            assert not self.paused, f"it does not read on, after {self.received!r}"
+            self.protocol.data_received(piece)
+        await settled()
+
+
+async def settled() -> None:
+    """Waits until nothing is left to do but for what comes later."""
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    while ready:  # noqa: ASYNC110 - no event announces it
+        await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of some bytes: the requests that the application saw, what the client got, whether it was the end."""
+
+    seen: tuple[Seen, ...]
+    received: bytes
+    done: bool
+
+    @property
+    def statuses(self) -> list[int]:
+        """Those of the answers, without 100."""
+        return [int(status) for status in STATUS.findall(self.received) if status != b"100"]
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the answers are those to the requests, one for each."""
+        answered = SEEN.findall(self.received)
+        return answered == [digest(seen) for seen in self.seen][: len(answered)]
+
+
+async def outcome(make: Callable[[Mirror], Any], *pieces: bytes) -> Outcome:
+    """What a connection of ``make``'s class does with these pieces; the client leaves in the end."""
+    mirror = Mirror()
+    wire = Wire(make(mirror))
+    await wire.feed(*pieces)
+    done = wire.done
+    wire.close()
+    await settled()
+    return Outcome(tuple(mirror.seen), wire.received, done)
+
+
+def ours(mirror: Mirror) -> HttpConnection:
+    return Settings(Door(mirror)).connection()

@@ -1,0 +1,69 @@
+"""Requests as clients send them, good and bad ones."""
+
+from __future__ import annotations
+
+HOST_LINE = "Host: x"
+
+
+def request(start: str, *lines: str, body: bytes = b"") -> bytes:
+    """One request; the lines are as they are."""
+    return "\r\n".join((start, HOST_LINE, *lines, "", "")).encode("latin-1") + body
+
+
+def post(body: bytes, *lines: str, target: str = "/p") -> bytes:
+    return request(f"POST {target} HTTP/1.1", f"Content-Length: {len(body)}", *lines, body=body)
+
+
+GET = request("GET /g?a=1&b=%20 HTTP/1.1", "X-Empty:", "X-Test:  a b ")
+CHUNKS = b"4;ext=1\r\ntext\r\nA\r\n0123456789\r\n0\r\n"
+CHUNKED = request("POST /c HTTP/1.1", "Transfer-Encoding: chunked", body=CHUNKS + b"X-Behind: 1\r\n\r\n")
+HIDDEN = request("GET /hidden HTTP/1.1")
+UPGRADE = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"
+
+SEQUENCES = {
+    "GET": GET,
+    "POST": post(b"text"),
+    "POST without a body": post(b""),
+    "chunked with trailers": CHUNKED,
+    "expect": post(b"text", "Expect: 100-continue"),
+    "expect of 1.0": request("POST /e HTTP/1.0", "Content-Length: 4", "Expect: 100-continue", body=b"text"),
+    "pipelined": GET
+    + post(b"one")
+    + CHUNKED
+    + request("HEAD /h HTTP/1.1")
+    + post(b"two", "Expect: 100-continue")
+    + GET,
+    "pipelined, the last one closes": GET + post(b"one", "Connection: close") + HIDDEN,
+    "HTTP/1.0": request("GET /g HTTP/1.0") + HIDDEN,
+    "HTTP/1.0, keep-alive": request("POST /p HTTP/1.0", "Connection: keep-alive", "Content-Length: 1", body=b"a")
+    + HIDDEN,
+    "HTTP/1.0, chunked": request("POST /p HTTP/1.0", "Transfer-Encoding: chunked", body=CHUNKS + b"\r\n") + HIDDEN,
+    "HEAD": request("HEAD /h HTTP/1.1") * 2,
+    "empty lines": b"\r\n\r\n" + GET + b"\r\n" + GET,
+    "absolute": request("GET http://other/%61bs?q HTTP/1.1") + request("GET http://other HTTP/1.1"),
+    "OPTIONS *": request("OPTIONS * HTTP/1.1") + GET,
+    "CONNECT": request("CONNECT other:443 HTTP/1.1") + HIDDEN,
+    "CONNECT with a length": request("CONNECT other:443 HTTP/1.1", f"Content-Length: {len(HIDDEN)}") + HIDDEN,
+    "upgrade": request("GET /u HTTP/1.1", *UPGRADE) + GET,
+    "upgrade with a body": post(b"text", *UPGRADE) + CHUNKED.replace(b"Host: x", "\r\n".join(UPGRADE).encode()) + GET,
+    "gzip, chunked": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n") + HIDDEN,
+    "gzip, chunked behind another": GET
+    + request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n")
+    + HIDDEN,
+    "two codings": request("POST /z HTTP/1.1", "Transfer-Encoding: chunked", "Transfer-Encoding: chunked") + CHUNKS,
+    "length and chunks": request("POST /z HTTP/1.1", "Content-Length: 4", "Transfer-Encoding: chunked")
+    + CHUNKS
+    + HIDDEN,
+    "two lengths": request("POST /z HTTP/1.1", "Content-Length: 4", "Content-Length: 5") + b"text" + HIDDEN,
+    "no HTTP": b"EHLO test\r\n" + HIDDEN,
+    "no HTTP behind good ones": GET + post(b"one") + b"nonsense\r\n\r\n" + HIDDEN,
+    "a bad chunk": request("POST /z HTTP/1.1", "Transfer-Encoding: chunked") + b"2\r\nte\r\nzz\r\n" + HIDDEN,
+    "a bad chunk behind another": GET
+    + request("POST /z HTTP/1.1", "Transfer-Encoding: chunked")
+    + b"2\r\nte\r\nzz\r\n"
+    + HIDDEN,
+    "a bad header": request("GET /g HTTP/1.1", "X-Bad : 1") + HIDDEN,
+    "a folded header": request("GET /g HTTP/1.1", "X-Long: a", " b") + HIDDEN,
+    "half a head": GET + b"GET /half HTTP/1.1\r\nHo",
+    "half a body": GET + post(b"text")[:-1],
+}

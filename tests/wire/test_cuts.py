@@ -1,0 +1,36 @@
+"""The same bytes in any pieces are the same requests, and get the same answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wire.connection import HEADER_BYTES, Outcome, ours, outcome
+from tests.wire.corpus import CHUNKED, GET, SEQUENCES, post, request
+
+LONG = "X-Long: " + "a" * (HEADER_BYTES - 200)
+TRAILERS = b"".join(b"X-%d: %s\r\n" % (number, b"b" * 500) for number in range(9))
+SENT = {
+    **SEQUENCES,
+    "a long head": request("GET /g HTTP/1.1", LONG) * 2,
+    "a head that is too long": request("GET /g HTTP/1.1", LONG, LONG) + GET,
+    "trailers that are too long": GET + CHUNKED[:-2] + TRAILERS + b"\r\n" + GET,
+    "large bodies": post(b"x" * 5000) + post(b"y" * 5000),
+}
+STEP = 97
+"""Between the cuts of what is long; the short is cut at every byte."""
+
+
+def shown(found: Outcome) -> tuple[object, ...]:
+    """All of it, but for the client's being asked for its body, which depends on what came along."""
+    return found.seen, found.received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b""), found.done
+
+
+@pytest.mark.parametrize("sent", SENT.values(), ids=list(SENT))
+async def test_cut_at_every_byte_and_byte_by_byte(sent: bytes) -> None:
+    whole = await outcome(ours, sent)
+    assert whole.is_in_order
+    assert all(seen[1] != "/hidden" for seen in whole.seen)
+    for cut in range(1, len(sent), 1 if len(sent) < 1000 else STEP):
+        found = await outcome(ours, sent[:cut], sent[cut:])
+        assert shown(found) == shown(whole), cut
+    assert shown(await outcome(ours, *[bytes([byte]) for byte in sent])) == shown(whole)
