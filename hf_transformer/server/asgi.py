@@ -146,7 +146,8 @@ class AsgiApplication:
             request.departure.cancel()
             if not task.done():
                 await _cancel(task)
-        task.result()
+        if not task.cancelled():  # as it is when the client has left: servers would log that as a failure
+            task.result()
 
     async def _answer(self, request: Request, send: Send) -> None:
         answer, sent, size = None, False, 0
