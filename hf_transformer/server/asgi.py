@@ -126,7 +126,7 @@ class AsgiApplication:
 
     def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
         self.application = application
-        self._inner = inner
+        self.inner = inner
         self._ends = ends
 
     def begin_end(self) -> None:
@@ -136,7 +136,7 @@ class AsgiApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._inner(scope, receive, send)
+            await self.inner(scope, receive, send)
             return
         request = _AsgiRequest(scope)
         departure = asyncio.ensure_future(request.listen(receive))
