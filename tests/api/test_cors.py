@@ -151,7 +151,19 @@ async def test_the_flag(given: tuple[str, ...], origins: tuple[str, ...]) -> Non
     assert config(*given).cors_allow_origin == origins
 
 
-@pytest.mark.parametrize("wrong", ["app.example.com", f"{APP}/", f"{APP}/page", "https://", "", f"{APP},{APP}"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "app.example.com",
+        "https://*.example.com",
+        "https://App.example.com",
+        f"{APP}/",
+        f"{APP}/page",
+        "https://",
+        "",
+        f"{APP},{APP}",
+    ],
+)
 async def test_what_is_no_origin_is_refused_at_the_start(wrong: str) -> None:
     said = error(f"--cors_allow_origin={wrong}")
     assert "--cors_allow_origin" in said and "* or origins such as https://app.example.com" in said
