@@ -36,8 +36,8 @@ from hf_transformer import __version__, app
 from hf_transformer.commands.serve import server_config
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.predictor.base import Predictor, Reply
-from hf_transformer.server.connection import Connection
-from hf_transformer.server.server import COLLECTED_AFTER
+from hf_transformer.server.http import HttpConnection
+from hf_transformer.server.run import COLLECTED_AFTER
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 
 CONNECTIONS = 32
@@ -193,7 +193,7 @@ async def measure(config: Config, requests: int, rounds: int) -> dict[str, float
             load = Load(requests)
             wires = [Wire(reads, load) for _ in range(CONNECTIONS)]
             for wire in wires:
-                wire.protocol = Connection(server, server_state=state, app_state=lifespan.state)
+                wire.protocol = HttpConnection(server, state, lifespan.state)
                 wire.protocol.connection_made(wire)
             began = time.process_time()
             for wire in wires:

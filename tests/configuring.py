@@ -48,6 +48,8 @@ def example(option: Option) -> tuple[str, Any]:
             return "0.5", 0.5
         case Level():
             return "Debug", 10
+        case Names() if option.name == "cors_allow_origin":
+            return "https://a,http://b:1", ("https://a", "http://b:1")
         case Names():
             return "a,b", ("a", "b")
     if option.name == "access_log_format":

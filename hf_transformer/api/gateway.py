@@ -53,6 +53,11 @@ class Router:
                     path = template.replace("{model}", model)
                     self._known.setdefault(path, (handler, template, {"model": model}))
 
+    @property
+    def templates(self) -> list[str]:
+        """Those of all endpoints."""
+        return [template for _, template, _ in self._templates]
+
     def find(self, request: Request) -> Handler | None:
         """The endpoint of a request, whose ``route`` and ``params`` are then set."""
         known = self._known.get(request.path)
@@ -142,7 +147,7 @@ class Gateway:
         metrics: Metrics,
         settings: GatewaySettings,
     ) -> None:
-        self._find = router.find
+        self.router = router
         self._others = others
         self._open = open_paths(models)
         self._errors_by_path = errors_by_path
@@ -163,7 +168,7 @@ class Gateway:
             request.log = Exchange(scope)
         if (answer := self._before(request)) is not None:
             return self._completed(request, answer)
-        return self._completed(request, await (self._find(request) or self._others)(request))
+        return self._completed(request, await (self.router.find(request) or self._others)(request))
 
     def refuse(self, request: Request | None, status: int, message: str) -> Response:
         """What a request is answered with that the server can't take; None where its head could not even be read."""

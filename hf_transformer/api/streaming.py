@@ -66,14 +66,18 @@ class StreamForm(Protocol):
 
 
 class StreamEnd:
-    """Breaks off one stream because the service ends. Entered while the stream runs."""
+    """Breaks off one stream because the service ends. Entered while the stream runs.
 
-    __slots__ = ("_broken", "_open", "_task")
+    A piece that is being sent is sent whole: the task is only cancelled while it waits for the next one.
+    """
+
+    __slots__ = ("_broken", "_open", "_sends", "_task")
 
     def __init__(self, open_ones: set[StreamEnd]) -> None:
         self._task: asyncio.Task[object] | None = asyncio.current_task()
         self._open = open_ones
         self._broken = False
+        self._sends = False
 
     def __enter__(self) -> Self:
         self._open.add(self)
@@ -86,8 +90,18 @@ class StreamEnd:
 
     def break_off(self) -> None:
         self._broken = True
-        if self._task is not None:
+        if self._task is not None and not self._sends:
             self._task.cancel()
+
+    def begin_piece(self) -> None:
+        """A piece goes to whoever sends it."""
+        self._sends = True
+
+    def end_piece(self) -> None:
+        """The piece was sent. Raises Unavailable where the service has ended meanwhile."""
+        self._sends = False
+        if self._broken:
+            raise shutting_down()
 
     def has_cancelled(self) -> bool:
         """Whether a cancellation that has arrived is this one's, and no other."""
@@ -156,7 +170,9 @@ async def pieces(
                             continue
                     if written:
                         has_begun = True
+                        end.begin_piece()
                         yield written
+                        end.end_piece()
                 last += form.end(running)
         except asyncio.CancelledError:
             if not end.has_cancelled():

@@ -218,7 +218,7 @@ class Config:
         "Read again when it changes.", PATH, default_text="no keys are asked for")
     cors_allow_origin: tuple[str, ...] = option(
         SERVER, "Origins whose pages may ask from a browser (CORS); * is any.",
-        Names("ORIGIN,...", "* or origins such as https://app.example.com", r"\*|[a-z][a-z0-9+.-]*://[^/\s]+"), (),
+        Names("ORIGIN,...", "* or origins such as https://app.example.com", r"\*|[a-z][a-z0-9+.-]*://[^/\s*A-Z]+"), (),
         many=True, default_text="none")
     event_loop: Literal["auto", "asyncio", "uvloop"] = option(
         SERVER, "Event loop; auto is uvloop where it is installed.", Choice(("auto", "asyncio", "uvloop")),

@@ -126,7 +126,7 @@ class AsgiApplication:
 
     def __init__(self, application: Application, inner: ASGIApp, ends: Sequence[Callable[[], object]] = ()) -> None:
         self.application = application
-        self._inner = inner
+        self.inner = inner
         self._ends = ends
 
     def begin_end(self) -> None:
@@ -136,17 +136,19 @@ class AsgiApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._inner(scope, receive, send)
+            await self.inner(scope, receive, send)
             return
-        request = _AsgiRequest(scope, receive)
+        request = _AsgiRequest(scope)
+        departure = asyncio.ensure_future(request.listen(receive))
         task = asyncio.ensure_future(self._answer(request, send))
         try:
-            await asyncio.wait((task, request.departure), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, departure), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            request.departure.cancel()
+            departure.cancel()
             if not task.done():
                 await _cancel(task)
-        task.result()
+        if not task.cancelled():  # as it is when the client has left: servers would log that as a failure
+            task.result()
 
     async def _answer(self, request: Request, send: Send) -> None:
         answer, sent, size = None, False, 0
@@ -178,11 +180,11 @@ class AsgiApplication:
 
 
 class _AsgiRequest(Request):
-    """A request of a foreign server. ``departure`` is done when its client has left."""
+    """A request of a foreign server."""
 
-    __slots__ = ("_pieces", "_scope", "departure")
+    __slots__ = ("_pieces", "_scope")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope) -> None:
         raw_path = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
         fields = [(name.lower(), value) for name, value in scope["headers"]]
         query = scope.get("query_string", b"")
@@ -190,9 +192,9 @@ class _AsgiRequest(Request):
         super().__init__(scope["method"], scope["path"], raw_path, query, fields, version, scheme)
         self._scope = scope
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
-        self.departure = asyncio.ensure_future(self._listen(receive))
 
-    async def _listen(self, receive: Receive) -> None:
+    async def listen(self, receive: Receive) -> None:
+        """Takes what comes of the body, as far as that is read, until the client leaves."""
         while (message := await receive())["type"] == "http.request":
             if body := message.get("body", b""):
                 await self._pieces.put(body)

@@ -15,13 +15,9 @@ from typing import Any, Self, cast
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
 
-from hf_transformer.api import v1, v2, v2_generate
 from hf_transformer.api.base import Models, Service
-from hf_transformer.api.direct import Direct
-from hf_transformer.api.elsewhere import hints
-from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.openai import routes as openai
-from hf_transformer.api.ops import error_handlers
+from hf_transformer.api.gateway import GatewaySettings
+from hf_transformer.app import gateway, starlette_app
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import RequestError
@@ -31,11 +27,13 @@ from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
+from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import ModelSpec
+from tests.configuring import config
 from tests.generation.scripted import LIMITS, SCHEDULING, ScriptedGenerator
 from tests.scripted_predictor import ScriptedPredictor
 from tests.triton_repository import TASK_MODELS
@@ -68,6 +66,18 @@ def template_of(tokenizer: Tokenizer, override: str | None = None) -> ChatTempla
     template = load_chat_template(FOLDER, override, tokenizer.special_tokens)
     assert template is not None
     return template
+
+
+def application(service: Service, settings: GatewaySettings | None = None, *flags: str) -> AsgiApplication:
+    """The HTTP APIs of a service, behind its gateway."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+
+    given = config(*flags)
+    inner = starlette_app(given, service, lifespan)
+    return AsgiApplication(gateway(given, service, inner, settings or GatewaySettings()), inner)
 
 
 @dataclass
@@ -111,15 +121,7 @@ class Bench:
             100,
             server_timing=self.timing,
         )
-        prefix = "openai"
-        routes = [
-            *v1.routes(self.service),
-            *v2.routes(self.service),
-            *v2_generate.routes(self.service),
-            *openai.routes(self.service, prefix),
-        ]
-        app = Starlette(routes=routes, exception_handlers=error_handlers(openai.errors_by_path(prefix), hints(prefix)))
-        self.app = Direct(app, routes, self.service.models.names, tasks=True)
+        self.app = application(self.service)
 
     @property
     def generator(self) -> ScriptedGenerator:
@@ -186,7 +188,7 @@ async def bench(**options: Any) -> AsyncIterator[Bench]:
 class Exchange:
     """One HTTP request, and what comes back, piece by piece. Leaving the context closes the connection."""
 
-    def __init__(self, app: ASGIApp | Endpoint, path: str, body: Any, *, reads: bool = True, **headers: str) -> None:
+    def __init__(self, app: ASGIApp, path: str, body: Any, *, reads: bool = True, **headers: str) -> None:
         sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         self._scope = {
             "type": "http",

@@ -1,19 +1,26 @@
+"""The access log: what a line says of a request, and that there is one however it ends."""
+
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import re
-from collections.abc import Iterator, MutableMapping
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from hf_transformer.api.access_log import AccessLog
+from hf_transformer.api.base import error_json
+from hf_transformer.api.gateway import Gateway, GatewaySettings, Handler, Router
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.access_format import ATOMS, Exchange, check_format
-from hf_transformer.whole_response import WHOLE_RESPONSE
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.server.asgi import AsgiApplication
+from hf_transformer.types import ClientGone, Request, Response, Stream
+from tests.api.plain_request import PlainRequest
 
 SCOPE: dict[str, Any] = {
     "type": "http",
@@ -53,24 +60,46 @@ def log() -> Iterator[Lines]:
     logger.removeHandler(handler)
 
 
-async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-    headers = [(b"content-type", b"text/plain"), (b"set-cookie", b"hunter2")]
-    await send({"type": "http.response.start", "status": 201, "headers": headers})
-    await send({"type": "http.response.body", "body": b"hello ", "more_body": True})
-    await send({"type": "http.response.body", "body": b"world"})
+HEADERS = [(b"content-type", b"text/plain"), (b"set-cookie", b"hunter2")]
 
 
-async def receive() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
+async def answer(request: Request) -> Stream:
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield b"world"
+
+    return Stream(201, b"hello ", parts(), list(HEADERS))
 
 
-async def request(format: str, app: Any = answer, **scope: Any) -> list[Message]:
+async def answer_whole(request: Request) -> Response:
+    return Response(404, b"hello", list(HEADERS))
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("no other scope is expected")
+
+
+def gateway(format: str, handler: Handler = answer) -> Gateway:
+    settings = GatewaySettings(access_log=format, logger=logging.getLogger("test.access"))
+    return Gateway(Router([], []), handler, (), lambda path: error_json, Metrics("m"), settings)
+
+
+async def request(format: str, handler: Handler = answer, leaves: bool = False, **scope: Any) -> list[Message]:
+    """What is sent of the answer to a request."""
     sent: list[Message] = []
+    came: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+    if leaves:
+        came.append({"type": "http.disconnect"})
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        if not came:
+            await asyncio.Event().wait()
+        return came.pop(0)
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await AccessLog(app, format, logging.getLogger("test.access"))(SCOPE | scope, receive, send)
+    await AsgiApplication(gateway(format, handler), nothing)(SCOPE | scope, receive, send)
     return sent
 
 
@@ -128,101 +157,96 @@ async def test_widths_as_in_percent_formatting(log: Lines) -> None:
     assert log.lines == ["00201|  POST|"]
 
 
-async def test_the_answer_passes_unchanged(log: Lines) -> None:
-    through, direct = await request("%(s)s"), []
+async def test_the_answer_passes_unchanged_but_for_its_id(log: Lines) -> None:
+    assert await request("%(s)s") == [
+        {"type": "http.response.start", "status": 201, "headers": [*HEADERS, (b"x-request-id", b"r1")]},
+        {"type": "http.response.body", "body": b"hello ", "more_body": True},
+        {"type": "http.response.body", "body": b"world", "more_body": True},
+        {"type": "http.response.body"},
+    ]
 
-    async def send(message: Message) -> None:
-        direct.append(message)
 
-    await answer(SCOPE, receive, send)
-    assert through == direct
-
-
-async def test_an_application_that_fails(log: Lines) -> None:
-    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+async def test_an_application_that_fails_is_answered(log: Lines) -> None:
+    async def fail(request: Request) -> Response:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        await request("%(s)s %(b)s %(B)s", fail)
-    assert log.lines == ["500 - 0"]
+    start, body = await request("%(s)s %(B)s", fail)
+    assert start["status"] == 500 and (b"x-request-id", b"r1") in start["headers"]
+    assert body["body"] == b'{"error":"internal error; the log has it under r1"}'
+    assert log.lines == [f"500 {len(body['body'])}"]
 
 
 async def test_an_application_that_fails_midway(log: Lines) -> None:
-    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200})
-        raise ZeroDivisionError
+    async def fail(request: Request) -> Stream:
+        async def parts() -> AsyncGenerator[bytes, None]:
+            raise ZeroDivisionError
+            yield b""
+
+        return Stream(200, b"first", parts(), [])
 
     with pytest.raises(ZeroDivisionError):
-        await request("%(s)s %({content-type}o)s", fail)
-    assert log.lines == ["200 -"]
+        await request("%(s)s %({content-type}o)s %(B)s", fail)
+    assert log.lines == ["200 - 5"]
 
 
 async def test_a_client_that_goes_away(log: Lines) -> None:
-    async def give_up(scope: Scope, receive: Receive, send: Send) -> None:
-        return
+    async def wait(request: Request) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError("it went on")
 
-    await request("%(s)s %(st)s", give_up)
+    assert await request("%(s)s %(st)s %(B)s %(b)s %({content-type}o)s", wait, leaves=True) == []
+    assert log.lines == ["499 - 0 - -"]
+
+
+async def test_a_client_that_goes_away_within_its_body(log: Lines) -> None:
+    async def fail(request: Request) -> Response:
+        raise ClientGone
+
+    assert await request("%(s)s %(st)s", fail) == []
     assert log.lines == ["499 -"]
 
 
-class Ways:
-    """What a server has past ASGI's messages, and what it was given while it took it."""
-
-    def __init__(self, takes: bool = True) -> None:
-        self._takes = takes
-        self.whole: list[Any] = []
-        self.in_scope: dict[str, Any] = {WHOLE_RESPONSE: self._send_whole}
-
-    def _send_whole(self, *response: Any) -> bool:
-        self.whole += [response] if self._takes else []
-        return self._takes
-
-
-HEADERS = [(b"content-type", b"text/plain"), (b"x-request-id", b"r2")]
-
-
-async def answer_whole(scope: Scope, receive: Receive, send: Send) -> None:
-    scope[WHOLE_RESPONSE](404, HEADERS, b"hello")
-
-
-ALL_SENT = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
-
-
-async def test_a_whole_response_past_asgi(log: Lines) -> None:
-    ways = Ways()
-    assert await request(ALL_SENT, answer_whole, **ways.in_scope) == []
-    assert ways.whole == [(404, HEADERS, b"hello")]  # no length among them: the server adds it
+async def test_a_whole_response(log: Lines) -> None:
+    start, body = await request(
+        "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s", answer_whole
+    )
+    assert (b"content-length", b"5") in start["headers"] and body["body"] == b"hello"
     assert log.lines == ["404 Not Found 5 5 5 text/plain -"]
 
 
-async def test_what_the_server_did_not_take_was_not_sent(log: Lines) -> None:
-    await request(ALL_SENT, answer_whole, **Ways(takes=False).in_scope)
-    assert log.lines == ["499 - 0 - - - -"]
+async def test_what_the_server_refuses_has_a_line_too(log: Lines) -> None:
+    refusing, refused = gateway("%(s)s %(m)s %(B)s %(h)s"), PlainRequest()
+    found = refusing.refuse(refused, 431, "too long")
+    refusing.finished(refused, found, len(found.body))
+    assert log.lines == [f"431 POST {len(found.body)} 10.0.0.9:4711"]
+
+
+@pytest.mark.parametrize(
+    ("client", "named"), [("127.0.0.1", "1.2.3.4:0"), ("10.0.0.9", "10.0.0.9:4711")], ids=["trusted", "not trusted"]
+)
+async def test_the_address_behind_a_proxy(log: Lines, client: str, named: str) -> None:
+    await request("%(h)s", client=(client, 4711), headers=[(b"x-forwarded-for", b"1.2.3.4")])
+    assert log.lines == [named]
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
 async def test_nothing_is_left_for_the_garbage_collector(log: Lines, fails: bool) -> None:
-    left: list[MutableMapping[str, Any]] = []
-
-    async def look(scope: Scope, receive: Receive, send: Send) -> None:
-        assert WHOLE_RESPONSE in scope
-        left.append(scope)
-        await answer_whole(scope, receive, send)
+    async def look(request: Request) -> Response:
+        assert isinstance(request.log, Exchange)
         if fails:
-            raise ZeroDivisionError
+            raise ClientGone
+        return await answer_whole(request)
 
     gc.collect()
     gc.disable()
     try:
-        try:
-            await request("%(s)s", look, **Ways().in_scope)
-        except ZeroDivisionError:
-            assert fails
-        assert WHOLE_RESPONSE not in left.pop()
+        await request("%(s)s", look)
+        for _ in range(3):  # what listens to the client ends
+            await asyncio.sleep(0)
         assert not [one for one in gc.get_objects() if isinstance(one, Exchange)]
     finally:
         gc.enable()
-    assert log.lines == ["404"]
+    assert log.lines == ["499" if fails else "404"]
 
 
 async def test_a_request_can_not_forge_a_line(log: Lines) -> None:
@@ -242,12 +266,15 @@ async def test_other_scopes_pass_without_a_line(log: Lines) -> None:
     async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope)
 
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
     async def send(message: Message) -> None:
         raise AssertionError("nothing is sent")
 
     scope = {"type": "lifespan"}
-    await AccessLog(lifespan, "%(s)s", logging.getLogger("test.access"))(scope, receive, send)
-    assert seen == [scope] and seen[0] is scope
+    await AsgiApplication(gateway("%(s)s"), lifespan)(scope, receive, send)
+    assert len(seen) == 1 and seen[0] is scope
     assert log.lines == []
 
 
@@ -267,8 +294,9 @@ async def test_other_scopes_pass_without_a_line(log: Lines) -> None:
     ],
 )
 def test_formats_that_are_refused_at_the_start(format: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        AccessLog(answer, format, logging.getLogger("test.access"))
-    assert str(caught.value).startswith(f"--access_log_format: {problem}")
+    if format:  # without one there is no access log
+        with pytest.raises(ConfigError) as caught:
+            gateway(format)
+        assert str(caught.value).startswith(f"--access_log_format: {problem}")
     with pytest.raises(ConfigError, match=r"^SOURCE: "):
         check_format(format, "SOURCE")

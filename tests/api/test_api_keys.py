@@ -12,21 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
-from hf_transformer.api.auth import ApiKeys, KeyedApp
-from hf_transformer.api.auth import read_keys
-from hf_transformer.api.openai import routes as openai
-from hf_transformer.app import http_app
+from hf_transformer.api.auth import ApiKeys, read_keys
+from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.errors import ConfigError
 from hf_transformer.model_parts import load_parts
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Context
+from tests.api.generating import application
 from tests.configuring import config
-from tests.integration.api.grpc_model import (
-    ScriptedModel,
-    service_of,
-)
+from tests.integration.api.grpc_model import ScriptedModel, service_of
 
 KEYS = "# a comment\n\n  alpha-key  \nbeta-key\n"
 INFER = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
@@ -49,16 +44,11 @@ def file(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def http_client(file: Path, model: ScriptedModel) -> AsyncIterator[httpx.AsyncClient]:
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-
-    given = config("--enable_docs_url=true")
     metrics = Metrics(model.name)
     model.task = demo_task()
-    app = http_app(given, service_of(model, metrics), lifespan)
-    keyed = KeyedApp(app, ApiKeys(str(file)), [model.name], openai.errors_by_path(given.openai_route_prefix), metrics)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(keyed), base_url="http://x") as client:
+    settings = GatewaySettings(keys=ApiKeys(str(file)))
+    app = application(service_of(model, metrics), settings, "--enable_docs_url=true")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         yield client
 
 
@@ -155,6 +145,28 @@ async def test_no_key_reaches_the_model(file: Path, name: str) -> None:
         headers = others | {name: key, "traceparent": "00-1-2-01"}
         assert (await client.post("/v2/models/bert/infer", json=INFER, headers=headers)).status_code == 200
     assert seen(model.contexts) == {"traceparent": "00-1-2-01"}
+
+
+async def test_what_is_refused_is_answered_in_the_form_of_its_api(file: Path) -> None:
+    model = ScriptedModel()
+    async with http_client(file, model) as client:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            refused = await client.post("/v2/models/bert/infer", json=INFER, headers={"x-request-id": "7", **headers})
+            assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
+            assert refused.headers["x-request-id"] == "7" and "--api_keys_file" in refused.json()["error"]
+            refused = await client.get("/openai/v1/models", headers=headers)
+            assert refused.status_code == 401 and "--api_keys_file" in refused.json()["error"]["message"]
+        metrics = (await client.get("/metrics")).text
+    assert 'hf_transformer_requests_total{api="keys",status="401"} 4.0' in metrics
+    assert model.contexts == []
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models/bert", "/v2/health/live", "/v2/models/bert/ready"])
+async def test_some_paths_take_no_key(file: Path, path: str) -> None:
+    async with http_client(file, ScriptedModel()) as client:
+        assert (await client.get(path)).status_code == 200
+        assert (await client.head(path)).status_code == 200
+        assert (await client.post(path)).status_code == 401
 
 
 def seen(contexts: list[Context]) -> dict[str, str]:

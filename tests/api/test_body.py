@@ -1,37 +1,26 @@
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 
 import pytest
-from starlette.types import Message
 
-from hf_transformer.api.body import Bodies, ClientGone, parse_json, read_body, to_utf8
+from hf_transformer.api.body import Bodies, parse_json, read_body, to_utf8
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.protocol.json_text import JsonLimits
+from hf_transformer.types import ClientGone
+from tests.api.plain_request import PlainRequest
 
 BODY = b'{"instances": ["a"]}'
 
 
-class Channel:
-    """An ASGI receive channel that gives these messages."""
-
-    def __init__(self, *chunks: bytes, disconnect: bool = False) -> None:
-        self._messages: list[Message] = [
-            {"type": "http.request", "body": chunk, "more_body": disconnect or number < len(chunks)}
-            for number, chunk in enumerate(chunks, 1)
-        ]
-        if disconnect:
-            self._messages.append({"type": "http.disconnect"})
-
-    async def __call__(self) -> Message:
-        return self._messages.pop(0)
-
-
 async def read(*chunks: bytes, encoding: bytes = b"", limit: int = 1000, length: bytes = b"") -> bytes:
-    headers = {name: value for name, value in ((b"content-encoding", encoding), (b"content-length", length)) if value}
-    return await read_body(Channel(*chunks), headers, limit, Bodies().portion())
+    return await read_body(request(*chunks, encoding=encoding, length=length), limit, Bodies().portion())
+
+
+def request(*chunks: bytes, encoding: bytes = b"", length: bytes = b"") -> PlainRequest:
+    lines = ((b"content-encoding", encoding), (b"content-length", length))
+    return PlainRequest(*chunks, fields=[line for line in lines if line[1]])
 
 
 async def test_chunks_are_joined() -> None:
@@ -40,7 +29,7 @@ async def test_chunks_are_joined() -> None:
 
 async def test_a_client_that_left_is_noticed() -> None:
     with pytest.raises(ClientGone):
-        await read_body(Channel(b"abc", disconnect=True), {}, 1000, Bodies().portion())
+        await read_body(PlainRequest(b"abc", leaves=True), 1000, Bodies().portion())
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"x-gzip"])
@@ -92,6 +81,29 @@ async def test_the_limit_holds(chunks: tuple[bytes, ...], encoding: bytes, lengt
         await read(*chunks, encoding=encoding, length=length)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "length", "error", "status"),
+    [
+        pytest.param(b"", b"1001", TooLarge, 413, id="too large"),
+        pytest.param(b"gzip", b"1001", TooLarge, 413, id="too large, compressed"),
+        pytest.param(b"", b"101", TooManyRequests, 429, id="no room"),
+        pytest.param(b"br", b"9", UnsupportedEncoding, 415, id="another compression"),
+        pytest.param(b"br", b"", UnsupportedEncoding, 415, id="another compression, chunked"),
+    ],
+)
+async def test_what_the_head_says_is_refused_before_anything_is_read(
+    encoding: bytes, length: bytes, error: type[RequestError], status: int
+) -> None:
+    refused: list[str] = []
+    bodies = Bodies(most=200, refused=refused.append)
+    bodies.take(100)
+    sent = request(b"x" * 99, encoding=encoding, length=length)
+    with pytest.raises(error) as caught:
+        await read_body(sent, 1000, bodies.portion())
+    assert (caught.value.status, sent.reads, bodies.held) == (status, 0, 100)
+    assert refused == (["bytes"] if status == 429 else [])
+
+
 async def test_a_body_of_the_limit_is_taken() -> None:
     assert len(await read(b"x" * 1000)) == 1000
 
@@ -141,13 +153,13 @@ async def test_bodies_have_a_limit_together() -> None:
     refused: list[str] = []
     bodies = Bodies(most=100, refused=refused.append)
     first, second = bodies.portion(), bodies.portion()
-    await read_body(Channel(b"x" * 40, b"x" * 20), {}, 100, first)
+    await read_body(PlainRequest(b"x" * 40, b"x" * 20), 100, first)
     with pytest.raises(TooManyRequests, match=r"have 90 bytes, --max_bytes_in_flight allows 100") as caught:
-        await read_body(Channel(b"x" * 30, b"x" * 11), {}, 100, second)
+        await read_body(PlainRequest(b"x" * 30, b"x" * 11), 100, second)
     assert (caught.value.status, caught.value.retry_after, refused) == (429, 1, ["bytes"])
     assert bodies.held == 90  # what came of it is there until it is given back
     second.give_back()
-    assert await read_body(Channel(b"x" * 40), {}, 100, second) == b"x" * 40
+    assert await read_body(PlainRequest(b"x" * 40), 100, second) == b"x" * 40
     for portion in (first, second, second):
         portion.give_back()
     assert bodies.held == 0
@@ -155,52 +167,10 @@ async def test_bodies_have_a_limit_together() -> None:
 
 async def test_a_compressed_body_counts_as_what_it_becomes() -> None:
     bodies = Bodies(most=1000)
-    sent, headers = gzip.compress(b"x" * 900), {b"content-encoding": b"gzip"}
+    sent = gzip.compress(b"x" * 900)
     with bodies.portion() as portion:
-        await read_body(Channel(sent), headers, 1000, portion)
+        await read_body(request(sent, encoding=b"gzip"), 1000, portion)
         assert bodies.held == 900
         with bodies.portion() as other, pytest.raises(TooManyRequests):
-            await read_body(Channel(sent), headers, 1000, other)
+            await read_body(request(sent, encoding=b"gzip"), 1000, other)
     assert bodies.held == 0
-
-
-@pytest.mark.parametrize(
-    ("sent", "encoding"),
-    [
-        pytest.param(BODY, b"", id="plain"),
-        pytest.param(BODY, b"identity", id="identity"),
-        pytest.param(gzip.compress(BODY), b"gzip", id="gzip"),
-        pytest.param(gzip.compress(b"x" * 900), b"gzip", id="becomes larger"),
-        pytest.param(BODY, b"gzip", id="not gzip"),
-        pytest.param(BODY, b"br", id="another compression"),
-        pytest.param(b"x" * 1001, b"", id="too large"),
-        pytest.param(gzip.compress(b"x" * 1001), b"gzip", id="too large once decompressed"),
-    ],
-)
-async def test_a_body_that_is_all_there_is_read_as_one_that_comes(sent: bytes, encoding: bytes) -> None:
-    headers = {b"content-encoding": encoding} if encoding else {}
-    bodies = Bodies()
-    try:
-        expected = await read_body(Channel(sent), headers, 1000, Bodies().portion())
-    except RequestError as error:
-        with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
-            bodies.take_whole(sent, headers, 1000)
-        assert bodies.held == 0
-    else:
-        assert bodies.take_whole(sent, headers, 1000) == expected
-        assert bodies.held == len(expected)
-        bodies.take(-len(expected))
-        assert bodies.held == 0
-
-
-@pytest.mark.parametrize(
-    ("sent", "headers"),
-    [(b"x" * 60, {}), (gzip.compress(b"x" * 60), {b"content-encoding": b"gzip"})],
-    ids=["plain", "gzip"],
-)
-def test_one_that_finds_no_room_is_not_counted(sent: bytes, headers: dict[bytes, bytes]) -> None:
-    bodies = Bodies(most=100)
-    bodies.take_whole(b"x" * 50, {}, 100)
-    with pytest.raises(TooManyRequests, match="--max_bytes_in_flight allows 100"):
-        bodies.take_whole(sent, headers, 100)
-    assert bodies.held == 50

@@ -1,61 +1,98 @@
-"""What a request on its short way leaves behind: it is counted once, and holds nothing any more."""
+"""What a request at its endpoint leaves behind: it is counted once, and holds nothing any more, however it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from types import TracebackType
+from typing import ClassVar, Self, cast
 
 import pytest
 
-from hf_transformer.api.base import Call, Models, Reply, Service, error_json
-from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.base import Call, Models, Service, context_of, error_json, reply
+from hf_transformer.api.endpoint import Endpoint, server_timing
+from hf_transformer.api.streaming import LINES, StreamForm
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.types import Piece
+from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import Context
-from tests.api.short_response import Answers
+from hf_transformer.types import ClientGone, Context, Response, Stream
+from tests.api.plain_request import PlainRequest
+
+pytestmark = pytest.mark.asyncio
+
+
+class ScriptedForm(StreamForm):
+    """A stream of two pieces, behind the first of which ``fails`` is raised; it is its own generation."""
+
+    content_type: ClassVar[bytes] = LINES
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.texts = 1
+        self.fails = fails
+        self.running = False
+
+    async def start(self) -> Generation:
+        return cast(Generation, self)
+
+    async def __aenter__(self) -> Self:
+        self.running = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.running = False
+
+    async def __aiter__(self) -> AsyncGenerator[Piece, None]:
+        yield Piece(0, 0, "one")
+        if self.fails is not None:
+            raise self.fails
+        yield Piece(0, 0, "two", finish="stop")
+
+    def piece(self, piece: Piece) -> bytes:
+        return piece.text.encode()
+
+    def error(self, message: str, status: int) -> bytes:
+        return error_json(message, status)
 
 
 class Work:
-    """A handler that waits for ``future``, and what it was answered with."""
+    """An endpoint whose handler waits for ``future``."""
 
     def __init__(self, *, server_timing: bool = True) -> None:
-        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[bytes | StreamForm] = asyncio.get_running_loop().create_future()
         self.metrics = Metrics("model")
         self.admission = Admission(1, 100, self.metrics)
         self.service = Service(
             Models([]), self.admission, self.metrics, max_bytes=1000, max_texts=9, server_timing=server_timing
         )
-        endpoint = Endpoint("v1", self.handle, error_json, self.service)
-        self.way = endpoint.short_way("/path", {})
-        self.response = Answers()
+        self.endpoint = Endpoint("v1", self.handle, error_json, self.service)
         self.contexts: list[Context] = []
+        self.predict = 0.0
 
-    async def handle(self, call: Call) -> Reply:
+    async def handle(self, call: Call) -> Response | StreamForm:
+        call.context.timings.predict = self.predict
         self.contexts.append(call.context)
-        return Reply(await self.future + call.body)
-
-    @property
-    def lines(self) -> list[bytes]:
-        """Those of all answers."""
-        return [lines for _, lines, _ in self.response.all]
-
-    @property
-    def answers(self) -> list[tuple[int, bytes]]:
-        """Status and body of all."""
-        return [(status, body) for status, _, body in self.response.all]
+        found = await self.future
+        return reply(found + call.body) if isinstance(found, bytes) else found
 
     @property
     def held(self) -> tuple[int, int, int]:
         """Bytes, requests and tokens."""
         return self.service.bodies.held, self.admission.requests, self.admission.tokens
 
-    def counted(self, status: int) -> bool:
-        """Whether one request was, under this status."""
-        return f'requests_total{{api="v1",status="{status}"}} 1.0' in self.metrics.render().decode()
+    @property
+    def counted(self) -> dict[str, float]:
+        """The requests that were counted, by their status."""
+        found = {}
+        for line in self.metrics.render().decode().splitlines():
+            if line.startswith('hf_transformer_requests_total{api="v1"') and float(line.split()[-1]):
+                found[line.partition('status="')[2].partition('"')[0]] = float(line.split()[-1])
+        return found
 
 
 @pytest.fixture
@@ -73,74 +110,116 @@ async def test_at_its_end_a_request_has_given_all_back(uncollected: None, end: s
     work = Work()
     body = bytes(range(100))
     before = sys.getrefcount(body)
-    leave = work.way([(b"host", b"x")])(body, "http", work.response)
-    assert work.held[:2] == (100, 1) and sys.getrefcount(body) > before and not work.answers
+    task = asyncio.ensure_future(work.endpoint(PlainRequest(body)))
+    await asyncio.sleep(0)
+    assert work.held[:2] == (100, 1) and sys.getrefcount(body) > before and not task.done()
     if end == "left":
-        leave()
-        leave()  # as a connection does that is lost
+        task.cancel()
     elif end == "answered":
         work.future.set_result(b"answer")
     else:
         work.future.set_exception(InvalidInput("wrong") if end == "refused" else OSError("lost"))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    leave()
-    work.future = asyncio.get_running_loop().create_future()  # the last one's error refers to what it was raised in
-    assert work.held == (0, 0, 0)
+    await asyncio.wait([task])
     status = {"answered": 200, "refused": 400, "broken": 500, "left": 499}[end]
-    assert [status for status, _ in work.answers] == ([] if end == "left" else [status]) and work.counted(status)
+    assert task.cancelled() if end == "left" else task.result().status == status
+    work.future = asyncio.get_running_loop().create_future()  # the last one's error refers to what it was raised in
+    del task
+    assert work.held == (0, 0, 0) and work.counted == {str(status): 1}
     if end != "broken":  # pytest keeps what was logged, and that refers to the error
         assert sys.getrefcount(body) == before
 
 
-async def answered(work: Work, headers: list[tuple[bytes, bytes]], number: int) -> list[Context]:
-    """So many requests with these headers, one after the other, and all of one head."""
-    work.future.set_result(b"")
-    begin = work.way(headers)
-    for index in range(number):
-        begin(b"%d" % index, "http", work.response)
-        await asyncio.sleep(0)
-    assert work.answers == [(200, b"%d" % index) for index in range(number)]
-    return work.contexts
+async def begun(work: Work, form: ScriptedForm) -> Stream:
+    """A stream whose first piece is there."""
+    work.future.set_result(form)
+    answer = await work.endpoint(PlainRequest(b"body"))
+    assert isinstance(answer, Stream) and (answer.status, answer.first) == (200, b"one")
+    assert work.held[:2] == (4, 1) and form.running and not work.counted
+    return answer
 
 
-async def test_requests_with_the_same_headers_share_nothing_that_changes() -> None:
+@pytest.mark.parametrize(
+    ("fails", "last", "status"),
+    [
+        (None, b"two", "200"),
+        (InvalidInput("wrong"), b'{"error":"wrong"}', "400"),
+        (OSError("lost"), b'{"error":"internal error; the log has it under 7"}', "500"),
+    ],
+    ids=["whole", "refused", "broken"],
+)
+async def test_a_stream_gives_all_back_with_its_last_piece(fails: Exception | None, last: bytes, status: str) -> None:
+    work, form = Work(), ScriptedForm(fails)
+    work.future.set_result(form)
+    request = PlainRequest(b"body")
+    request.id = "7"
+    answer = await work.endpoint(request)
+    assert isinstance(answer, Stream) and work.held[:2] == (4, 1) and not work.counted
+    assert [part async for part in answer.parts] == [last]
+    await answer.parts.aclose()
+    assert work.held == (0, 0, 0) and work.counted == {status: 1} and not form.running
+
+
+async def test_a_stream_that_nobody_reads_on_gives_all_back_once_it_is_closed() -> None:
+    work, form = Work(), ScriptedForm()
+    answer = await begun(work, form)
+    await answer.parts.aclose()
+    await answer.parts.aclose()
+    assert work.held == (0, 0, 0) and work.counted == {"499": 1} and not form.running
+
+
+async def test_a_client_that_leaves_within_its_body_is_counted() -> None:
     work = Work()
-    contexts = await answered(work, [(b"host", b"x"), (b"x-b3-traceid", b"1")], 3)
-    ids = [context.request_id for context in contexts]
-    assert len(set(ids)) == 3 and all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
-    for context, lines in zip(contexts, work.lines, strict=True):
-        one = context.request_id
-        assert context.headers == {"x-b3-traceid": "1", "x-request-id": one}
-        assert lines == b"content-type: application/json\r\nx-request-id: %b\r\n" % one.encode()
-    first, second, _ = contexts
+    with pytest.raises(ClientGone):
+        await work.endpoint(PlainRequest(b"some", leaves=True))
+    assert work.held == (0, 0, 0) and work.counted == {"499": 1} and not work.contexts
+
+
+async def test_no_body_is_read_of_a_request_that_finds_no_place() -> None:
+    work = Work()
+    with work.admission.place(1):
+        request = PlainRequest(b"body")
+        answer = await work.endpoint(request)
+    assert answer.status == 429 and (b"retry-after", b"1") in answer.headers
+    assert request.reads == 0 and work.held == (0, 0, 0) and work.counted == {"429": 1}
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS"])
+async def test_other_methods_are_told_which_one_to_use(method: str) -> None:
+    work = Work()
+    request = PlainRequest(b"body", method=method)
+    answer = await work.endpoint(request)
+    assert isinstance(answer, Response) and (answer.status, request.reads) == (405, 0)
+    assert answer.body == f'{{"error":"{method} /path: Method Not Allowed, expected POST"}}'.encode()
+    assert (b"allow", b"POST") in answer.headers and work.counted == {"405": 1}
+
+
+async def test_the_predictor_gets_some_headers_and_the_id() -> None:
+    work = Work()
+    work.future.set_result(b"")
+    fields = [(b"host", b"x"), (b"x-b3-traceid", b"1"), (b"authorization", b"Bearer a"), (b"x-request-id", b"\x00")]
+    for number in ("1", "2"):
+        request = PlainRequest(fields=fields)
+        request.id = number
+        await work.endpoint(request)
+    for context, number in zip(work.contexts, ("1", "2"), strict=True):
+        assert context.request_id == number
+        assert context.headers == {"x-b3-traceid": "1", "authorization": "Bearer a", "x-request-id": number}
+    first, second = work.contexts
     assert first.headers is not second.headers and first.timings is not second.timings
 
 
-async def test_the_clients_id_is_that_of_each_of_its_requests() -> None:
-    work = Work()
-    contexts = await answered(work, [(b"x-request-id", b"mine"), (b"authorization", b"Bearer a")], 2)
-    for context in contexts:
-        assert context.request_id == "mine"
-        assert context.headers == {"x-request-id": "mine", "authorization": "Bearer a"}
-    assert work.lines == [b"content-type: application/json\r\nx-request-id: mine\r\n"] * 2
+async def test_what_a_header_holds_is_not_read_as_utf_8() -> None:
+    request = PlainRequest(fields=[(b"tracestate", b"\xe9")])
+    assert context_of(request).headers["tracestate"] == "\xe9"
 
 
+@pytest.mark.parametrize("predict", [0.0, 0.25], ids=["not asked", "asked"])
 @pytest.mark.parametrize("timed", [True, False])
-async def test_an_answer_tells_how_long_it_took(timed: bool) -> None:
+async def test_an_answer_tells_how_long_it_took(timed: bool, predict: float) -> None:
     work = Work(server_timing=timed)
+    work.predict = predict
     work.future.set_result(b"")
-    seconds = [0.0, 0.25]
-
-    async def handle(call: Call) -> Reply:
-        call.context.timings.predict = seconds.pop()
-        return Reply(b"", headers=((b"x-more", b"1"),))
-
-    begin = Endpoint("v1", handle, error_json, work.service).short_way("/path", {})([])
-    for expected in (timed, False):  # where nothing was asked of the predictor there is nothing to tell
-        begin(b"", "http", work.response)
-        lines = work.lines[-1].split(b"\r\n")
-        assert lines[2] == b"x-more: 1" and lines[-1] == b""
-        assert len(lines) == (5 if expected else 4)
-        if expected:
-            assert lines[3].startswith(b"server-timing: parse;dur=") and b"predict;dur=250.000" in lines[3]
+    answer = await work.endpoint(PlainRequest())
+    expected = [(b"server-timing", server_timing(work.contexts[0].timings))] if timed and predict else []
+    assert answer.headers == [(b"content-type", b"application/json"), *expected]
+    assert not expected or b"predict;dur=250.000" in expected[0][1]

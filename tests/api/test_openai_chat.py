@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api.direct import Direct
-from hf_transformer.api.openai import routes as openai
 from hf_transformer.tasks.generation_settings import GenerationSettings
-from tests.api.generating import Bench, Exchange, bench, post, template_of, tokenizer_of
+from tests.api.generating import Bench, Exchange, application, bench, post, template_of, tokenizer_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -230,7 +228,7 @@ async def test_a_long_chat_is_rendered_by_the_service_s_own_threads() -> None:
     template = "{{ messages[0].content }}"  # and not the name, so that the prompt is short
     async with bench(text="Paris.", template=template) as made:
         with Counting(1) as executor:
-            app = Direct(made.app, openai.routes(replace(made.service, executor=executor), "openai"), ["gpt2"])
+            app = application(replace(made.service, executor=executor))
             for name, in_threads in (("Anna", 0), ("x" * 30_000, 1)):
                 body = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi", "name": name}]}
                 async with Exchange(app, PATH, body) as exchange:

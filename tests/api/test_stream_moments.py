@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from tests.api.generating import PROMPT, Bench, Exchange, bench
-from tests.api.short_exchange import ShortExchange
 
 pytestmark = pytest.mark.asyncio
 
-Ways = type[Exchange] | type[ShortExchange]
 PATH = "/openai/v1/completions"
 TURNS = 40
 """Turns of the event loop, in more than which each of these streams is over."""
@@ -41,10 +39,10 @@ def counted(made: Bench) -> dict[str, float]:
     return found
 
 
-async def ended(made: Bench, way: Ways, name: str, end: str, turns: int) -> bytes | None:
+async def ended(made: Bench, name: str, end: str, turns: int) -> bytes | None:
     """Ends a stream after so many turns. Gives what was sent of its body, None where not even a head was."""
     path, fields = REQUESTS[name]
-    async with way(made.app, path, fields) as exchange:
+    async with Exchange(made.app, path, fields) as exchange:
         for _ in range(turns):
             await asyncio.sleep(0)
         if end == "left":
@@ -59,12 +57,11 @@ async def ended(made: Bench, way: Ways, name: str, end: str, turns: int) -> byte
         return await exchange.rest() if end == "over" else b""
 
 
-@pytest.mark.parametrize("way", [Exchange, ShortExchange], ids=["ASGI", "the short way"])
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_its_client_may_leave_at_any_moment(name: str, way: Ways) -> None:
+async def test_its_client_may_leave_at_any_moment(name: str) -> None:
     async with bench(text=TEXT) as made:
         for turns in range(TURNS):
-            await ended(made, way, name, "left", turns)
+            await ended(made, name, "left", turns)
             assert made.in_flight == 0 and made.service.bodies.held == 0
             assert all(one.running == 0 for one in made.generators)
             assert made.metric("hf_transformer_generations_in_flight") == 0
@@ -74,13 +71,12 @@ async def test_its_client_may_leave_at_any_moment(name: str, way: Ways) -> None:
         assert made.metric('request_predict_seconds_count{model_name="gpt2"}') >= counted(made)["200"]
 
 
-@pytest.mark.parametrize("way", [Exchange, ShortExchange], ids=["ASGI", "the short way"])
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_the_service_may_end_at_any_moment(name: str, way: Ways) -> None:
+async def test_the_service_may_end_at_any_moment(name: str) -> None:
     seen: set[str] = set()
     for turns in range(TURNS):
         async with bench(text=TEXT) as made:
-            content = await ended(made, way, name, "over", turns)
+            content = await ended(made, name, "over", turns)
             assert made.service.bodies.held == 0
             assert made.metric("hf_transformer_generations_in_flight") == 0
             [(status, number)] = counted(made).items()

@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api.access_log import AccessLog
+from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.api.streaming import OpenStreams, StreamEnd
 from hf_transformer.errors import PredictorTimeout, Unavailable
 from hf_transformer.generation.writing import QUEUED_PIECES
-from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
-from tests.api.short_exchange import ShortExchange
+from tests.api.generating import PROMPT, Bench, Exchange, application, bench, events, post
 
 pytestmark = pytest.mark.asyncio
 
-Ways = type[Exchange] | type[ShortExchange]
-both_ways = pytest.mark.parametrize("way", [Exchange, ShortExchange], ids=["ASGI", "the short way"])
 PATH = "/openai/v1/completions"
 LONG = " paris is the capital of france." * 20
 
@@ -34,11 +31,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-@both_ways
-async def test_the_place_is_held_until_the_end(way: Ways) -> None:
+async def test_the_place_is_held_until_the_end() -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate, concurrent=1) as made:
-        async with way(made.app, PATH, body()) as exchange:
+        async with Exchange(made.app, PATH, body()) as exchange:
             gate.release()
             assert (await exchange.head())[0] == 200
             assert made.in_flight == 1
@@ -50,10 +46,9 @@ async def test_the_place_is_held_until_the_end(way: Ways) -> None:
         assert made.in_flight == 0 and made.requests("openai", 200) == 1
 
 
-@both_ways
-async def test_a_piece_is_sent_before_the_next_one_is_made(way: Ways) -> None:
+async def test_a_piece_is_sent_before_the_next_one_is_made() -> None:
     gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made, way(made.app, PATH, body()) as exchange:
+    async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
         gate.release()
         await exchange.head()
         first = await exchange.piece()
@@ -64,11 +59,10 @@ async def test_a_piece_is_sent_before_the_next_one_is_made(way: Ways) -> None:
         assert events(await exchange.rest())[-1] == "[DONE]"
 
 
-@both_ways
-async def test_the_status_waits_for_the_first_piece(way: Ways) -> None:
+async def test_the_status_waits_for_the_first_piece() -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate, fails=PredictorTimeout("it took too long")) as made:
-        async with way(made.app, PATH, body()) as exchange:
+        async with Exchange(made.app, PATH, body()) as exchange:
             await until(lambda: made.generator.running == 1)
             assert exchange.offered == 0
             gate.release()
@@ -77,12 +71,11 @@ async def test_the_status_waits_for_the_first_piece(way: Ways) -> None:
         assert made.requests("openai", 504) == 1
 
 
-@both_ways
 @pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "after it"])
-async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool, way: Ways) -> None:
+async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made:
-        async with way(made.app, PATH, body()) as exchange:
+        async with Exchange(made.app, PATH, body()) as exchange:
             if begun:
                 gate.release()
                 await exchange.head()
@@ -95,7 +88,6 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool, way
         assert made.requests("openai", 499) == 1 and made.in_flight == 0
 
 
-@both_ways
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
@@ -103,9 +95,9 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool, way
         (2, QUEUED_PIECES + 3),  # what waits in the queue, one that is being sent, one of each text that waits for room
     ],
 )
-async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int, way: Ways) -> None:
+async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int) -> None:
     async with bench(text=LONG) as made:
-        async with way(made.app, PATH, body(n=texts), reads=False) as exchange:
+        async with Exchange(made.app, PATH, body(n=texts), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
             for _ in range(1000):
                 await asyncio.sleep(0)
@@ -115,21 +107,19 @@ async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahea
         assert made.generator.given > QUEUED_PIECES + 3
 
 
-@both_ways
-async def test_a_client_that_does_not_read_may_leave(way: Ways) -> None:
+async def test_a_client_that_does_not_read_may_leave() -> None:
     async with bench(text=LONG) as made:
-        async with way(made.app, PATH, body(), reads=False) as exchange:
+        async with Exchange(made.app, PATH, body(), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
             exchange.leave()
             await exchange.task
         assert made.requests("openai", 499) == 1
 
 
-@both_ways
-async def test_the_end_of_the_service_ends_a_stream_with_an_error(way: Ways) -> None:
+async def test_the_end_of_the_service_ends_a_stream_with_an_error() -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made:
-        async with way(made.app, PATH, body()) as exchange:
+        async with Exchange(made.app, PATH, body()) as exchange:
             gate.release()
             await exchange.head()
             made.service.streams.end_within(0.05)
@@ -141,10 +131,9 @@ async def test_the_end_of_the_service_ends_a_stream_with_an_error(way: Ways) -> 
         assert len(made.generator.asked) == 1
 
 
-@both_ways
-async def test_the_end_of_the_service_while_the_client_does_not_read_the_head(way: Ways) -> None:
+async def test_the_end_of_the_service_while_the_client_does_not_read_the_head() -> None:
     async with bench() as made:
-        async with way(made.app, PATH, body(), reads=False) as exchange:
+        async with Exchange(made.app, PATH, body(), reads=False) as exchange:
             await until(lambda: exchange.offered == 1)
             made.service.streams.end_within(0.0)
             await asyncio.sleep(0.01)
@@ -154,10 +143,9 @@ async def test_the_end_of_the_service_while_the_client_does_not_read_the_head(wa
         assert made.requests("openai", 503) == 1
 
 
-@both_ways
-async def test_a_stream_without_a_piece_ends_with_a_real_status(way: Ways) -> None:
+async def test_a_stream_without_a_piece_ends_with_a_real_status() -> None:
     gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made, way(made.app, PATH, body()) as exchange:
+    async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
         await until(lambda: made.generator.running == 1)
         made.service.streams.end_within(0.05)
         status, headers = await exchange.head()
@@ -172,9 +160,8 @@ async def test_streams_that_are_over_in_time_are_left_alone() -> None:
         made.service.streams.close()
 
 
-@both_ways
-async def test_the_headers_of_a_stream(way: Ways) -> None:
-    async with bench() as made, way(made.app, PATH, body(), x_request_id="17") as exchange:
+async def test_the_headers_of_a_stream() -> None:
+    async with bench() as made, Exchange(made.app, PATH, body(), x_request_id="17") as exchange:
         _, headers = await exchange.head()
         await exchange.rest()
         assert headers["content-type"] == "text/event-stream"
@@ -185,19 +172,17 @@ async def test_the_headers_of_a_stream(way: Ways) -> None:
         assert float(stages["predict"]) > 0
 
 
-@both_ways
-async def test_times_may_be_left_out(way: Ways) -> None:
-    async with bench(timing=False) as made, way(made.app, PATH, body()) as exchange:
+async def test_times_may_be_left_out() -> None:
+    async with bench(timing=False) as made, Exchange(made.app, PATH, body()) as exchange:
         assert "server-timing" not in (await exchange.head())[1]
         await exchange.rest()
 
 
-@both_ways
-async def test_a_stream_is_observed_once_it_is_over(way: Ways) -> None:
+async def test_a_stream_is_observed_once_it_is_over() -> None:
     gate = asyncio.Semaphore(0)
     count = 'request_predict_seconds_count{model_name="gpt2"}'
     async with bench(gate=gate) as made:
-        async with way(made.app, PATH, body()) as exchange:
+        async with Exchange(made.app, PATH, body()) as exchange:
             gate.release()
             await exchange.head()
             assert made.metric(count) == 0
@@ -211,7 +196,7 @@ async def test_the_access_log_has_all_bytes_of_a_stream(caplog: pytest.LogCaptur
     logger = logging.getLogger("tests.access")
     caplog.set_level(logging.INFO, logger.name)
     async with bench() as made:
-        app = AccessLog(made.app, "%(s)s %(B)s", logger)
+        app = application(made.service, GatewaySettings(access_log="%(s)s %(B)s", logger=logger))
         async with Exchange(app, PATH, body()) as exchange:
             await exchange.head()
             content = await exchange.rest()

@@ -9,9 +9,7 @@ from pathlib import Path
 from threading import current_thread
 from typing import Any, cast
 
-import httpx
 import pytest
-from starlette.applications import Starlette
 
 from hf_transformer.api import tokenization
 from hf_transformer.api.base import Call, Models, Service
@@ -24,7 +22,8 @@ from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Context, Cut, Encoding, Query, TokenIds, Tokenization
+from hf_transformer.types import Context, Cut, Encoding, Query, Response, TokenIds, Tokenization
+from tests.api.plain_request import PlainRequest
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
 WHOLE = Tokenization(detail=True, whole=True)
@@ -208,9 +207,9 @@ async def test_long_work_is_done_in_the_threads_of_the_service() -> None:
     with ThreadPoolExecutor(1, "tokenizer") as executor:
         models = Models([cast(Any, model)])
         service = Service(models, Admission(9, 2**20, metrics), metrics, 2**24, 100, executor=executor)
-        app = Starlette(routes=tokenization.routes(service))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-            many = {"instances": [[tokenizer.unk_id] * 200_000]}
-            answer = await client.post("/v1/models/bert:detokenize", json=many)
-    assert answer.status_code == 200 and len(answer.json()["predictions"]) == 1
+        request = PlainRequest(json.dumps({"instances": [[tokenizer.unk_id] * 200_000]}).encode())
+        request.params = {"model": "bert"}
+        answer = await dict(tokenization.endpoints(service))["/v1/models/{model}:detokenize"](request)
+    assert isinstance(answer, Response) and answer.status == 200
+    assert len(json.loads(answer.body)["predictions"]) == 1
     assert model.threads == {"tokenizer_0"}

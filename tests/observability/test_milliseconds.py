@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.api.server_timing import server_timing
+from hf_transformer.api.endpoint import server_timing
 from hf_transformer.observability.milliseconds import SHORT, in_milliseconds
 from hf_transformer.types import Timings
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,6 +22,7 @@ from hf_transformer.observability.tracing.spans import (
     spans_of,
 )
 from hf_transformer.types import Context, Encoding, Timings
+from tests.api.plain_request import PlainRequest
 from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench, first_logit
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -145,11 +145,12 @@ def test_a_request_that_fails_has_the_spans_that_it_came_to(
 @pytest.mark.parametrize(("status", "error"), [(200, ""), (400, ""), (499, ""), (500, "500"), (504, "504")])
 def test_a_request_over_http(status: int, error: str) -> None:
     tracer, taken = tracing()
-    tracer.name_routes([(re.compile("/v1/models/[^/]+:predict$"), "/v1/models/{model}:predict")])
     _, trace = tracer.begin({})
     assert trace is not None
     context = Context("r1", {}, instances=2, tokens=9, sent_with=TRACEPARENT)
-    tracer.end_http(trace, "POST", "/v1/models/bert:predict", "https", status, context)
+    request = PlainRequest(path="/v1/models/bert:predict", scheme="https")
+    request.route = "/v1/models/{model}:predict"
+    tracer.end_http(trace, request, status, context)
     assert [(one.name, one.error, one.sent_with, one.timings) for one in taken] == [
         ("POST /v1/models/{model}:predict", error, TRACEPARENT, context.timings)
     ]
@@ -170,7 +171,7 @@ def test_a_method_that_nobody_knows() -> None:
     tracer, taken = tracing()
     _, trace = tracer.begin({})
     assert trace is not None
-    tracer.end_http(trace, "BREW", "/pot", "http", 405, Context("r1", {}))
+    tracer.end_http(trace, PlainRequest(method="BREW", path="/pot"), 405, Context("r1", {}))
     assert taken[0].attributes["http.request.method"] == "_OTHER"
 
 
@@ -240,7 +241,7 @@ def test_attributes_of_clients_are_cut() -> None:
     tracer, taken = tracing()
     _, trace = tracer.begin({})
     assert trace is not None
-    tracer.end_http(trace, "GET", "/" + "x" * 300, "http", 404, Context("r" * 300, {}))
+    tracer.end_http(trace, PlainRequest(method="GET", path="/" + "x" * 300), 404, Context("r" * 300, {}))
     assert taken[0].attributes["url.path"] == "/" + "x" * 255
     assert taken[0].attributes["hf_transformer.request_id"] == "r" * 256
 

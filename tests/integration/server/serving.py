@@ -64,7 +64,8 @@ async def serving(
     grace: float = SECONDS,
     settings: GatewaySettings | None = None,
 ) -> AsyncIterator[tuple[uvicorn.Server, int]]:
-    """The server of ``app``, of ASGI, behind the service's own gateway, and its port; ``seconds`` is the client timeout. At the end a Gate is opened.
+    """The server of ``app``, of ASGI, behind the service's own gateway, and its port; ``seconds`` is the client
+    timeout. At the end a Gate is opened.
 
     ``should_exit = True`` begins the server's end, as SIGTERM does.
     """

@@ -1,0 +1,45 @@
+"""A request without a connection, for tests of what is behind the server."""
+
+from __future__ import annotations
+
+from hf_transformer.types import ClientGone, HeaderLines, Request
+
+
+class PlainRequest(Request):
+    """A request whose body comes in these pieces; ``leaves`` says that its client leaves behind the last one.
+
+    Attributes: ``reads`` is how often somebody has asked for some of the body.
+    """
+
+    def __init__(
+        self,
+        *pieces: bytes,
+        method: str = "POST",
+        path: str = "/path",
+        query: bytes = b"",
+        fields: HeaderLines | None = None,
+        scheme: str = "http",
+        client: tuple[str, int] | None = ("10.0.0.9", 4711),
+        leaves: bool = False,
+    ) -> None:
+        super().__init__(method, path, path.encode(), query, fields or [], "1.1", scheme)
+        self._pieces = list(pieces)
+        self._client = client
+        self._leaves = leaves
+        self.reads = 0
+
+    async def read(self) -> bytes:
+        self.reads += 1
+        if self._pieces:
+            return self._pieces.pop(0)
+        if self._leaves:
+            raise ClientGone
+        return b""
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        return self._client
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        return None
