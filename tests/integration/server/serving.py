@@ -64,16 +64,16 @@ async def serving(
     grace: float = SECONDS,
     settings: GatewaySettings | None = None,
 ) -> AsyncIterator[tuple[uvicorn.Server, int]]:
-    """The server of ``app``, of ASGI, behind the service's own gateway, and its port; ``seconds`` is the client
-    timeout. At the end a Gate is opened.
+    """The server of ``app``, and its port; ``seconds`` is the client timeout. At the end a Gate is opened.
+
+    An application that is not the service itself is put behind a gateway of the service's, with these ``settings``.
 
     ``should_exit = True`` begins the server's end, as SIGTERM does.
     """
+    service = app if isinstance(app, AsgiApplication) else _behind_gateway(app, settings)
     limits = ClientLimits(connections=99, header_bytes=8192, seconds=seconds, idle_seconds=keep_alive)
-    others = partial(call_asgi, app)
-    gateway = Gateway(Router((), ()), others, (), lambda path: error_json, Metrics("m"), settings or GatewaySettings())
     config = ServerConfig(
-        lambda: AsgiApplication(gateway, app),
+        lambda: service,
         limits=limits,
         grace=grace,
         certificate=certificate,
@@ -93,6 +93,12 @@ async def serving(
                 app.open.set()
             server.should_exit = True
             await running
+
+
+def _behind_gateway(app: Any, settings: GatewaySettings | None) -> AsgiApplication:
+    others = partial(call_asgi, app)
+    gateway = Gateway(Router((), ()), others, (), lambda path: error_json, Metrics("m"), settings or GatewaySettings())
+    return AsgiApplication(gateway, app)
 
 
 class Client:
