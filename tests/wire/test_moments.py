@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.wire.connection import STATUS, Door, Mirror, Settings, Wire, settled
@@ -59,3 +61,19 @@ async def test_a_client_of_http_1_0_is_not_asked_for_its_body(version: str, aske
     assert STATUS.findall(wire.received)[-1] == b"200"
     wire.close()
     await settled()
+
+
+async def test_a_stream_that_fails_behind_what_its_client_has_not_read_yet_is_broken_off() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"one", b"two"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        raise ValueError("broken")
+
+    wire = Wire(Settings(Door(app)).connection())
+    wire.full = True
+    await wire.feed(GET)
+    assert not wire.closed
+    wire.drain()
+    await settled()
+    assert wire.received.endswith(b"3\r\none\r\n3\r\ntwo\r\n") and wire.closed
