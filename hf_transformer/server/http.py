@@ -244,8 +244,10 @@ class HttpConnection(asyncio.Protocol):
         for request in self._requests:
             request.wake()
         self._cancel()
+        # What refers back to this connection:
         self._requests.clear()
-        del self._parser  # it refers back to this connection
+        self._incoming = None
+        del self._parser
 
     def data_received(self, data: bytes) -> None:
         rest: bytes | memoryview = data

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from typing import Any
 
 import pytest
 
-from tests.wire.connection import STATUS, Door, Mirror, Settings, Wire, settled
+from hf_transformer.server.http import HttpConnection, HttpRequest
+from tests.wire.connection import HEADER_BYTES, STATUS, Door, Mirror, Settings, Wire, settled
 from tests.wire.corpus import GET, UPGRADE, post, request
 
 FAR = 1e9
@@ -61,6 +64,47 @@ async def test_a_client_of_http_1_0_is_not_asked_for_its_body(version: str, aske
     assert STATUS.findall(wire.received)[-1] == b"200"
     wire.close()
     await settled()
+
+
+ENDS = {
+    "idle": b"",
+    "half a head": b"GET /g HT",
+    "half a body": post(b"text")[:-1],
+    "half a body behind another": GET + post(b"text")[:-1],
+    "asked for the body": post(b"text", "Expect: 100-continue")[:-4],
+    "an answer": GET,
+    "an answer and no more": request("GET /g HTTP/1.1", "Connection: close"),
+    "no HTTP": b"nonsense\r\n\r\n",
+    "a bad chunk": request("POST /g HTTP/1.1", "Transfer-Encoding: chunked") + b"2\r\nte\r\nzz\r\n",
+    "a head that is too long": request("GET /g HTTP/1.1", "X-Long: " + "a" * HEADER_BYTES),
+    "501": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked"),
+    "an upgrade": request("GET /u HTTP/1.1", *UPGRADE),
+}
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 9])
+@pytest.mark.parametrize("sent", ENDS.values(), ids=list(ENDS))
+async def test_a_connection_that_is_lost_is_freed_without_the_collector(sent: bytes, turns: int) -> None:
+    """At whatever moment: each request that had its turn ends once, and nothing refers back to any of it."""
+    gc.collect()
+    gc.disable()
+    try:
+        settings = Settings(door := Door(Mirror()))
+        wire = Wire(settings.connection())
+        if sent:
+            wire.protocol.data_received(sent)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        wire.close()
+        await settled()
+        assert len({id(request) for request, _ in door.ends}) == len(door.ends) and not settings.state.connections
+        for handle in asyncio.get_running_loop()._scheduled:  # type: ignore[attr-defined]
+            handle.cancel()  # what lingers, lingers for a second
+        door.ends.clear()
+        del wire, door, settings
+        assert [one for one in gc.get_objects() if type(one) in (HttpConnection, HttpRequest)] == []
+    finally:
+        gc.enable()
 
 
 async def test_a_stream_that_fails_behind_what_its_client_has_not_read_yet_is_broken_off() -> None:
