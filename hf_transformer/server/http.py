@@ -208,6 +208,8 @@ class HttpConnection(asyncio.Protocol):
         """The head that is coming, None where none is."""
         self._since_progress = 0
         """Bytes that were read since the end of a request, or the last byte of a body."""
+        self._behind = False
+        """Whether the head that is coming may have begun in the same read as something else, uncounted."""
         self._trailer = 0
         self._deaf = False
         """Nothing that comes is looked at any more: the client was refused, or has said that it is done."""
@@ -250,6 +252,7 @@ class HttpConnection(asyncio.Protocol):
         del self._parser
 
     def data_received(self, data: bytes) -> None:
+        self._behind = self._behind and self._fields is not None
         rest: bytes | memoryview = data
         while rest and not self._deaf:
             rest = self._parse(rest)
@@ -340,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         parser, fields = self._parser, self._fields or []
         self._fields = None
-        if self._since_progress > self._limits.header_bytes:
+        if self._behind or self._since_progress > self._limits.header_bytes:
             length = len(self._url) + sum([len(name) + len(value) + 4 for name, value in fields])
             if length > self._limits.header_bytes:
                 self._refuse_head()
@@ -375,7 +378,7 @@ class HttpConnection(asyncio.Protocol):
             self._pause_reading()
 
     def on_message_complete(self) -> None:
-        self._since_progress = 0
+        self._since_progress, self._behind = 0, True
         request, self._incoming = self._incoming, None
         if request is None:
             return

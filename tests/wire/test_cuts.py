@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.wire.connection import HEADER_BYTES, Outcome, ours, outcome
-from tests.wire.corpus import CHUNKED, GET, SEQUENCES, post, request
+from tests.wire.corpus import CHUNKED, GET, SEQUENCES, UPGRADE, post, request
 
 LONG = "X-Long: " + "a" * (HEADER_BYTES - 200)
 TRAILERS = b"".join(b"X-%d: %s\r\n" % (number, b"b" * 500) for number in range(9))
@@ -13,6 +13,9 @@ SENT = {
     **SEQUENCES,
     "a long head": request("GET /g HTTP/1.1", LONG) * 2,
     "a head that is too long": request("GET /g HTTP/1.1", LONG, LONG) + GET,
+    "a head that is too long behind another": GET + request("GET /g HTTP/1.1", LONG, LONG) + GET,
+    "a head that is too long behind an upgrade": request("GET /u HTTP/1.1", *UPGRADE)
+    + request("GET /g HTTP/1.1", LONG, LONG),
     "trailers that are too long": GET + CHUNKED[:-2] + TRAILERS + b"\r\n" + GET,
     "large bodies": post(b"x" * 5000) + post(b"y" * 5000),
 }
