@@ -30,7 +30,7 @@ async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
     try:
         start, body = await call.next(), await call.next()
     except BaseException:
-        await _cancel(task)
+        await call.close(task)
         raise
     headers = [(name.lower(), value) for name, value in start.get("headers", ()) if name.lower() != b"content-length"]
     status, first = start["status"], body.get("body", b"")
@@ -53,13 +53,12 @@ async def _parts(call: _Call, task: asyncio.Future[Any], first: bytes) -> AsyncG
             more = message.get("more_body", False)
             yield message.get("body", b"")
     finally:
-        await _cancel(task)
+        await call.close(task)
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError, Exception):
-        await task
+    await asyncio.wait((task,))  # which raises nothing of the task's: that would hold on to who waits here
 
 
 class _Call:
@@ -68,6 +67,8 @@ class _Call:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._messages: asyncio.Queue[Message | Exception] = asyncio.Queue(1)
+        self._error: Exception | None = None
+        """What the application has raised, behind its messages."""
         self._has_body = False
 
     async def receive(self) -> Message:
@@ -82,6 +83,8 @@ class _Call:
 
     async def next(self) -> Message:
         """The application's next message. Raises what it has raised instead."""
+        if self._error is not None and self._messages.empty():
+            raise self._error
         message = await self._messages.get()
         if isinstance(message, Exception):
             raise message
@@ -92,10 +95,16 @@ class _Call:
         if task.cancelled():
             return
         error = task.exception()
-        with suppress(asyncio.QueueFull):  # or nobody waits: the answer is there
-            self._messages.put_nowait(
-                error if isinstance(error, Exception) else RuntimeError("the ASGI application ended without an answer")
-            )
+        self._error = (
+            error if isinstance(error, Exception) else RuntimeError("the ASGI application ended without an answer")
+        )
+        with suppress(asyncio.QueueFull):  # or nobody waits
+            self._messages.put_nowait(self._error)
+
+    async def close(self, task: asyncio.Future[Any]) -> None:
+        """Ends the application, and forgets what it has raised, which refers back to this call."""
+        await _cancel(task)
+        self._error, self._messages = None, asyncio.Queue(1)
 
 
 def _scope_of(request: Request) -> Scope:

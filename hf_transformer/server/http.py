@@ -208,6 +208,8 @@ class HttpConnection(asyncio.Protocol):
         """The head that is coming, None where none is."""
         self._since_progress = 0
         """Bytes that were read since the end of a request, or the last byte of a body."""
+        self._behind = False
+        """Whether the head that is coming may have begun in the same read as something else, uncounted."""
         self._trailer = 0
         self._deaf = False
         """Nothing that comes is looked at any more: the client was refused, or has said that it is done."""
@@ -244,10 +246,13 @@ class HttpConnection(asyncio.Protocol):
         for request in self._requests:
             request.wake()
         self._cancel()
+        # What refers back to this connection:
         self._requests.clear()
-        del self._parser  # it refers back to this connection
+        self._incoming = None
+        del self._parser
 
     def data_received(self, data: bytes) -> None:
+        self._behind = self._behind and self._fields is not None
         rest: bytes | memoryview = data
         while rest and not self._deaf:
             rest = self._parse(rest)
@@ -257,8 +262,8 @@ class HttpConnection(asyncio.Protocol):
         self._since_progress += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # which is not made: the request was served as any other
-            self._parser = httptools.HttpRequestParser(self)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade()
             return memoryview(data)[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             if not self._deaf:
@@ -267,6 +272,16 @@ class HttpConnection(asyncio.Protocol):
             if self._since_progress > self._limits.header_bytes and not self._deaf:
                 self._refuse_head()
         return b""
+
+    def _decline_upgrade(self) -> None:
+        """Reads the head again without Upgrade: the parser takes what follows, the body too, for another protocol."""
+        before, fields = self._parser, self._fields
+        if fields is None:  # CONNECT
+            return
+        lines = b"".join([b"%b: %b\r\n" % line for line in fields if line[0] != b"upgrade"])
+        start = b"%b %b HTTP/%b\r\n" % (before.get_method(), self._url, before.get_http_version().encode())
+        self._parser = httptools.HttpRequestParser(self)
+        self._parse(b"%b%b\r\n" % (start, lines))
 
     def eof_received(self) -> None:
         """The client has closed its side. The transport closes the other one, since None is returned."""
@@ -337,8 +352,10 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser, fields = self._parser, self._fields or []
+        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            return  # _decline_upgrade follows
         self._fields = None
-        if self._since_progress > self._limits.header_bytes:
+        if self._behind or self._since_progress > self._limits.header_bytes:
             length = len(self._url) + sum([len(name) + len(value) + 4 for name, value in fields])
             if length > self._limits.header_bytes:
                 self._refuse_head()
@@ -373,7 +390,9 @@ class HttpConnection(asyncio.Protocol):
             self._pause_reading()
 
     def on_message_complete(self) -> None:
-        self._since_progress = 0
+        if self._fields is not None:  # _decline_upgrade follows
+            return
+        self._since_progress, self._behind = 0, True
         request, self._incoming = self._incoming, None
         if request is None:
             return

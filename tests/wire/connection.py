@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from uvicorn.server import ServerState
 
@@ -21,12 +21,21 @@ LIMITS = ClientLimits(connections=9, header_bytes=HEADER_BYTES, seconds=60.0, id
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 SEEN = re.compile(rb"x-seen: (\w+)\r\n")
 
-Seen = tuple[str, str, bytes, bytes, tuple[tuple[bytes, bytes], ...], bytes]
-"""A request: method, path, raw path, query, headers, body."""
 
+class Seen(NamedTuple):
+    """A request as the application has got it."""
 
-def digest(seen: Seen) -> bytes:
-    return sha256(repr(seen).encode()).hexdigest()[:16].encode()
+    version: str
+    method: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+    @property
+    def digest(self) -> bytes:
+        return sha256(repr(self).encode()).hexdigest()[:16].encode()
 
 
 class Mirror:
@@ -44,11 +53,11 @@ class Mirror:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         path = scope["path"], scope["raw_path"], scope["query_string"]
-        seen = (scope["method"], *path, tuple(scope["headers"]), body)
+        seen = Seen(scope["http_version"], scope["method"], *path, tuple(scope["headers"]), body)
         self.seen.append(seen)
-        headers = [(b"x-seen", digest(seen)), (b"content-length", b"16")]
+        headers = [(b"x-seen", seen.digest), (b"content-length", b"16")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": digest(seen)})
+        await send({"type": "http.response.body", "body": seen.digest})
 
 
 class Door:
@@ -183,7 +192,7 @@ class Outcome:
     def is_in_order(self) -> bool:
         """Whether the answers are those to the requests, one for each."""
         answered = SEEN.findall(self.received)
-        return answered == [digest(seen) for seen in self.seen][: len(answered)]
+        return answered == [seen.digest for seen in self.seen][: len(answered)]
 
 
 async def outcome(make: Callable[[Mirror], Any], *pieces: bytes) -> Outcome:

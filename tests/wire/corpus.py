@@ -40,12 +40,15 @@ SEQUENCES = {
     "HTTP/1.0, chunked": request("POST /p HTTP/1.0", "Transfer-Encoding: chunked", body=CHUNKS + b"\r\n") + HIDDEN,
     "HEAD": request("HEAD /h HTTP/1.1") * 2,
     "empty lines": b"\r\n\r\n" + GET + b"\r\n" + GET,
-    "absolute": request("GET http://other/%61bs?q HTTP/1.1") + request("GET http://other HTTP/1.1"),
+    "absolute": request("GET http://other/%61bs?q HTTP/1.1") * 2,
     "OPTIONS *": request("OPTIONS * HTTP/1.1") + GET,
     "CONNECT": request("CONNECT other:443 HTTP/1.1") + HIDDEN,
     "CONNECT with a length": request("CONNECT other:443 HTTP/1.1", f"Content-Length: {len(HIDDEN)}") + HIDDEN,
     "upgrade": request("GET /u HTTP/1.1", *UPGRADE) + GET,
     "upgrade with a body": post(b"text", *UPGRADE) + CHUNKED.replace(b"Host: x", "\r\n".join(UPGRADE).encode()) + GET,
+    "upgrade with a request as its body": post(HIDDEN, *UPGRADE) + GET,
+    "upgrade of 1.0": request("GET /u HTTP/1.0", *UPGRADE) + HIDDEN,
+    "upgrade, gzip": request("POST /u HTTP/1.1", *UPGRADE, "Transfer-Encoding: gzip") + HIDDEN,
     "gzip, chunked": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n") + HIDDEN,
     "gzip, chunked behind another": GET
     + request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked", body=CHUNKS + b"\r\n")

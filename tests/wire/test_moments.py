@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from typing import Any
+
 import pytest
 
-from tests.wire.connection import STATUS, Door, Mirror, Settings, Wire, settled
-from tests.wire.corpus import GET, UPGRADE, post, request
+from hf_transformer.server.http import HttpConnection, HttpRequest
+from tests.wire.connection import HEADER_BYTES, STATUS, Door, Mirror, Settings, Wire, settled
+from tests.wire.corpus import GET, HIDDEN, UPGRADE, post, request
 
 FAR = 1e9
 """Seconds: a time of the event loop at which every deadline is over."""
@@ -23,7 +28,7 @@ async def test_a_body_that_begins_while_another_is_answered_is_read_and_has_a_de
     assert wire.received.count(b"HTTP/1.1") == 2 and b"HTTP/1.1 408" in wire.received and wire.done
     wire = Wire(Settings(Door(mirror)).connection())
     await wire.feed(GET + post(b"text")[:-4], b"text")
-    assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1][-1] == b"text"
+    assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1].body == b"text"
     wire.close()
     await settled()
 
@@ -36,6 +41,16 @@ async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer
     await wire.feed(GET + request("POST /%7A HTTP/1.1", "Transfer-Encoding: gzip, chunked"))
     assert STATUS.findall(wire.received) == [b"200", b"501"] and wire.done
     assert [one.path for one, _ in door.ends] == ["/g", "/z"] and len(mirror.seen) == 1
+    wire.close()
+    await settled()
+
+
+async def test_the_body_of_a_request_to_upgrade_is_its_body() -> None:
+    """Java's HttpClient sends its first request so; behind a proxy it would hide a request."""
+    mirror = Mirror()
+    wire = Wire(Settings(Door(mirror)).connection())
+    await wire.feed(post(HIDDEN, *UPGRADE) + GET)
+    assert [(seen.path, seen.body) for seen in mirror.seen] == [("/p", HIDDEN), ("/g", b"")]
     wire.close()
     await settled()
 
@@ -59,3 +74,60 @@ async def test_a_client_of_http_1_0_is_not_asked_for_its_body(version: str, aske
     assert STATUS.findall(wire.received)[-1] == b"200"
     wire.close()
     await settled()
+
+
+ENDS = {
+    "idle": b"",
+    "half a head": b"GET /g HT",
+    "half a body": post(b"text")[:-1],
+    "half a body behind another": GET + post(b"text")[:-1],
+    "asked for the body": post(b"text", "Expect: 100-continue")[:-4],
+    "an answer": GET,
+    "an answer and no more": request("GET /g HTTP/1.1", "Connection: close"),
+    "no HTTP": b"nonsense\r\n\r\n",
+    "a bad chunk": request("POST /g HTTP/1.1", "Transfer-Encoding: chunked") + b"2\r\nte\r\nzz\r\n",
+    "a head that is too long": request("GET /g HTTP/1.1", "X-Long: " + "a" * HEADER_BYTES),
+    "501": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked"),
+    "an upgrade": request("GET /u HTTP/1.1", *UPGRADE),
+}
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 9])
+@pytest.mark.parametrize("sent", ENDS.values(), ids=list(ENDS))
+async def test_a_connection_that_is_lost_is_freed_without_the_collector(sent: bytes, turns: int) -> None:
+    """At whatever moment: each request that had its turn ends once, and nothing refers back to any of it."""
+    gc.collect()
+    gc.disable()
+    try:
+        settings = Settings(door := Door(Mirror()))
+        wire = Wire(settings.connection())
+        if sent:
+            wire.protocol.data_received(sent)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        wire.close()
+        await settled()
+        assert len({id(request) for request, _ in door.ends}) == len(door.ends) and not settings.state.connections
+        for handle in asyncio.get_running_loop()._scheduled:  # type: ignore[attr-defined]
+            handle.cancel()  # what lingers, lingers for a second
+        door.ends.clear()
+        del wire, door, settings
+        assert [one for one in gc.get_objects() if type(one) in (HttpConnection, HttpRequest)] == []
+    finally:
+        gc.enable()
+
+
+async def test_a_stream_that_fails_behind_what_its_client_has_not_read_yet_is_broken_off() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"one", b"two"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        raise ValueError("broken")
+
+    wire = Wire(Settings(Door(app)).connection())
+    wire.full = True
+    await wire.feed(GET)
+    assert not wire.closed
+    wire.drain()
+    await settled()
+    assert wire.received.endswith(b"3\r\none\r\n3\r\ntwo\r\n") and wire.closed
