@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
-from hf_transformer.api import docs_page, elsewhere, openapi, ops, tokenization, v1, v2, v2_generate
+from hf_transformer.api import docs, health, openapi, tokenize, v1, v2, v2_generate
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.body import Bodies
@@ -158,7 +158,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
     prefix = config.openai_route_prefix
     endpoints = [
         *v1.endpoints(service),
-        *tokenization.endpoints(service),
+        *tokenize.endpoints(service),
         *v2.endpoints(service),
         *v2_generate.endpoints(service),
         *openai.endpoints(service, prefix),
@@ -179,14 +179,14 @@ def starlette_app(
     """All routes that are no endpoints."""
     prefix = config.openai_route_prefix
     routes = [
-        *ops.routes(service),
+        *health.routes(service),
         *v1.routes(service, openai.shared_fields(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
         *openapi.routes(service, prefix, keys=config.api_keys_file is not None),
-        *(docs_page.routes() if config.enable_docs_url else ()),
+        *(docs.routes() if config.enable_docs_url else ()),
     ]
-    handlers = ops.error_handlers(openai.errors_by_path(prefix), elsewhere.hints(prefix))
+    handlers = health.error_handlers(openai.errors_by_path(prefix), health.hints(prefix))
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app.router.redirect_slashes = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.api.elsewhere import hints
+from hf_transformer.api.health import hints
 from tests.api.generating import bench, post
 
 BASE = "the base_url of an OpenAI client is http://HOST:PORT/openai/v1"

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from hf_transformer.api import docs_page
+from hf_transformer.api import docs
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate_request import FURTHER
 from hf_transformer.api.openai import chat as openai_chat
@@ -219,12 +219,12 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
     addresses = [address for address in ON_THE_PAGE.findall(page.text) if address != "data:,"]
-    assert len(addresses) == len(docs_page.FILES)
+    assert len(addresses) == len(docs.FILES)
     for address in addresses:
         response = await get(app, f"/{address}")
         assert response.status_code == 200, address
-        assert response.headers["content-type"].startswith(docs_page.FILES[Path(address).name])
-        assert response.headers["content-security-policy"] == docs_page.POLICY
+        assert response.headers["content-type"].startswith(docs.FILES[Path(address).name])
+        assert response.headers["content-security-policy"] == docs.POLICY
     own = page.text + (await get(app, "/docs/start.js")).text
     assert "//" not in own.replace("// ", "")
     assert "SwaggerUIBundle" in (await get(app, "/docs/swagger-ui-bundle.js")).text

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.api import tokenization
+from hf_transformer.api import tokenize
 from hf_transformer.api.base import Call, Models, Service
-from hf_transformer.api.tokenization import Text, Tokenize, check_ids, read_lists, read_query, read_tokenize, render
+from hf_transformer.api.tokenize import Text, Tokenize, check_ids, read_lists, read_query, read_tokenize, render
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
@@ -209,7 +209,7 @@ async def test_long_work_is_done_in_the_threads_of_the_service() -> None:
         service = Service(models, Admission(9, 2**20, metrics), metrics, 2**24, 100, executor=executor)
         request = PlainRequest(json.dumps({"instances": [[tokenizer.unk_id] * 200_000]}).encode())
         request.params = {"model": "bert"}
-        answer = await dict(tokenization.endpoints(service))["/v1/models/{model}:detokenize"](request)
+        answer = await dict(tokenize.endpoints(service))["/v1/models/{model}:detokenize"](request)
     assert isinstance(answer, Response) and answer.status == 200
     assert len(json.loads(answer.body)["predictions"]) == 1
     assert model.threads == {"tokenizer_0"}

@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from hf_transformer.commands.local_triton import HOST
 from hf_transformer.server.server import Server
 from hf_transformer.server.settings import ClientLimits, ServerConfig
+
+from hf_transformer.commands.local_triton import HOST
 from hf_transformer.server.supervisor import LONGEST_PAUSE, STEADY, Place, answer_once
 from tests.integration.server.processes import SECONDS
 

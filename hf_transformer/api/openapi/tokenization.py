@@ -12,7 +12,7 @@ from hf_transformer.api.openapi.operations import (
     work,
 )
 from hf_transformer.api.openapi.v1 import request
-from hf_transformer.api.tokenization import PROMPTS
+from hf_transformer.api.tokenize import PROMPTS
 from hf_transformer.tasks.schema_forms import INTEGER, STRING, Schema, any_of, array, flag, record
 from hf_transformer.types import Json
 

@@ -1,4 +1,4 @@
-"""What uvicorn does with the class that it is given by ``http=``: nowhere written down, so a new version may change it."""
+"""What uvicorn does with the class that it is given by ``http=``: written down nowhere, so a new version may differ."""
 
 from __future__ import annotations
 

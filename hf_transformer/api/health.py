@@ -1,13 +1,19 @@
-"""For the cluster rather than for clients, and how ordinary routes answer errors.
+"""For the cluster rather than for clients, and how all routes answer errors that are no endpoints.
 
 GET /           {"status": "alive"}
 GET /metrics    Prometheus text
+
+A POST that belongs elsewhere is told so: to another route of this service, or to another server. OpenAI's clients are
+often given a base_url without the prefix, or without /v1; they show a message in OpenAI's form alone, so these get it
+wherever they ask. KServe's explanations are an explainer's business; its own server answers them with 501 where there
+is none.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,10 +21,53 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
-from hf_transformer.api.base import JsonResponse, RenderError, Service
-from hf_transformer.api.elsewhere import Hints
+from hf_transformer.api.base import JsonResponse, RenderError, Service, error_json
+from hf_transformer.api.openai.bodies import TASKS, render_error
+from hf_transformer.api.openai.routes import root_of
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
+
+
+class Hint(NamedTuple):
+    """An answer: its status, what it says of the path, and the form of its body."""
+
+    status: int
+    said: str
+    render: RenderError
+
+
+Hints = Callable[[str, int], Hint | None]
+"""What is said of a path that takes no POST, and of the status that it would be answered with; None where nothing is
+known of it."""
+
+_EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
+_OTHERS = ("/v1/models/", "/v2/")
+"""Models may be called as OpenAI's routes are."""
+_EXPLAINS = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
+
+
+def hints(prefix: str) -> Hints:
+    """For a service with this prefix of the OpenAI API."""
+    base = f"{root_of(prefix)}/v1"
+    # A path that ends with chat/completions ends with completions, too.
+    routes = sorted(TASKS, key=len, reverse=True)
+
+    def hint(path: str, status: int) -> Hint | None:
+        if _EXPLAIN.fullmatch(path):
+            return Hint(501, _EXPLAINS, error_json)
+        if status != 404 or path.startswith(_OTHERS):
+            return None
+        bare = path.rstrip("/")
+        for route in routes:
+            if bare.endswith(f"/{route}"):
+                where = f"{base}/{route}: the base_url of an OpenAI client is http://HOST:PORT{base}"
+                return Hint(404, f"Not Found, expected {where}", render_error)
+        if bare.endswith("/score"):
+            said = f"Not Found; {base}/rerank gives the scores of documents for a query"
+            return Hint(404, said, render_error)
+        return None
+
+    return hint
 
 
 def routes(service: Service) -> list[BaseRoute]:
