@@ -18,7 +18,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -547,7 +547,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
             return
         if self.transport.can_write_eof():  # not with TLS
-            self.transport.write_eof()
+            with suppress(OSError):  # its client has reset it
+                self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
 
     def _refuse_head(self) -> None:
