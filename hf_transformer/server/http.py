@@ -18,7 +18,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -364,7 +364,7 @@ class HttpConnection(asyncio.Protocol):
         method, version = parser.get_method().decode("latin-1"), parser.get_http_version()
         raw_path, _, query = self._url.partition(b"?")
         if raw_path[:1] != b"/":
-            raw_path, query = self._absolute(query)
+            raw_path, query = self._absolute()
         path = raw_path.decode("latin-1")
         if "%" in path:
             path = unquote(path)
@@ -405,14 +405,15 @@ class HttpConnection(asyncio.Protocol):
         if not request.keep_alive:
             self._deaf = True  # it has said that nothing follows
 
-    def _absolute(self, query: bytes) -> tuple[bytes, bytes]:
-        """Path and query of a target that does not begin with a slash: an address, * or an authority."""
+    def _absolute(self) -> tuple[bytes, bytes]:
+        """Path and query of a target that does not begin with a slash: an address, or *."""
         if self._url == b"*":
             return b"*", b""
         try:
             parsed = httptools.parse_url(self._url)
-        except httptools.HttpParserInvalidURLError:
-            return self._url.partition(b"?")[0], query
+        except httptools.HttpParserInvalidURLError:  # or that of CONNECT
+            self._refuse(400, "the target is neither a path nor an address with one")
+            raise _Refused from None
         return parsed.path or b"/", parsed.query or b""
 
     def _cancel(self) -> None:
@@ -546,7 +547,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
             return
         if self.transport.can_write_eof():  # not with TLS
-            self.transport.write_eof()
+            with suppress(OSError):  # its client has reset it
+                self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
 
     def _refuse_head(self) -> None:

@@ -41,6 +41,8 @@ SEQUENCES = {
     "HEAD": request("HEAD /h HTTP/1.1") * 2,
     "empty lines": b"\r\n\r\n" + GET + b"\r\n" + GET,
     "absolute": request("GET http://other/%61bs?q HTTP/1.1") * 2,
+    "absolute, without a path": request("GET http://other HTTP/1.1") + request("GET http://other?q HTTP/1.1"),
+    "absolute, without a host": GET + request("GET http:///abs HTTP/1.1") + HIDDEN,
     "OPTIONS *": request("OPTIONS * HTTP/1.1") + GET,
     "CONNECT": request("CONNECT other:443 HTTP/1.1") + HIDDEN,
     "CONNECT with a length": request("CONNECT other:443 HTTP/1.1", f"Content-Length: {len(HIDDEN)}") + HIDDEN,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 from typing import Any
 
@@ -131,3 +132,21 @@ async def test_a_stream_that_fails_behind_what_its_client_has_not_read_yet_is_br
     wire.drain()
     await settled()
     assert wire.received.endswith(b"3\r\none\r\n3\r\ntwo\r\n") and wire.closed
+
+
+class ResetWire(Wire):
+    """Its client has reset the connection, which nobody has noticed yet."""
+
+    def write_eof(self) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
+async def test_a_client_that_has_reset_what_it_is_refused_on_leaves_no_traceback() -> None:
+    wire = ResetWire(Settings(Door(Mirror())).connection())
+    connection = wire.protocol
+    wire.protocol.data_received(b"nonsense\r\n\r\n")
+    task = connection._task
+    await settled()
+    assert task.done() and task.exception() is None
+    wire.close()
+    await settled()

@@ -1,0 +1,313 @@
+"""The service's protocol class behind nginx and haproxy, whose connections to it are used by many clients in turn.
+
+    python -m tests.wire.proxies [--requests 5000] [--proxies nginx,haproxy] [--seed 1]
+
+Needs both programs (Debian: nginx, haproxy). Each request carries a mark that comes back in its answer; between them
+come attempts to smuggle, broken bodies, clients that leave, uploads that are refused. The proxy gives each request
+that it passes on a number. Exits 1 if an answer is that of another request, or the application sees a request
+without a number, with that of another one, or with a mark that nobody has sent in the open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from hf_transformer.commands.local_triton import HOST
+from tests.integration.server.serving import Gate, serving
+from tests.wire.corpus import UPGRADE
+
+CLIENTS = 16
+SECONDS = 20.0
+LARGE = 300_000
+NGINX = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 512; }}
+http {{
+  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; client_max_body_size 0;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  upstream service {{ server {host}:{upstream}; keepalive 4; }}
+  map $http_upgrade $to_upgrade {{ default upgrade; "" ""; }}
+  server {{
+    listen {host}:{port};
+    location / {{
+      proxy_pass http://service; proxy_http_version 1.1; proxy_request_buffering off; proxy_next_upstream off;
+      proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $to_upgrade;
+      proxy_set_header X-Number $request_id;
+    }}
+  }}
+}}
+"""
+HAPROXY = """
+global
+  nbthread 1
+defaults
+  mode http
+  timeout client 20s
+  timeout server 20s
+  timeout connect 5s
+  option http-keep-alive
+  http-reuse always
+  retries 0
+frontend all
+  bind {host}:{port}
+  http-request set-header X-Number %[uuid()]
+  default_backend service
+backend service
+  server one {host}:{upstream} pool-max-conn 4
+"""
+COMMANDS = {
+    "nginx": (NGINX, ["nginx", "-e", "stderr", "-c"]),
+    "haproxy": (HAPROXY, ["haproxy", "-db", "-q", "-f"]),
+}
+SMUGGLING = (
+    "Transfer-Encoding: xchunked",
+    "Transfer-Encoding : chunked",
+    "Transfer-Encoding: chunked\r\nTransfer-Encoding: x",
+    "Transfer-Encoding: x\r\nTransfer-Encoding: chunked",
+    "Transfer-Encoding:\tchunked",
+    "Transfer-Encoding: \x0bchunked",
+    "X: y\nTransfer-Encoding: chunked",
+    "X: y\r\n Transfer-Encoding: chunked",
+    "Transfer-Encoding: chunked, identity",
+    "Transfer-Encoding: gzip, chunked",
+    'Transfer-Encoding: "chunked"',
+    "transfer-encoding: CHUNKED",
+    "Transfer\u00adEncoding: chunked",
+    "Content-Length: 0",
+    "Content-Length: 5, 5",
+    "Content-Length: +5",
+    *("\r\n".join(UPGRADE), "Connection: Content-Length", "Connection: Transfer-Encoding", "Expect: 100-continue"),
+)
+
+
+class Marked(Gate):
+    """Answers with the request's mark and the size of its body: at once, late, in parts, or before it has read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: Counter[str] = Counter()
+        self.marks: Counter[str] = Counter()
+        self.connections: set[Any] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await super().__call__(scope, receive, send)
+            return
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
+        self.numbers["|".join(value for name, value in headers if name == "x-number")] += 1
+        self.connections.add(scope["client"])
+        _, kind, mark = (*scope["path"].split("/"), "", "")[:3]
+        self.marks[mark] += 1
+        size, more = 0, kind != "refuse"
+        while more:
+            message = await receive()
+            size += len(message.get("body", b""))
+            more = message.get("more_body", False)
+        if kind == "late":
+            await asyncio.sleep(0.01)
+        status = 413 if kind == "refuse" else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        parts = [f"{mark}:{size};".encode()] * (3 if kind == "parts" else 1)
+        for number, part in enumerate(parts, 1):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
+
+
+class Sender:
+    """Sends requests, and remembers the marks of what it sends in the open."""
+
+    def __init__(self, port: int, rng: random.Random) -> None:
+        self._port = port
+        self._rng = rng
+        self._count = 0
+        self.sent: set[str] = {""}
+        self.answered = self.hostile = 0
+        self.problems: list[str] = []
+
+    def mark(self) -> str:
+        self._count += 1
+        mark = f"m{self._count}"
+        self.sent.add(mark)
+        return mark
+
+    async def normal(self, requests: int) -> None:
+        """Good requests on connections that are kept open, one behind the other or several at once."""
+        reader, writer = await asyncio.open_connection(HOST, self._port)
+        while self.answered < requests:
+            batch = [self._good() for _ in range(self._rng.choice((1, 1, 1, 3)))]
+            writer.write(b"".join(sent for sent, _, _ in batch))
+            for _, status, expected in batch:
+                async with asyncio.timeout(SECONDS):
+                    found, body = await answer(reader)
+                self.answered += 1
+                if (found, body) != (status, expected):
+                    self.problems.append(f"{expected!r} wanted, {found} {body[:200]!r} got")
+                    writer.close()
+                    reader, writer = await asyncio.open_connection(HOST, self._port)
+                    break
+        writer.close()
+
+    def _good(self) -> tuple[bytes, int, bytes]:
+        """A request, and what it is to be answered with."""
+        mark, kind = self.mark(), self._rng.choice(("now", "late", "parts"))
+        size = self._rng.choice((0, 1, 100, 100, 20_000))
+        times = 3 if kind == "parts" else 1
+        expected = f"{mark}:{size};".encode() * times
+        head = f"POST /{kind}/{mark} HTTP/1.1\r\nHost: x\r\n"
+        if self._rng.random() < 0.5:
+            return f"{head}Content-Length: {size}\r\n\r\n".encode() + b"x" * size, 200, expected
+        chunks = f"{size:x}\r\n".encode() + b"x" * size + b"\r\n" if size else b""
+        return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n", 200, expected
+
+    async def hostile_ones(self, requests: int) -> None:
+        """Bad ones meanwhile, each on a connection of its own, and what comes back for them."""
+        while self.answered < requests:
+            mark = self.mark()
+            reader, writer = await asyncio.open_connection(HOST, self._port)
+            self.hostile += 1
+            writer.write(self._bad(mark))
+            if self._rng.random() < 0.6:
+                got = b""
+                with suppress(TimeoutError, ConnectionError):
+                    async with asyncio.timeout(self._rng.choice((0.02, 0.05, 0.2))):
+                        while piece := await reader.read(2**16):
+                            got += piece
+                for other in re.findall(rb"([mh]\d+):\d+;", got):
+                    if other[1:] != mark[1:].encode():
+                        self.problems.append(f"the sender of {mark} got the answer of {other!r}")
+            else:
+                await asyncio.sleep(self._rng.choice((0, 0.001, 0.01)))
+            writer.transport.abort()
+
+    def _bad(self, mark: str) -> bytes:
+        """What is hidden in it has a mark of h; the open one's is m."""
+        hidden = f"GET /now/h{mark[1:]} HTTP/1.1\r\nHost: x\r\nX-Number: none\r\n\r\n".encode()
+        start = f"POST /now/{mark} HTTP/1.1\r\nHost: x\r\n"
+        match self._rng.randrange(8):
+            case 0:  # TE.CL and CL.TE: the length covers all, or the first line of the chunks
+                body = b"0\r\n\r\n" + hidden
+                line = self._rng.choice(SMUGGLING)
+                length = self._rng.choice((len(body), 4, len(body)))
+                return f"{start}Content-Length: {length}\r\n{line}\r\n\r\n".encode("latin-1") + body
+            case 1:
+                line = self._rng.choice(SMUGGLING)
+                chunks = f"{len(hidden):x}\r\n".encode() + hidden + b"\r\n0\r\n\r\n"
+                return f"{start}{line}\r\nTransfer-Encoding: chunked\r\n\r\n".encode("latin-1") + chunks
+            case 2:
+                line = self._rng.choice(SMUGGLING)
+                return f"{start}{line}\r\nContent-Length: {len(hidden)}\r\n\r\n".encode("latin-1") + hidden
+            case 3:  # it ends in the middle
+                return f"{start}Content-Length: 1000\r\n\r\n".encode() + hidden
+            case 4:
+                chunk = self._rng.choice(
+                    (b"3e8\r\n", b"5;\nx\r\n", b"5\n", b"0x5\r\n", b"-5\r\n", b"5 \r\n", b"fffffffffffffffff1\r\n")
+                )
+                return f"{start}Transfer-Encoding: chunked\r\n\r\n".encode() + chunk + hidden
+            case 5:  # an upload that is refused, of which all or a part comes
+                part = self._rng.choice((LARGE, LARGE // 2))
+                head = f"POST /refuse/{mark} HTTP/1.1\r\nHost: x\r\nContent-Length: {LARGE}\r\n\r\n"
+                return head.encode() + (hidden * (part // len(hidden) + 1))[:part]
+            case 6:
+                target = self._rng.choice(("other:443", f"/now/{mark}", "*", f"http://x/now/{mark}", "http:///x"))
+                method = self._rng.choice(("CONNECT", "GET", "OPTIONS", "HEAD"))
+                return (
+                    f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(hidden)}\r\n\r\n".encode() + hidden
+                )
+            case _:  # it leaves while it is answered
+                return f"POST /late/{mark} HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\ntext".encode()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body of the next answer but 100."""
+    head = b""
+    while head[9:12] in (b"", b"100"):
+        head = await reader.readuntil(b"\r\n\r\n")
+    if length := re.search(rb"(?i)content-length: (\d+)", head):
+        return int(head[9:12]), await reader.readexactly(int(length[1]))
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return int(head[9:12]), body
+
+
+@asynccontextmanager
+async def proxy(name: str, upstream: int) -> AsyncIterator[int]:
+    """The port of a proxy before the port ``upstream``."""
+    with socket.create_server((HOST, 0)) as free:
+        port: int = free.getsockname()[1]
+    text, command = COMMANDS[name]
+    with tempfile.TemporaryDirectory(prefix="hf-transformer-proxy-") as folder:
+        path = Path(folder) / "configuration"
+        path.write_text(text.format(host=HOST, port=port, upstream=upstream, folder=folder))
+        quiet = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(*command, str(path), stdout=quiet)
+        try:
+            async with asyncio.timeout(SECONDS):
+                while True:
+                    with suppress(ConnectionError):
+                        (await asyncio.open_connection(HOST, port))[1].close()
+                        break
+                    await asyncio.sleep(0.05)
+            yield port
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def attack(name: str, requests: int, seed: int) -> list[str]:
+    """What went wrong behind one proxy."""
+    app = Marked()
+    async with serving(app) as (_, upstream), proxy(name, upstream) as port:
+        sender = Sender(port, random.Random(f"{name} {seed}"))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(sender.normal(requests))
+                group.create_task(sender.hostile_ones(requests))
+    problems = sender.problems
+    problems += [f"a request with the number {number!r}" for number in app.numbers if not 32 <= len(number) <= 36]
+    problems += [f"{count} requests with one number" for count in app.numbers.values() if count > 1]
+    seen_open = {f"m{mark[1:]}" for mark in app.marks if mark}
+    problems += [f"{mark} was never sent" for mark in seen_open - sender.sent]
+    hidden = sum(mark.startswith("h") for mark in app.marks)
+    print(
+        f"{name}: {sender.answered:,} answers to normal requests, {sender.hostile:,} hostile ones meanwhile; the"
+        f" service\n  saw {app.numbers.total():,} requests on {len(app.connections):,} connections, {hidden:,} of which"
+        f" the proxy itself read behind another; {len(problems)} problems"
+    )
+    return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.wire.proxies")
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--proxies", default=",".join(COMMANDS))
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    problems = []
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)  # as the service
+    for name in arguments.proxies.split(","):
+        if shutil.which(name) is None:
+            problems.append(f"{name} is not installed")
+        else:
+            problems += [f"{name}: {one}" for one in runner.run(attack(name, arguments.requests, arguments.seed))]
+    runner.close()
+    print("\n".join(problems[:20]) or "no problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
