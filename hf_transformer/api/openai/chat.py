@@ -16,25 +16,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from hf_transformer.api.base import Call, Model, Service
 from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields
 from hf_transformer.api.openai.chat_form import ChatForm
 from hf_transformer.api.openai.generation import (
     SHARED,
-    Fields,
     Generating,
     generating_task,
     read_sampling,
     read_stream,
 )
 from hf_transformer.api.openai.messages import read_messages, read_tool_choice, read_tools
-from hf_transformer.api.openai.readings import Readings
-from hf_transformer.api.openai.unused import EVERYWHERE, OF_CHATS, check_unused
+from hf_transformer.api.openai.unused import OF_CHATS, check_unused
 from hf_transformer.api.streaming import StreamForm
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.types import GenerationRequest, Sampling
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -60,29 +57,26 @@ OURS = ("messages", "tools", "add_generation_prompt", "self")
 """Variables of a template that a request can't set beside: it has them itself, or Jinja does."""
 
 
-class Reading(NamedTuple):
-    """What a request says beside its messages and what its template gets."""
+async def create(service: Service, call: Call) -> Response | StreamForm:
+    """Answers one request.
 
-    model: Model
-    sampling: Sampling
-    one_call: bool
-    stream: bool
-    usage: bool
-
-
-def readings(service: Service) -> Readings[Reading]:
-    """What ``create`` takes."""
-    own = ("messages", "tools", "tool_choice", "chat_template_kwargs")
-    return Readings(partial(_read, service), (*own, *EVERYWHERE, *OF_CHATS))
-
-
-async def create(service: Service, read: Readings[Reading], call: Call) -> Response | StreamForm:
-    """Answers one request."""
+    Raises:
+        RequestError: a field is missing, not of its type, out of range, or can't be honoured.
+    """
     with named_as_sent():
         fields = read_fields(call, FIELDS)
         check_unused(fields)
-        model, sampling, one_call, stream, usage = read(fields, len(call.body))
+        model = find_model(service.models, fields, "chat/completions")
         given = Parameters(fields, FIELDS)
+        stream, usage = read_stream(given)
+        _check_response_format(given)
+        sampling = read_sampling(
+            given,
+            generating_task(model),
+            tokens=given.one_of("max_completion_tokens", "max_tokens"),
+            logprobs=_read_logprobs(given),
+        )
+        one_call = not given.flag("parallel_tool_calls", True)
         tools = read_tools(given.get("tools"))
         may_call = read_tool_choice(given.get("tool_choice"), tools)
         render = _prompt(model, given, tools if may_call else [], call.limits)
@@ -92,21 +86,6 @@ async def create(service: Service, read: Readings[Reading], call: Call) -> Respo
     form = ChatForm(sampling.logprobs is not None, tools=may_call, one_call=one_call)
     answer = Generating(model, request, call.context, form, usage, "chatcmpl")
     return answer if stream else await answer.whole()
-
-
-def _read(service: Service, fields: Fields) -> Reading:
-    """Raises RequestError for a field that is missing, not of its type, out of range, or can't be honoured."""
-    model = find_model(service.models, fields, "chat/completions")
-    given = Parameters(fields, FIELDS)
-    stream, usage = read_stream(given)
-    _check_response_format(given)
-    sampling = read_sampling(
-        given,
-        generating_task(model),
-        tokens=given.one_of("max_completion_tokens", "max_tokens"),
-        logprobs=_read_logprobs(given),
-    )
-    return Reading(model, sampling, not given.flag("parallel_tool_calls", True), stream, usage)
 
 
 def _check_response_format(given: Parameters) -> None:

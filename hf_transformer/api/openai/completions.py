@@ -12,23 +12,19 @@ Choice number i * n + k is the k-th of prompt i. See openai_generation.py for th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
 
-from hf_transformer.api.base import Call, Model, Service
+from hf_transformer.api.base import Call, Service
 from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields, require_few
 from hf_transformer.api.openai.generation import (
     SHARED,
     Choice,
-    Fields,
     Generating,
     generating_task,
     logprob,
     read_sampling,
     read_stream,
 )
-from hf_transformer.api.openai.readings import Readings
-from hf_transformer.api.openai.unused import EVERYWHERE, check_unused
+from hf_transformer.api.openai.unused import check_unused
 from hf_transformer.api.streaming import StreamForm
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
@@ -44,40 +40,23 @@ USUAL_TOKENS = 16
 PROMPT = "a string, a list of strings, a list of token ids or a list of such lists"
 
 
-class Reading(NamedTuple):
-    """What a request says beside its prompts."""
+async def create(service: Service, call: Call) -> Response | StreamForm:
+    """Answers one request.
 
-    model: Model
-    settings: TaskSettings
-    sampling: Sampling
-    echo: bool
-    stream: bool
-    usage: bool
-
-
-def readings(service: Service) -> Readings[Reading]:
-    """What ``create`` takes."""
-    return Readings(partial(_read, service), ("prompt", *EVERYWHERE))
-
-
-async def create(service: Service, read: Readings[Reading], call: Call) -> Response | StreamForm:
-    """Answers one request."""
+    Raises:
+        RequestError: a field is missing, not of its type, out of range, or can't be honoured.
+    """
     with named_as_sent():
         fields = read_fields(call, FIELDS)
         check_unused(fields)
-        model, settings, sampling, echo, stream, usage = read(fields, len(call.body))
-        prompts, single = read_prompts(fields.get("prompt"), settings, service.max_texts)
+        model = find_model(service.models, fields, "completions")
+        task, given = generating_task(model), Parameters(fields, FIELDS)
+        sampling, echo = _read_sampling(given, task)
+        stream, usage = read_stream(given)
+        prompts, single = read_prompts(fields.get("prompt"), task.settings, service.max_texts)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
     answer = Generating(model, request, call.context, CompletionForm(sampling.logprobs), usage, "cmpl")
     return answer if stream else await answer.whole()
-
-
-def _read(service: Service, fields: Fields) -> Reading:
-    """Raises RequestError for a field that is missing, not of its type, out of range, or can't be honoured."""
-    model = find_model(service.models, fields, "completions")
-    task, given = generating_task(model), Parameters(fields, FIELDS)
-    sampling, echo = _read_sampling(given, task)
-    return Reading(model, task.settings, sampling, echo, *read_stream(given))
 
 
 def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, bool]:

@@ -39,8 +39,8 @@ SHARED = "/v1/models"
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by their paths."""
     handlers: dict[str, Handle] = {
-        "completions": partial(openai_completions.create, service, openai_completions.readings(service)),
-        "chat/completions": partial(openai_chat.create, service, openai_chat.readings(service)),
+        "completions": partial(openai_completions.create, service),
+        "chat/completions": partial(openai_chat.create, service),
         "embeddings": partial(openai_embeddings.create, service),
         "rerank": partial(openai_rerank.create, service),
     }
