@@ -59,6 +59,7 @@ class LoadClient:
         self._bodies = [b"\0" + len(body).to_bytes(4, "big") + body for body in bodies]
         self._stream = 1
         self._unread = b""
+        self._begun = 0  # answers whose DATA has come, and not yet their end
         settings = (4).to_bytes(2, "big") + WINDOW.to_bytes(4, "big")
         window = _frame(WINDOW_UPDATE, 0, 0, (WINDOW - 1).to_bytes(4, "big"))
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, settings) + window)
@@ -123,8 +124,8 @@ class LoadClient:
                 raise ValueError(f"frame {kind}: {bytes_[position : position + 9 + size]!r}")
             position += 9 + size
         self._unread = bytes_[position:]
-        self._lag = getattr(self, "_lag", 0) + data - ended
-        if self._lag < 0:
+        self._begun += data - ended
+        if self._begun < 0:
             raise ValueError(f"a call failed: {bytes_[-300:]!r}")
         if received:
             self._socket.sendall(_frame(WINDOW_UPDATE, 0, 0, received.to_bytes(4, "big")))
@@ -161,6 +162,7 @@ class Subject:
     http_port: int = 0
     grpc_port: int = 0
     child: ChildProcess | None = None
+    client: LoadClient | None = None
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
@@ -179,7 +181,7 @@ class Subject:
             return probe.connect_ex((HOST, self.grpc_port)) == 0
 
     def measure(self, in_flight: int, seconds: float, keep: bool) -> None:
-        assert self.child is not None
+        assert self.child is not None and self.client is not None
         before = cpu_seconds(self.child)
         calls, took = self.client.run(in_flight, seconds)
         used = cpu_seconds(self.child) - before
@@ -188,6 +190,8 @@ class Subject:
             self.cpu.append(1e3 * used / (calls + in_flight))
 
     def stop(self) -> None:
+        if self.client is not None:
+            self.client.close()
         if self.child is not None:
             self.child.terminate(10.0)
 
