@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
@@ -251,13 +251,4 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         patience=config.client_timeout_seconds,
         concurrent=config.max_concurrent_requests,
     )
-    interceptors: list[Any] = []
-    if config.access_log_format:
-        from hf_transformer.api.grpc.access_log import LoggedCalls
-
-        interceptors.append(LoggedCalls(config.access_log_format, logging.getLogger(ACCESS_LOGGER)))
-    if keys is not None:
-        from hf_transformer.api.grpc.keys import KeyedCalls
-
-        interceptors.append(KeyedCalls(keys, service.metrics))
-    return GrpcServer(service, settings, interceptors)
+    return GrpcServer(service, settings, keys, config.access_log_format)

@@ -270,13 +270,23 @@ def bytes_field_head(number: int, size: int) -> bytes:
     return bytes(head)
 
 
-def fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
+def fields(message: memoryview, most: int | None = None, where: str = "body") -> Iterator[tuple[int, int, int, int]]:
     """The fields of a serialized message in order: each one's key, and the positions at which the field begins, its
-    value begins, and both end. Raises Malformed for bytes that are not a message."""
-    position, length = 0, len(message)
+    value begins, and both end.
+
+    Raises:
+        Malformed: the bytes are not a message, or it has more than ``most`` fields; ``where`` names it.
+    """
+    position, length, count = 0, len(message), 0
     while position < length:
+        if count == most:
+            raise Malformed(f"{where}: more than {most} fields")
+        count += 1
         start = position
-        key, position = _varint(message, position)
+        key = message[position]
+        position += 1
+        if key >= 0x80:
+            key, position = _varint(message, start)
         wire_type = key & 7
         value = position
         if wire_type == DELIMITED:

@@ -1,4 +1,4 @@
-"""What the gRPC methods share: who calls, what goes along with the call, and how a failure is answered."""
+"""What all gRPC methods share: the caller, the calls in progress, and how a failure is answered."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import asyncio
 import logging
 import re
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
-from hf_transformer.api.base import FORWARDED, FORWARDED_PREFIX
+from hf_transformer.api.auth import HEADERS
+from hf_transformer.api.base import FORWARDED, FORWARDED_PREFIX, new_request_id
 from hf_transformer.errors import RequestError, Unavailable
 from hf_transformer.types import Context
 
@@ -24,11 +23,11 @@ logger = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 _FORWARDED = frozenset(name.decode() for name in FORWARDED)
 _PREFIX = FORWARDED_PREFIX.decode()
+_KEYS = frozenset(name.decode() for name in HEADERS)
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
-"""A request's id that may go into metadata."""
+"""A request id that metadata can carry. gRPC would refuse the whole answer for another one."""
 MOST_DETAILS = 2000
 """Bytes of a message. gRPC sends it as a header, three bytes for each that is not ASCII; clients take 8 KiB in all."""
-
 PATIENCE = 3.0
 """Seconds that a client has to take a message once the server is closing."""
 
@@ -39,11 +38,11 @@ Answer = Callable[[bytes, "Caller"], Awaitable[bytes]]
 
 @dataclass(slots=True)
 class Caller:
-    """Who calls: the metadata that the predictor gets too, when the caller stops waiting (in seconds of the event
-    loop's clock), and the request's id, empty until it has one.
+    """Who calls: the metadata for the predictor, the deadline on the event loop's clock, and the request id, empty
+    until it is known.
 
-    ``arrived`` is when the request was there (of time.perf_counter), ``served`` what went along with it, None until it
-    is read, and ``trailers`` the metadata beside the id that its answer has.
+    ``arrived`` is when the request was there (time.perf_counter), ``served`` the context of the request once it is
+    read, and ``trailers`` the metadata of the answer beside the id.
     """
 
     headers: dict[str, str]
@@ -54,14 +53,14 @@ class Caller:
     trailers: tuple[tuple[str, str], ...] = ()
 
     def identify(self, message_id: str = "") -> str:
-        """The request's id: that of the metadata, else that of the message, else a new one."""
+        """The request id: that of the metadata, else that of the message, else a new one."""
         if not self.request_id:
-            self.request_id = message_id if _USABLE_ID.fullmatch(message_id) else str(uuid.uuid4())
-            self.headers[REQUEST_ID] = self.request_id
+            usable = message_id and _USABLE_ID.fullmatch(message_id)
+            self.request_id = self.headers[REQUEST_ID] = message_id if usable else new_request_id()
         return self.request_id
 
     def context(self, message_id: str) -> Context:
-        """What goes along with one request."""
+        """The context of one request."""
         self.served = Context(self.identify(message_id), self.headers, deadline=self.deadline)
         self.served.timings.arrived = self.arrived
         return self.served
@@ -71,104 +70,86 @@ class Caller:
         return replace(self, headers=dict(self.headers), arrived=time.perf_counter())
 
 
-class AtWork:
-    """The calls that are worked on; what is over may still be on its way to its client. ``begun`` counts them all."""
+class CallsInProgress:
+    """Counts the calls that are worked on. An answer may still be on its way to its client. ``begun`` counts all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keys: bool = False) -> None:
         self.begun = 0
-        self._calls = 0
-        self._none = asyncio.Event()
-        self._none.set()
+        self.open = 0
+        self._none: asyncio.Future[None] | None = None
+        self._forwarded = _FORWARDED - _KEYS if keys else _FORWARDED
 
-    def __bool__(self) -> bool:
-        return self._calls > 0
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """While one call is worked on."""
+    def __enter__(self) -> None:
         self.begun += 1
-        self._calls += 1
-        self._none.clear()
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._none.set()
+        self.open += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.open -= 1
+        if not self.open and self._none is not None:
+            self._none.set_result(None)
+            self._none = None
 
     async def over(self) -> None:
         """Waits until there are none."""
-        await self._none.wait()
+        if self.open:
+            self._none = self._none or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._none)
+
+    def caller(self, rpc: Rpc) -> Caller:
+        """The caller in a call's metadata and deadline; see base.request_context for the same over HTTP. API keys stay
+        here."""
+        headers = {}
+        for name, value in rpc.invocation_metadata() or ():
+            if (name in self._forwarded or name[:5] == _PREFIX) and isinstance(value, str):
+                headers[name] = value
+        remaining = rpc.time_remaining()
+        deadline = None if remaining is None else asyncio.get_running_loop().time() + remaining
+        request_id = headers.get(REQUEST_ID, "")
+        if request_id and not _USABLE_ID.fullmatch(request_id):
+            request_id = headers.pop(REQUEST_ID)[:0]
+        return Caller(headers, deadline, request_id)
+
+    def unary(self, answer: Answer) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A method with one request and one response. Both stay bytes: the codec parses them with less copying."""
+
+        async def call(body: bytes, rpc: Rpc) -> bytes:
+            caller = self.caller(rpc)
+            try:
+                with self:
+                    response = await answer(body, caller)
+            except RequestError as error:
+                await refuse(rpc, error, caller)
+            except Exception:
+                await refuse(rpc, our_fault(caller), caller)
+            rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()), *caller.trailers))
+            return response
+
+        return grpc.unary_unary_rpc_method_handler(call)
 
 
-def caller_of(rpc: Rpc) -> Caller:
-    """What a call's metadata and deadline say; see base.request_context for the same over HTTP.
-
-    An id that can't go back to the caller is as good as none: gRPC would refuse the whole answer for it.
-    """
-    headers = {
-        key: value
-        for key, value in rpc.invocation_metadata() or ()
-        if isinstance(value, str) and (key in _FORWARDED or key.startswith(_PREFIX))
-    }
-    remaining = rpc.time_remaining()
-    deadline = None if remaining is None else asyncio.get_running_loop().time() + remaining
-    request_id = headers.pop(REQUEST_ID, "")
-    if not _USABLE_ID.fullmatch(request_id):
-        return Caller(headers, deadline, "")
-    return Caller({**headers, REQUEST_ID: request_id}, deadline, request_id)
-
-
-def unary(answer: Answer, at_work: AtWork) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """A method with one request and one response. Both stay bytes: the codec parses them with less copying."""
-
-    async def call(body: bytes, rpc: Rpc) -> bytes:
-        caller = caller_of(rpc)
-        try:
-            with at_work.one():
-                response = await answer(body, caller)
-        except RequestError as error:
-            await refuse(rpc, error, caller)
-        except Exception:
-            await refuse(rpc, our_fault(caller), caller)
-        rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()), *caller.trailers))
-        return response
-
-    return grpc.unary_unary_rpc_method_handler(call)
-
-
-async def refuse(rpc: Rpc, error: RequestError, caller: Caller) -> NoReturn:
+async def refuse(rpc: Rpc, error: RequestError, caller: Caller, *, within: float | None = None) -> NoReturn:
     """Ends a call with an error.
 
+    Args:
+        within: seconds that the client has to take it. gRPC keeps the error behind the messages that are still on
+            their way, until the client reads or is gone.
+
     Raises:
-        asyncio.CancelledError: the client is gone; gRPC lets the call go without a word.
+        asyncio.CancelledError: the client is gone, or was too slow; gRPC then ends the call silently.
     """
     metadata = [(REQUEST_ID, caller.identify())]
     if error.retry_after is not None:
         metadata.append(("retry-after", str(error.retry_after)))
     try:
-        await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(metadata))
-    except grpc.aio.InternalError:
+        async with asyncio.timeout(within):
+            await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(metadata))
+    except (grpc.aio.InternalError, TimeoutError):
         raise asyncio.CancelledError from None
 
 
-async def refuse_within(seconds: float, rpc: Rpc, error: RequestError, caller: Caller) -> NoReturn:
-    """Ends a call with an error that its client may not take: gRPC puts it behind the messages that are still on their
-    way, and keeps it there until the client reads or is gone.
-
-    Raises:
-        asyncio.CancelledError: the client is gone, or has not taken it after so many seconds.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            await refuse(rpc, error, caller)
-    except TimeoutError:
-        raise asyncio.CancelledError from None
-
-
-async def refuse_at_the_end(rpc: Rpc, caller: Caller) -> NoReturn:
-    """Ends a call because the server is closing. Raises as ``refuse_within`` does."""
-    await refuse_within(PATIENCE, rpc, Unavailable("the service is shutting down"), caller)
+def shutting_down() -> Unavailable:
+    """The error of calls that come while the server is closing."""
+    return Unavailable("the service is shutting down")
 
 
 def details_of(error: RequestError) -> str:
@@ -177,8 +158,7 @@ def details_of(error: RequestError) -> str:
 
 
 def our_fault(caller: Caller) -> RequestError:
-    """The last resort for a fault of our own, while it is handled: it is logged whole, and the client is told where to
-    look."""
+    """Logs an unexpected exception while it is handled, and gives the error that tells the client where to look."""
     request_id = caller.identify()
     logger.exception("request %s failed by a fault of the service", request_id, extra={"request_id": request_id})
     return RequestError(f"internal error; the log has it under {request_id}")

@@ -1,65 +1,74 @@
-"""Inference over gRPC: a serialized request -> a serialized response, counted and within the limits."""
+"""ModelInfer: a serialized request -> a serialized response, counted, traced and within the limits.
+
+Also the answers to the requests of a stream, one or in pieces; stream.py reads and writes them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
 
 import grpc
 
-from hf_transformer.api.base import Service
+from hf_transformer.api.base import Model, Service
 from hf_transformer.api.endpoint import CLIENT_GONE, server_timing
-from hf_transformer.api.grpc.calls import Caller, details_of, our_fault
-from hf_transformer.api.grpc.pieces import Emit, form_of_pieces, pieces
+from hf_transformer.api.grpc.calls import Caller, our_fault, shutting_down
 from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.triton_tensors import infer
-from hf_transformer.core.limits import Admission, Admitted
 from hf_transformer.errors import RequestError, TooLarge
+from hf_transformer.observability.tracing.spans import Trace
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
+from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.types import Budget, Context
 
 API = "grpc"
 """The name of this API in the metrics."""
 
 
-class Places:
-    """The places that the requests of one stream take: one that finds none waits for another one of its stream."""
+class Counted:
+    """Counts and traces one request; a context manager around it. Raises RequestError for an unexpected exception."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._taken = 0
-        self._freed = asyncio.Event()
+    __slots__ = ("_caller", "_method", "_service", "_trace")
 
-    @asynccontextmanager
-    async def place(self, size: int) -> AsyncIterator[Admitted]:
-        """A place for one request of ``size`` bytes.
+    def __init__(self, service: Service, caller: Caller, method: str) -> None:
+        self._service = service
+        self._caller = caller
+        self._method = method
+        self._trace: Trace | None = None
 
-        Raises:
-            TooManyRequests: all are taken, and none by this stream.
-        """
-        while self._taken and not self._admission.has_room:
-            self._freed.clear()
-            await self._freed.wait()
-        with self._admission.place(size) as place:
-            self._taken += 1
-            try:
-                yield place
-            finally:
-                self._taken -= 1
-                self._freed.set()
+    def __enter__(self) -> None:
+        if self._service.tracing is not None:
+            self._caller.headers, self._trace = self._service.tracing.begin(self._caller.headers)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status, code = 500, grpc.StatusCode.INTERNAL
+        if error is None:
+            status, code = 200, grpc.StatusCode.OK
+        elif isinstance(error, RequestError):
+            status, code = error.status, grpc.StatusCode[error.grpc_code]
+        elif isinstance(error, asyncio.CancelledError):
+            status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
+        self._service.metrics.count_request(API, status)
+        if self._trace is not None and self._service.tracing is not None:
+            self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], self._caller.served)
+        if status == 500 and isinstance(error, Exception) and not isinstance(error, RequestError):
+            raise our_fault(self._caller) from None
 
 
 class Inference:
     """Answers serialized ModelInferRequests.
 
     Args:
-        max_send: how many bytes an answer may have; -1 is unlimited. What gRPC itself finds too long ends a whole
-            stream.
+        closing: once it is set, calls are refused.
+        max_send: how many bytes an answer may have; -1 is unlimited. gRPC itself would end a whole stream.
     """
 
-    def __init__(self, service: Service, max_send: int = -1) -> None:
-        self._service = service
+    def __init__(self, service: Service, closing: asyncio.Event, max_send: int = -1) -> None:
+        self.service = service
+        self._closing = closing
         self._max_send = max_send
 
     async def one(self, body: bytes, caller: Caller) -> bytes:
@@ -68,75 +77,45 @@ class Inference:
         Raises:
             RequestError: it can't be answered.
         """
-        service = self._service
-        with (
-            self._counted(caller, "ModelInfer"),
-            service.bodies.portion(len(body)),
-            service.admission.place(len(body)) as place,
-        ):
-            answer = self._checked(await self._answer(body, caller, place))
-        if self._service.server_timing and caller.served is not None:
+        if self._closing.is_set():
+            raise shutting_down()
+        service, size = self.service, len(body)
+        with Counted(service, caller, "ModelInfer"), service.bodies.portion(size):
+            place = service.admission.enter(size)
+            try:
+                answer = self.checked(await self.answer(body, caller, place))
+            finally:
+                place.leave()
+        if service.server_timing and caller.served is not None:
             caller.trailers = (("server-timing", server_timing(caller.served.timings).decode()),)
         return answer
 
-    async def streamed(self, body: bytes, caller: Caller, places: Places, emit: Emit) -> bytes:
-        """The last, mostly the only serialized ModelStreamInferResponse, which is also what says why there is no
-        answer, or none any more; ``emit`` sends those before it."""
-        try:
-            with self._counted(caller, "ModelStreamInfer"), self._service.bodies.portion(len(body)):
-                async with places.place(len(body)) as place:
-                    answer = await self._answer(body, caller, place, emit)
-                    return self._checked(wire.encode_stream_response(answer))
-        except RequestError as error:
-            said = wire.encode_stream_error(details_of(error), wire.request_id(body))
-            # The id is the client's, and may be as long as a message.
-            return said if self._fits(said) else wire.encode_stream_error(details_of(error), "")
+    async def answer(self, body: bytes, caller: Caller, place: Budget, *, final: bool = False) -> bytes:
+        """The serialized ModelInferResponse, of whatever size; ``final`` marks it as the last one of a stream.
 
-    @contextmanager
-    def _counted(self, caller: Caller, method: str) -> Iterator[None]:
-        status, code = 500, grpc.StatusCode.INTERNAL
-        trace, tracing = None, self._service.tracing
-        if tracing is not None:
-            caller.headers, trace = tracing.begin(caller.headers)
-        try:
-            yield
-            status, code = 200, grpc.StatusCode.OK
-        except RequestError as error:
-            status, code = error.status, grpc.StatusCode[error.grpc_code]
-            raise
-        except asyncio.CancelledError:
-            status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
-            raise
-        except Exception:
-            raise our_fault(caller) from None
-        finally:
-            self._service.metrics.count_request(API, status)
-            if tracing is not None and trace is not None:
-                tracing.end_grpc(trace, SERVICE, method, code.value[0], caller.served)
+        Raises:
+            RequestError: it can't be answered.
+        """
+        model, request, context = self.read(body, caller, place)
+        return wire.encode_infer_response(await infer(model, request, context), request, final=final)
 
-    async def _answer(self, body: bytes, caller: Caller, place: Admitted, emit: Emit | None = None) -> bytes:
-        """The serialized ModelInferResponse; in a stream, where ``emit`` sends more of them, the last one."""
+    def read(self, body: bytes, caller: Caller, place: Budget) -> tuple[Model, InferRequest, Context]:
+        """The request in a message, its model and its context. Raises RequestError."""
         with clients_fault():
-            request = wire.decode_infer_request(body, self._service.max_texts)
+            request = wire.decode_infer_request(body, self.service.max_texts)
         context = caller.context(request.id)
         context.place = place
-        model = self._service.models[request.model_name]
+        model = self.service.models[request.model_name]
         check_version(model, request.model_version)
-        form = None if emit is None else form_of_pieces(model, request)
-        if emit is not None and form is not None:
-            send = emit
+        return model, request, context
 
-            async def checked(message: bytes) -> None:
-                await send(self._checked(wire.encode_stream_response(message)))
-
-            return await pieces(model, request, form, context, self._service.streams, checked)
-        return wire.encode_infer_response(await infer(model, request, context), request, final=emit is not None)
-
-    def _fits(self, answer: bytes) -> bool:
+    def fits(self, answer: bytes) -> bool:
+        """Whether gRPC will send the message."""
         return self._max_send == -1 or len(answer) <= self._max_send
 
-    def _checked(self, answer: bytes) -> bytes:
-        if not self._fits(answer):
+    def checked(self, answer: bytes) -> bytes:
+        """The same message. Raises TooLarge if gRPC would not send it."""
+        if not self.fits(answer):
             raise TooLarge(
                 f"the answer has {len(answer)} bytes, --grpc_max_send_message_length allows {self._max_send}; ask for "
                 "fewer instances or less about each"

@@ -29,7 +29,7 @@ Emit = Callable[[bytes], Awaitable[None]]
 """Sends a serialized ModelInferResponse that more will follow; waits while the client does not read."""
 
 
-class Form(Protocol):
+class PieceForm(Protocol):
     """How a request is read and its pieces are told.
 
     Attributes: ``request`` is what is generated.
@@ -47,7 +47,7 @@ class Form(Protocol):
         """The outputs of a response."""
 
 
-class OwnForm(Form):
+class OwnForm(PieceForm):
     """``output-0``, with a piece of one text."""
 
     def __init__(self, model: Model, request: InferRequest) -> None:
@@ -63,7 +63,7 @@ class OwnForm(Form):
         return [bytes_tensor([piece.text.encode()])]
 
 
-class TritonForm(Form):
+class TritonForm(PieceForm):
     """``text_output``, with a piece of one text in its place among all, and what else is asked for."""
 
     def __init__(self, asked: Asked, request: InferRequest) -> None:
@@ -82,7 +82,7 @@ class TritonForm(Form):
         return tensors_of(self._told.take(self._asked.further, prompt_tokens), self._infer)
 
 
-def form_of_pieces(model: Model, request: InferRequest) -> Form | None:
+def form_of_pieces(model: Model, request: InferRequest) -> PieceForm | None:
     """How a request's pieces are told; None where it wants one answer. Raises RequestError."""
     if has_form(model, request):
         asked = read(model, request)
@@ -91,7 +91,7 @@ def form_of_pieces(model: Model, request: InferRequest) -> Form | None:
 
 
 async def pieces(
-    model: Model, request: InferRequest, form: Form, context: Context, streams: OpenStreams, emit: Emit
+    model: Model, request: InferRequest, form: PieceForm, context: Context, streams: OpenStreams, emit: Emit
 ) -> bytes:
     """Sends all responses to a request but the last one, and gives that.
 

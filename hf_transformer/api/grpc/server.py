@@ -13,30 +13,25 @@ Source: https://github.com/kserve/open-inference-protocol/blob/main/specificatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import grpc
 import grpc.aio
 
-from hf_transformer import __version__
-from hf_transformer.api.base import Model, Models, Service
+from hf_transformer.api.auth import ApiKeys
+from hf_transformer.api.base import Service
 from hf_transformer.api.grpc import calls as grpc_calls
-from hf_transformer.api.grpc import health as grpc_health
-from hf_transformer.api.grpc import reflection as grpc_reflection
-from hf_transformer.api.grpc.calls import AtWork, Caller, unary
+from hf_transformer.api.grpc.about import HEALTH, Health, add_reflection, questions
+from hf_transformer.api.grpc.calls import CallsInProgress
 from hf_transformer.api.grpc.infer import Inference
+from hf_transformer.api.grpc.interceptor import CallGuard
 from hf_transformer.api.grpc.stream import Streams
-from hf_transformer.api.grpc.unsent import GRPCS_LOGGER, Sent, log_failed_tasks
-from hf_transformer.api.tensors import check_version, clients_fault
-from hf_transformer.api.v2 import EXTENSIONS, PLATFORM, SERVER
-from hf_transformer.errors import ConfigError, NotReady, Unavailable
+from hf_transformer.errors import ConfigError
 from hf_transformer.key_pair import KeyPair, read_server_pair
-from hf_transformer.protocol.grpc import SERVICE, decode
-from hf_transformer.protocol.grpc_inbound import encode_model_config, encode_model_metadata
-from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.renewal import Renewable
 
 # There is no maximum_concurrent_rpcs: it would refuse health checks too, and a busy service would be restarted. What
@@ -108,44 +103,56 @@ class GrpcSettings:
         )
 
 
+class NoTracebackOfLeaving(logging.Filter):
+    """Drops gRPC's traceback of an answer that could not be sent because its client has just left. No code of ours can
+    catch that error: gRPC sends an answer after its handler has returned."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        # A batch that did not start is another matter: metadata that no header can hold would be our fault.
+        return not isinstance(error, grpc.aio.InternalError) or "start_batch" in str(error)
+
+
 class GrpcServer:
     """The server; an async context manager that serves while it is open.
 
     Args:
-        interceptors: what sees each call first.
+        keys: who may call; None lets everybody.
+        log_format: the format of the access log; None logs no calls.
 
     Raises:
-        ConfigError: the certificate can't be used, or, when it is opened, the port can't be had.
+        ConfigError: the certificate or the format can't be used, or, when it is opened, the port can't be had.
     """
 
     def __init__(
-        self,
-        service: Service,
-        settings: GrpcSettings,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        self, service: Service, settings: GrpcSettings, keys: ApiKeys | None = None, log_format: str | None = None
     ) -> None:
+        self.calls = CallsInProgress(keys=keys is not None)
         self._service = service
         self._settings = settings
-        self._interceptors = interceptors
+        self._guards = [CallGuard(service.metrics, keys, log_format)] if keys is not None or log_format else []
         self._credentials = _credentials(settings)
         self._closing = asyncio.Event()
-        self._at_work = AtWork()
-        self._sent = Sent()
         self._server: grpc.aio.Server
         self._ending: asyncio.Task[None] | None = None
+        self._filter = NoTracebackOfLeaving()
+        self._logger = logging.getLogger(grpc.aio.InternalError.__module__)  # gRPC names its logger after its module
 
     async def __aenter__(self) -> Self:
-        options = (*_OPTIONS, *self._settings.limits)
-        self._server = grpc.aio.server(interceptors=self._interceptors, options=options)
-        methods = {**_questions(self._service.models, self._at_work), **self._inference()}
-        health = grpc_health.Health(self._service.models, (SERVICE,), self._closing)
-        names = (SERVICE, grpc_health.SERVICE_NAME, grpc_reflection.SERVICE_NAME)
-        reflection = grpc_reflection.Reflection(names, methods, self._closing)
-        for name, served in zip(names, (methods, health.methods, reflection.methods), strict=True):
+        self._server = grpc.aio.server(interceptors=self._guards, options=(*_OPTIONS, *self._settings.limits))
+        inference = Inference(self._service, self._closing, self._settings.max_send)
+        longest, patience = self._settings.max_receive, self._settings.patience
+        methods = {
+            **questions(self._service.models, self.calls),
+            "ModelInfer": self.calls.unary(inference.one),
+            "ModelStreamInfer": Streams(inference, self.calls, self._closing, longest, patience).handler,
+        }
+        health = Health(self._service.models, self._closing)
+        for name, served in ((SERVICE, methods), (HEALTH, health.methods)):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
+        add_reflection(self._server, methods)
         self._listen()
-        asyncio.get_running_loop().set_exception_handler(log_failed_tasks)
-        GRPCS_LOGGER.addFilter(self._sent)
+        self._logger.addFilter(self._filter)
         await self._server.start()
         return self
 
@@ -155,52 +162,39 @@ class GrpcServer:
         self.begin_end()
         if self._ending is not None:
             await self._ending
-        GRPCS_LOGGER.removeFilter(self._sent)
+        self._logger.removeFilter(self._filter)
 
     def begin_end(self) -> None:
-        """Takes no more calls, and gives those in flight the time to finish; to be awaited by closing the server."""
+        """Takes no more calls, and gives those in flight the time to finish; closing the server waits for them."""
         self._closing.set()
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
 
     async def _end(self) -> None:
-        """Once nothing is worked on, clients have PATIENCE seconds to take what is on its way: who does not read would
+        """Clients have PATIENCE seconds to take their answers once nothing is worked on. One that does not read would
         hold up the end for the whole grace, and gRPC can't break off a call alone."""
         now = asyncio.get_running_loop().time
         latest = now() + self._settings.grace
         await self._refuse_until(now() + max(QUIET, min(REFUSING, self._settings.grace)))
         stopping = asyncio.create_task(self._server.stop(max(latest - now(), 0.0)))
         while not stopping.done():
-            over = asyncio.create_task(self._at_work.over())
+            over = asyncio.create_task(self.calls.over())
             await asyncio.wait((stopping, over), return_when=asyncio.FIRST_COMPLETED)
             over.cancel()
             await asyncio.wait((stopping,), timeout=grpc_calls.PATIENCE)
-            if not self._at_work:
+            if not self.calls.open:
                 break
         if not stopping.done():
             await self._server.stop(None)
         await stopping
 
     async def _refuse_until(self, latest: float) -> None:
-        """Takes calls until none has come for a while, or until this time of the event loop's clock."""
-        looks, begun = 0, self._at_work.begun
+        """Refuses calls until none has come for a while, or until this time of the event loop's clock."""
+        looks, begun = 0, self.calls.begun
         while looks < LOOKS and asyncio.get_running_loop().time() < latest:
             await asyncio.sleep(QUIET / LOOKS)
-            looks = looks + 1 if self._at_work.begun == begun else 0
-            begun = self._at_work.begun
-
-    def _inference(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-        inference = Inference(self._service, self._settings.max_send)
-        longest = self._settings.max_receive
-        patience = self._settings.patience
-        streams = Streams(inference, self._service.admission, self._at_work, self._closing, longest, patience)
-
-        async def infer(body: bytes, caller: Caller) -> bytes:
-            if self._closing.is_set():
-                raise Unavailable("the service is shutting down")
-            return await inference.one(body, caller)
-
-        return {"ModelInfer": unary(infer, self._at_work), "ModelStreamInfer": streams.handler}
+            looks = looks + 1 if self.calls.begun == begun else 0
+            begun = self.calls.begun
 
     def _listen(self) -> None:
         host, port = self._settings.host, self._settings.port
@@ -237,57 +231,3 @@ def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
 
 def _as_grpc_has_it(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
-
-
-def _questions(models: Models, at_work: AtWork) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """The methods that only tell something."""
-
-    async def server_live(body: bytes, caller: Caller) -> bytes:
-        return pb.ServerLiveResponse(live=True).SerializeToString()
-
-    async def server_ready(body: bytes, caller: Caller) -> bytes:
-        ready = all([await _is_ready(models[name], "") for name in models.names])
-        return pb.ServerReadyResponse(ready=ready).SerializeToString()
-
-    async def model_ready(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelReadyRequest, body)
-        ready = await _is_ready(models[asked.name], asked.version)
-        return pb.ModelReadyResponse(ready=ready).SerializeToString()
-
-    async def server_metadata(body: bytes, caller: Caller) -> bytes:
-        about = pb.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
-        return about.SerializeToString()
-
-    async def model_metadata(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelMetadataRequest, body)
-        model = models[asked.name]
-        check_version(model, asked.version)
-        return encode_model_metadata(model.describe(), PLATFORM)
-
-    async def model_config(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelConfigRequest, body)
-        model = models[asked.name]
-        check_version(model, asked.version)
-        return encode_model_config(model.describe(), PLATFORM)
-
-    return {
-        "ServerLive": unary(server_live, at_work),
-        "ServerReady": unary(server_ready, at_work),
-        "ModelReady": unary(model_ready, at_work),
-        "ServerMetadata": unary(server_metadata, at_work),
-        "ModelMetadata": unary(model_metadata, at_work),
-        "ModelConfig": unary(model_config, at_work),
-    }
-
-
-async def _is_ready(model: Model, version: str) -> bool:
-    """Raises UnknownModel for a version that is not served."""
-    try:
-        await model.require_ready()
-        check_version(model, version)
-    except NotReady:
-        return False
-    return True

@@ -1,26 +1,22 @@
-"""Streams of inference over gRPC: several requests of each are worked on at a time, and bounded in what they hold."""
+"""ModelStreamInfer: several requests of a stream are worked on at a time, and bounded in what they hold."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
 
 from hf_transformer.api.grpc import calls as grpc_calls
-from hf_transformer.api.grpc.calls import (
-    REQUEST_ID,
-    AtWork,
-    Caller,
-    Rpc,
-    caller_of,
-    refuse_at_the_end,
-    refuse_within,
-)
-from hf_transformer.api.grpc.infer import Inference, Places
-from hf_transformer.core.limits import Admission
-from hf_transformer.errors import CallersDeadline
+from hf_transformer.api.grpc.calls import REQUEST_ID, Caller, CallsInProgress, Rpc, details_of, refuse, shutting_down
+from hf_transformer.api.grpc.infer import Counted, Inference
+from hf_transformer.api.grpc.pieces import Emit, form_of_pieces, pieces
+from hf_transformer.api.triton_tensors import infer
+from hf_transformer.core.limits import Admission, Admitted
+from hf_transformer.errors import CallersDeadline, RequestError
+from hf_transformer.protocol import grpc_inbound as wire
 
 STREAM_IN_FLIGHT = 32
 """Requests of one stream that are read and not answered yet; the rest waits at the client, by HTTP/2's flow control."""
@@ -30,8 +26,8 @@ STREAMS_AT_MOST = 16
 """As many streams may hold that much. Are there more, each may hold one request, which is no more than a call does."""
 
 
-class Held:
-    """The bytes that all streams together hold, and how many they and one of them may and read on."""
+class HeldBytes:
+    """The bytes that all streams hold together, and how many they and one of them may hold and read on."""
 
     def __init__(self, longest_message: int) -> None:
         self.bytes = 0
@@ -39,63 +35,73 @@ class Held:
         self.most = STREAMS_AT_MOST * self.most_of_one
 
 
-class Room:
-    """What one stream holds: requests that are not answered yet, and answers that are not written yet.
+class StreamRoom:
+    """What one stream holds: requests without an answer, and answers that are not written yet. And the places in the
+    service that its requests take: one that finds none waits for another request of its own stream.
 
     A stream that holds nothing may read whatever the others hold, so that each of them goes on.
     """
 
-    def __init__(self, all_streams: Held) -> None:
+    def __init__(self, all_streams: HeldBytes, admission: Admission) -> None:
         self._all = all_streams
-        self._requests = 0
+        self._admission = admission
+        self._sizes: dict[object, int] = {}
         self._bytes = 0
         self._last_answer = 0
+        self._places = 0
         self._freed = asyncio.Event()
 
     async def until_free(self) -> None:
         """Waits until one more request may be read."""
-        while self._requests and (
-            self._requests >= STREAM_IN_FLIGHT
+        while self._sizes and (
+            len(self._sizes) >= STREAM_IN_FLIGHT
             or self._bytes >= self._all.most_of_one
             or self._all.bytes >= self._all.most
         ):
-            self._freed.clear()
-            await self._freed.wait()
+            await self._until_freed()
 
-    def read(self, request: bytes) -> int:
-        """A request is there. Gives the bytes that are reckoned for it: its answer is expected to be as long as the
-        last one."""
-        expected = max(len(request), self._last_answer)
-        self._requests += 1
-        self._add(expected)
-        return expected
+    def hold(self, request: object, size: int, *, answered: bool = False) -> None:
+        """Counts the bytes of a request's message or, once it is ``answered``, of its answer. An answer is expected to
+        be as long as the last one."""
+        if answered:
+            self._last_answer = size
+        else:
+            size = max(size, self._last_answer)
+        self._add(size - self._sizes.get(request, 0))
+        self._sizes[request] = size
 
-    def answered(self, answer: bytes, expected: int) -> None:
-        """The answer is held in place of the request."""
-        self._last_answer = len(answer)
-        self._add(len(answer) - expected)
-        self._freed.set()
-
-    def written(self, answer: bytes) -> None:
-        self._requests -= 1
-        self._add(-len(answer))
-        self._freed.set()
-
-    def close(self) -> None:
-        """Gives back what is left."""
-        self._add(-self._bytes)
+    def drop(self, request: object) -> None:
+        """Counts a request that is over."""
+        self._add(-self._sizes.pop(request, 0))
 
     def _add(self, size: int) -> None:
         self._bytes += size
         self._all.bytes += size
+        self._freed.set()
+
+    @asynccontextmanager
+    async def place(self, size: int) -> AsyncIterator[Admitted]:
+        """A place for one request of ``size`` bytes. Raises TooManyRequests if others have all of them."""
+        while self._places and not self._admission.has_room:
+            await self._until_freed()
+        with self._admission.place(size) as place:
+            self._places += 1
+            try:
+                yield place
+            finally:
+                self._places -= 1
+                self._freed.set()
+
+    async def _until_freed(self) -> None:
+        self._freed.clear()
+        await self._freed.wait()
 
 
 class Streams:
-    """ModelStreamInfer: answers in the order of the requests, several of which are worked on at a time; those that come
-    in pieces are written between the others.
+    """ModelStreamInfer: answers in the order of the requests. Those that come in pieces are written between the others.
 
-    Once ``closing`` is set no more requests are read; what was read is answered, and the stream ends as unavailable. A
-    stream whose client takes no answer ends too.
+    Once ``closing`` is set no more requests are read; those that were read are answered, and the stream ends as
+    unavailable. A stream whose client takes no answer ends too.
 
     Args:
         longest_message: bytes that a request may have; -1 is unlimited.
@@ -106,17 +112,15 @@ class Streams:
     def __init__(
         self,
         inference: Inference,
-        admission: Admission,
-        at_work: AtWork,
+        calls: CallsInProgress,
         closing: asyncio.Event,
         longest_message: int,
         patience: float,
     ) -> None:
         self._inference = inference
-        self._admission = admission
-        self._at_work = at_work
+        self._calls = calls
         self._closing = closing
-        self._held = Held(longest_message)
+        self._held = HeldBytes(longest_message)
         self._patience = patience
 
     @property
@@ -124,140 +128,161 @@ class Streams:
         return grpc.stream_stream_rpc_method_handler(self._serve)
 
     async def _serve(self, requests: object, rpc: Rpc) -> None:
-        with self._at_work.one():
-            await self._answer(rpc)
-
-    async def _answer(self, rpc: Rpc) -> None:
-        caller = caller_of(rpc)
-        room = Room(self._held)
-        places = Places(self._admission)
-        stream = _Stream(rpc, caller, self._inference, places, room, self._closing, self._patience)
-        try:
-            client_is_there = await stream.serve()
-        finally:
-            room.close()
-        if stream.untaken:
-            late = f"an answer was not taken within {stream.untaken:g} s (--client_timeout_seconds)"
-            await refuse_within(0, rpc, CallersDeadline(late), caller)
-        if not client_is_there:
-            raise asyncio.CancelledError  # gRPC lets the call go without a word
-        if self._closing.is_set():
-            await refuse_at_the_end(rpc, caller)
+        caller = self._calls.caller(rpc)
+        room = StreamRoom(self._held, self._inference.service.admission)
+        stream = InferStream(rpc, caller, self._inference, room, self._closing, self._patience)
+        with self._calls:
+            await stream.serve()
+            if stream.untaken:
+                late = f"an answer was not taken within {stream.untaken:g} s (--client_timeout_seconds)"
+                await refuse(rpc, CallersDeadline(late), caller, within=0)
+            if stream.gone:
+                raise asyncio.CancelledError  # gRPC ends the call silently
+            if self._closing.is_set():
+                await refuse(rpc, shutting_down(), caller, within=grpc_calls.PATIENCE)
         rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
 
 
-Slot = asyncio.Future[bytes]
-"""An answer in its place in the order of requests; empty where nothing is to be written there."""
-
-
-@dataclass(slots=True)
-class _Stream:
+class InferStream:
     """One stream; a request that fails does not end it.
 
-    Answers are written in the order of their requests. One that comes in pieces leaves that order with its first piece:
-    its pieces are written as they come, between the others.
+    Each request is a task, which writes when it is the first one in the order of requests. One that is answered in
+    pieces leaves that order with its first piece.
+
+    Attributes:
+        gone: the client is gone, or does not read while the server is closing.
+        untaken: after how many seconds the stream was given up because its client took no answer.
     """
 
-    rpc: Rpc
-    caller: Caller
-    inference: Inference
-    places: Places
-    room: Room
-    closing: asyncio.Event
-    patience: float
-    slots: asyncio.Queue[Slot | None] = field(default_factory=asyncio.Queue)
-    """In the order of the requests; None follows the last one."""
-    awaited: Slot | None = None
-    """The one whose turn it is."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    writing: asyncio.Timeout | None = None
-    at_work: set[asyncio.Task[None]] = field(default_factory=set)
-    gone: bool = False
-    untaken: float = 0.0
-    """After how many seconds it was given up, because its client took no answer."""
+    def __init__(
+        self,
+        rpc: Rpc,
+        caller: Caller,
+        inference: Inference,
+        room: StreamRoom,
+        closing: asyncio.Event,
+        patience: float,
+    ) -> None:
+        self.gone = False
+        self.untaken = 0.0
+        self._rpc = rpc
+        self._caller = caller
+        self._inference = inference
+        self._room = room
+        self._closing = closing
+        self._patience = patience
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._order: dict[asyncio.Event, None] = {}  # a request's event is set once it is the first one
+        self._reading: asyncio.Task[None] | None = None
+        self._one_message = asyncio.Lock()
+        self._writing: asyncio.Timeout | None = None
 
-    async def serve(self) -> bool:
-        """Whether the client was there for every answer: False if it is gone, or does not read while the server is
-        closing.
-        """
+    async def serve(self) -> None:
+        """Answers requests until there are no more."""
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read(group))
-            waiting = group.create_task(self._end_reading(reading))
-            while not self.gone and (slot := await self.slots.get()) is not None:
-                self.awaited = slot
-                answer = await slot
-                if answer and await self._write(answer):
-                    self.room.written(answer)
-            reading.cancel()
-            # Pieces may still be written: their requests go on, and notice themselves when the client is gone.
-            if self.at_work and not self.gone:
-                await asyncio.wait(self.at_work)
-            waiting.cancel()
-            for unwanted in self.at_work:
-                unwanted.cancel()
-        return not self.gone
+            ending = group.create_task(self._end_reading())
+            self._reading = group.create_task(self._read(group))
+            await asyncio.wait((self._reading,))
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            ending.cancel()
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
         """Begins a task for each request."""
-        loop = asyncio.get_running_loop()
         while True:
-            await self.room.until_free()
+            await self._room.until_free()
             try:
-                body = await self.rpc.read()
+                body = await self._rpc.read()
             except grpc.aio.BaseError:  # the call is over
-                body = None
-            if not isinstance(body, bytes):  # grpc.aio.EOF, which the type stubs don't know
-                self.slots.put_nowait(None)
                 return
-            slot: Slot = loop.create_future()
-            task = group.create_task(self._answer(body, self.room.read(body), slot))
-            self.at_work.add(task)
-            task.add_done_callback(self.at_work.discard)
-            self.slots.put_nowait(slot)
+            if not isinstance(body, bytes):  # grpc.aio.EOF, which the type stubs don't know
+                return
+            turn = asyncio.Event()
+            self._order[turn] = None
+            self._room.hold(turn, len(body))
+            task = group.create_task(self._answer(body, turn))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             del body  # or it would be held while the next one is waited for
 
-    async def _answer(self, body: bytes, expected: int, slot: Slot) -> None:
+    async def _answer(self, body: bytes, turn: asyncio.Event) -> None:
         async def emit(piece: bytes) -> None:
-            if not slot.done():
-                slot.set_result(b"")
-            if not await self._write(piece):
-                raise asyncio.CancelledError  # nobody takes the rest
+            self._leave_order(turn)
+            await self._write(piece)
 
-        answer = await self.inference.streamed(body, self.caller.fork(), self.places, emit)
-        self.room.answered(answer, expected)
-        if not slot.done():
-            slot.set_result(answer)
-        elif await self._write(answer):
-            self.room.written(answer)
+        try:
+            answer = await self._answered(body, self._caller.fork(), emit)
+            self._room.hold(turn, len(answer), answered=True)
+            next(iter(self._order), turn).set()
+            if turn in self._order:
+                await turn.wait()
+            await self._write(answer)
+        finally:
+            self._leave_order(turn)
+            self._room.drop(turn)
 
-    async def _write(self, answer: bytes) -> bool:
-        """Whether the client has taken it; one message at a time."""
-        async with self.turn:
-            if self.gone:
-                return False
-            seconds = self.patience * (1 + (len(answer) >> 20))
+    def _leave_order(self, turn: asyncio.Event) -> None:
+        self._order.pop(turn, None)
+        next(iter(self._order), turn).set()
+
+    async def _answered(self, body: bytes, caller: Caller, emit: Emit) -> bytes:
+        """The last, mostly the only serialized ModelStreamInferResponse of a request, which is also the one that tells
+        its error; ``emit`` sends those before it."""
+        inference = self._inference
+        service = inference.service
+        try:
+            with Counted(service, caller, "ModelStreamInfer"), service.bodies.portion(len(body)):
+                async with self._room.place(len(body)) as place:
+                    if service.models.generate:
+                        answer = await self._generated(body, caller, place, emit)
+                    else:
+                        answer = await inference.answer(body, caller, place, final=True)
+                    return inference.checked(wire.encode_stream_response(answer))
+        except RequestError as error:
+            said = wire.encode_stream_error(details_of(error), wire.request_id(body))
+            # The id is the client's, and may be as long as a message.
+            return said if inference.fits(said) else wire.encode_stream_error(details_of(error), "")
+
+    async def _generated(self, body: bytes, caller: Caller, place: Admitted, emit: Emit) -> bytes:
+        """The same for a model that generates: a request may ask for pieces."""
+        inference = self._inference
+        model, request, context = inference.read(body, caller, place)
+        form = form_of_pieces(model, request)
+        if form is None:
+            return wire.encode_infer_response(await infer(model, request, context), request, final=True)
+
+        async def checked(message: bytes) -> None:
+            await emit(inference.checked(wire.encode_stream_response(message)))
+
+        return await pieces(model, request, form, context, inference.service.streams, checked)
+
+    async def _write(self, answer: bytes) -> None:
+        """Writes one message at a time. Raises CancelledError if the client does not take it."""
+        async with self._one_message:
+            seconds = grpc_calls.PATIENCE
+            if not self._closing.is_set():
+                seconds = self._patience * (1 + (len(answer) >> 20))
             try:
-                async with asyncio.timeout(grpc_calls.PATIENCE if self.closing.is_set() else seconds) as self.writing:
-                    await self.rpc.write(answer)
+                async with asyncio.timeout(seconds) as self._writing:
+                    await self._rpc.write(answer)
             except (grpc.aio.BaseError, TimeoutError) as error:
-                if isinstance(error, TimeoutError) and not self.closing.is_set():
+                if isinstance(error, TimeoutError) and not self._closing.is_set():
                     self.untaken = seconds
                 self._give_up()
-                return False
+                raise asyncio.CancelledError from None
             finally:
-                self.writing = None
-        return True
+                self._writing = None
 
     def _give_up(self) -> None:
-        """Nothing is to be written any more: ``serve`` waits for no other answer or request."""
+        """Ends all requests: nothing can be written any more."""
         self.gone = True
-        self.slots.put_nowait(None)
-        if self.awaited is not None and not self.awaited.done():
-            self.awaited.set_result(b"")
+        for task in (self._reading, *self._tasks):
+            if task is not None:
+                task.cancel()
 
-    async def _end_reading(self, reading: asyncio.Task[None]) -> None:
-        await self.closing.wait()
-        reading.cancel()
-        self.slots.put_nowait(None)
-        if self.writing is not None:
-            self.writing.reschedule(asyncio.get_running_loop().time() + grpc_calls.PATIENCE)
+    async def _end_reading(self) -> None:
+        await self._closing.wait()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writing is not None:
+            self._writing.reschedule(asyncio.get_running_loop().time() + grpc_calls.PATIENCE)

@@ -91,11 +91,11 @@ class Server:
     @property
     def works(self) -> bool:
         """Whether a call is at work."""
-        return bool(self.running._at_work)
+        return self.running.calls.open > 0
 
     async def over(self) -> None:
         """Waits until no call is at work."""
-        await self.running._at_work.over()
+        await self.running.calls.over()
 
     async def end(self) -> None:
         """Ends it before its context does."""

@@ -13,9 +13,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from hf_transformer.api.grpc.access_log import LoggedCalls
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.commands.local_triton import HOST, free_ports
+from hf_transformer.errors import ConfigError
+from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.types import Context
@@ -45,7 +46,7 @@ class Lines(logging.Handler):
 @pytest.fixture
 def log() -> Iterator[Lines]:
     handler = Lines()
-    logger = logging.getLogger("test.grpc.access")
+    logger = logging.getLogger(ACCESS_LOGGER)
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     yield handler
@@ -55,9 +56,8 @@ def log() -> Iterator[Lines]:
 @asynccontextmanager
 async def logged(model: ScriptedModel) -> AsyncIterator[Client]:
     settings = GrpcSettings(HOST, free_ports(1)[0])
-    logs = LoggedCalls(FORMAT, logging.getLogger("test.grpc.access"))
     async with (
-        GrpcServer(service_of(model, Metrics("bert")), settings, [logs]),
+        GrpcServer(service_of(model, Metrics("bert")), settings, log_format=FORMAT),
         channel_to(f"{HOST}:{settings.port}") as channel,
     ):
         yield Client(channel)
@@ -70,7 +70,7 @@ async def test_a_call(log: Lines) -> None:
         await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)
         record = log.records[0]
         assert (await log.next()).startswith("ServerLive HTTP/2 0 OK 2 - - ")
-        assert len(record.request_id) == 36  # type: ignore[attr-defined]
+        assert len(record.request_id) == 32  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("fault", [False, True], ids=["an error", "a fault"])
@@ -117,3 +117,8 @@ async def test_methods_that_there_are_not(log: Lines) -> None:
             await client.ask("Nothing", pb.ServerLiveRequest(), pb.ServerLiveResponse)
         await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)
         assert (await log.next()).startswith("ServerLive")
+
+
+def test_a_format_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="--access_log_format"):
+        GrpcServer(service_of(ScriptedModel(), Metrics("bert")), GrpcSettings(HOST, 0), log_format="%(nonsense)s")

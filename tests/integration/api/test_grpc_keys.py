@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.grpc.keys import KeyedCalls
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.observability.metrics import Metrics
@@ -51,7 +50,7 @@ def seen(contexts: list[Context]) -> dict[str, str]:
 async def grpc_client(file: Path, model: ScriptedModel, metrics: Metrics | None = None) -> AsyncIterator[Client]:
     where = replace(GrpcSettings("", 0), host=HOST, port=free_ports(1)[0])
     metrics = metrics or Metrics(model.name)
-    async with GrpcServer(service_of(model, metrics), where, (KeyedCalls(ApiKeys(str(file)), metrics),)) as running:
+    async with GrpcServer(service_of(model, metrics), where, ApiKeys(str(file))) as running:
         async with connected(Server(where, metrics, running)) as client:
             yield client
 
