@@ -23,7 +23,7 @@ from hf_transformer.server.connection import Connection
 from hf_transformer.server.server import Server
 from hf_transformer.server.settings import ClientLimits, ServerConfig
 from hf_transformer.server.signals import handle_signals
-from hf_transformer.server.supervisor import Supervisor
+from hf_transformer.server.workers import Supervisor
 from hf_transformer.workers import Roster
 
 logger = logging.getLogger(__name__)
