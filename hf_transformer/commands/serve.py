@@ -17,14 +17,13 @@ from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.key_pair import read_server_pair
 from hf_transformer.model_parts import load_parts
+from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import configure_logging
-from hf_transformer.observability.worker_metrics import Board
 from hf_transformer.server.connection import Connection
 from hf_transformer.server.server import Server
 from hf_transformer.server.settings import ClientLimits, ServerConfig
 from hf_transformer.server.signals import handle_signals
 from hf_transformer.server.workers import Supervisor
-from hf_transformer.workers import Roster
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +107,8 @@ def _serve_with_workers(config: Config, listening: socket.socket) -> int:
 
     Each is a fresh interpreter that builds its own application from the frozen configuration.
     """
-    roster = Roster(config.workers)
-    app = partial(build_app, config, roster=roster, board=Board(roster), diagnose=StartDiagnosis().look_soon)
+    board = Board(config.workers)
+    app = partial(build_app, config, roster=board, board=board, diagnose=StartDiagnosis().look_soon)
     return Supervisor(server_config(config, app), [listening], partial(_prepare_worker, config)).run()
 
 

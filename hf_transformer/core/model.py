@@ -30,6 +30,7 @@ from hf_transformer.errors import (
     PredictorTimeout,
     RequestError,
 )
+from hf_transformer.observability.board import Board
 from hf_transformer.observability.latency_log import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
@@ -69,14 +70,6 @@ class GeneratePipeline(PredictPipeline, Protocol):
     async def start(self, request: Any, context: Context) -> Any: ...
 
 
-class Roster(Protocol):
-    """The workers of this service, which become ready together; see workers.py."""
-
-    @property
-    def waiting_for(self) -> int: ...
-    def say(self, *, ready: bool) -> None: ...
-
-
 class State(Enum):
     """What is known of the model."""
 
@@ -97,7 +90,7 @@ class ServedModel:
             tries a suspect model out.
         check_seconds: seconds between two looks while all is well.
         latency_log: gets a line per request that says how long each stage took.
-        roster: the workers of this service; None if there is one.
+        roster: tells which workers of this service are ready; None if there is one worker.
         chat_template: makes a prompt of a chat's messages; None for a model that does not chat.
     """
 
@@ -112,7 +105,7 @@ class ServedModel:
         check_health: bool = False,
         check_seconds: float = 30.0,
         latency_log: LatencyLog | None = None,
-        roster: Roster | None = None,
+        roster: Board | None = None,
         chat_template: Any = None,
     ) -> None:
         self.name = name

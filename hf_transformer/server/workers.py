@@ -74,7 +74,7 @@ class Supervisor:
         try:
             while not code and not self._signals.poll():
                 code = self._replace_the_dead()
-                wait([self._signals, *self._sentinels()], timeout=TICK)
+                wait([self._signals, *(process.sentinel for process in self._processes())], timeout=TICK)
         finally:
             self._end()
         return code
@@ -82,9 +82,8 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signalled.send((time.monotonic(), number))
 
-    def _sentinels(self) -> list[int]:
-        """File descriptors that become readable when a worker dies."""
-        return [worker.process.sentinel for worker in self._workers if worker.process is not None]
+    def _processes(self) -> list[SpawnProcess]:
+        return [worker.process for worker in self._workers if worker.process is not None]
 
     def _replace_the_dead(self) -> int:
         """Starts the missing workers. Returns FAILED if one could not start and none ever has, else 0."""
@@ -112,10 +111,9 @@ class Supervisor:
         for listening in self._sockets:
             listening.close()  # or it would take connections that no worker accepts any more
         code, first_signal, began = 0, math.inf, time.monotonic()
-        running = [worker.process for worker in self._workers if worker.process is not None]
-        for process in running:
+        for process in self._processes():
             process.terminate()
-        while running:
+        while running := [process for process in self._processes() if process.exitcode is None]:
             wait([self._signals, *(process.sentinel for process in running)], timeout=TICK)
             while self._signals.poll():
                 at, number = self._signals.recv()
@@ -125,7 +123,6 @@ class Supervisor:
             if code or time.monotonic() - began > self._config.grace + LATE:
                 for process in running:
                     process.kill()
-            running = [process for process in running if process.exitcode is None]
         self._config.clean_up()
         if code:
             os._exit(code)  # while Python ends, another signal would change the exit code
