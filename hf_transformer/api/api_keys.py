@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hf_transformer.api.base import RenderError, Reply, lines_of, request_context, send_reply
 from hf_transformer.api.key_file import read_keys
+from hf_transformer.credentials import Renewable, keep_renewing
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.renewal import Renewable, keep_renewing
 from hf_transformer.short_way import Begin, Headers, Response, ShortWay, short_ways_of
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")

@@ -15,7 +15,7 @@ from hf_transformer.app import build_app, clean_up
 from hf_transformer.commands.doctor.at_start import StartDiagnosis
 from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
 from hf_transformer.config.options import Config, parse_config
-from hf_transformer.key_pair import read_server_pair
+from hf_transformer.credentials import read_server_pair
 from hf_transformer.model_parts import load_parts
 from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import configure_logging

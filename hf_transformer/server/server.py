@@ -16,8 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from hf_transformer.key_pair import KeyPair
-from hf_transformer.renewal import keep_renewing
+from hf_transformer.credentials import KeyPair, keep_renewing
 from hf_transformer.server.connection import Sweeper
 from hf_transformer.server.settings import ServerConfig
 

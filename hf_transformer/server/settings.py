@@ -9,8 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from hf_transformer.key_pair import KeyPair, read_server_pair
-from hf_transformer.renewal import Renewable
+from hf_transformer.credentials import KeyPair, Renewable, read_server_pair
 from hf_transformer.server.known_heads import KnownHeads
 from hf_transformer.server.short_requests import DefaultHeaders
 

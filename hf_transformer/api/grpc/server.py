@@ -32,12 +32,11 @@ from hf_transformer.api.grpc.stream import Streams
 from hf_transformer.api.grpc.unsent import GRPCS_LOGGER, Sent, log_failed_tasks
 from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.v2 import EXTENSIONS, PLATFORM, SERVER
+from hf_transformer.credentials import KeyPair, Renewable, read_server_pair
 from hf_transformer.errors import ConfigError, NotReady, Unavailable
-from hf_transformer.key_pair import KeyPair, read_server_pair
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.grpc_inbound import encode_model_config, encode_model_metadata
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.renewal import Renewable
 
 # There is no maximum_concurrent_rpcs: it would refuse health checks too, and a busy service would be restarted. What
 # infers is within --max_concurrent_requests, and grpc_stream bounds what streams hold.
