@@ -23,18 +23,17 @@ from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
 from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.model_wiring import pipeline_builder, predictor_settings
+from hf_transformer.observability.board import Board
 from hf_transformer.observability.latency_log import LatencyLog
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.observability.tracing.export import Exporter
 from hf_transformer.observability.tracing.spans import Tracing
-from hf_transformer.observability.worker_metrics import Board
 from hf_transformer.pair import Diagnose, no_diagnosis
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
-from hf_transformer.workers import Roster
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer
@@ -45,7 +44,6 @@ logger = logging.getLogger(__name__)
 def build_app(
     config: Config,
     parts: Parts | None = None,
-    roster: Roster | None = None,
     board: Board | None = None,
     diagnose: Diagnose = no_diagnosis,
     trusted_proxies: str | None = None,
@@ -55,19 +53,18 @@ def build_app(
     Args:
         config: the frozen configuration; a worker process builds its own application from it.
         parts: what ``load_parts`` gave, loaded here if None.
-        roster: the workers, where this process is one of several.
-        board: where these find each other's metrics.
+        board: where workers find each other, where this process is one of several.
         diagnose: looks at each model that is bound.
         trusted_proxies: addresses whose X-Forwarded-For the access log believes; None for those of this machine.
     """
-    if roster is not None:
-        roster.claim()
+    if board is not None:
+        board.claim()
     parts = parts or load_parts(config)
     metrics = Metrics(config.model_name)
     beside: list[AbstractAsyncContextManager[object]] = [] if board is None else [metrics.share(board)]
     predictor = open_predictor(
         config.predictor_protocol,
-        predictor_settings(config, warns=roster is None or roster.place == 0),
+        predictor_settings(config, warns=board is None or board.place == 0),
         config.predictor_request_retries,
         metrics,
         retry_budget=config.predictor_retry_budget,
@@ -75,7 +72,7 @@ def build_app(
     )
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
-    model = _served_model(config, parts, predictor, metrics, executor, latency_log, roster, diagnose)
+    model = _served_model(config, parts, predictor, metrics, executor, latency_log, board, diagnose)
     service = _service(config, model, metrics, executor, _tracing(config, beside))
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
@@ -111,7 +108,7 @@ def _served_model(
     metrics: Metrics,
     executor: ThreadPoolExecutor,
     latency_log: LatencyLog | None,
-    roster: Roster | None,
+    board: Board | None,
     diagnose: Diagnose,
 ) -> ServedModel:
     return ServedModel(
@@ -123,7 +120,7 @@ def _served_model(
         check_health=config.enable_predictor_health_check,
         check_seconds=config.predictor_check_seconds,
         latency_log=latency_log,
-        roster=roster,
+        board=board,
         chat_template=None if parts.generation is None else parts.generation.chat_template,
     )
 

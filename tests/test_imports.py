@@ -16,7 +16,7 @@ ROOT = Path(hf_transformer.__file__).parent
 BASE = {"types", "errors"}
 """What everybody may import."""
 
-SHARED = {"key_pair", "renewal", "workers"}
+SHARED = {"credentials"}
 """Small modules at the root that are still to find their folder."""
 
 MAY_IMPORT = {

@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hf_transformer.credentials import Renewable, keep_renewing
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.renewal import Renewable, keep_renewing
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """Where a key may be; none of them goes any further, with a key or without."""

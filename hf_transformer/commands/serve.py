@@ -14,16 +14,15 @@ from hf_transformer.app import build_app, clean_up
 from hf_transformer.commands.doctor.at_start import StartDiagnosis
 from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
 from hf_transformer.config.options import Config, parse_config
-from hf_transformer.key_pair import read_server_pair
+from hf_transformer.credentials import read_server_pair
 from hf_transformer.model_parts import load_parts
+from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import configure_logging
-from hf_transformer.observability.worker_metrics import Board
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig
 from hf_transformer.server.signals import handle_signals
-from hf_transformer.server.supervisor import Supervisor
-from hf_transformer.workers import Roster
+from hf_transformer.server.workers import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +102,8 @@ def _serve_with_workers(config: Config, listening: socket.socket) -> int:
 
     Each is a fresh interpreter that builds its own application from the frozen configuration.
     """
-    roster = Roster(config.workers)
-    app = partial(build_app, config, roster=roster, board=Board(roster), diagnose=StartDiagnosis().look_soon)
+    board = Board(config.workers)
+    app = partial(build_app, config, board=board, diagnose=StartDiagnosis().look_soon)
     return Supervisor(server_config(config, app), [listening], partial(_prepare_worker, config)).run()
 
 

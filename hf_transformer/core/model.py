@@ -30,6 +30,7 @@ from hf_transformer.errors import (
     PredictorTimeout,
     RequestError,
 )
+from hf_transformer.observability.board import Board
 from hf_transformer.observability.latency_log import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
@@ -69,14 +70,6 @@ class GeneratePipeline(PredictPipeline, Protocol):
     async def start(self, request: Any, context: Context) -> Any: ...
 
 
-class Roster(Protocol):
-    """The workers of this service, which become ready together; see workers.py."""
-
-    @property
-    def waiting_for(self) -> int: ...
-    def say(self, *, ready: bool) -> None: ...
-
-
 class State(Enum):
     """What is known of the model."""
 
@@ -97,7 +90,7 @@ class ServedModel:
             tries a suspect model out.
         check_seconds: seconds between two looks while all is well.
         latency_log: gets a line per request that says how long each stage took.
-        roster: the workers of this service; None if there is one.
+        board: tells which workers of this service are ready; None if there is one worker.
         chat_template: makes a prompt of a chat's messages; None for a model that does not chat.
     """
 
@@ -112,7 +105,7 @@ class ServedModel:
         check_health: bool = False,
         check_seconds: float = 30.0,
         latency_log: LatencyLog | None = None,
-        roster: Roster | None = None,
+        board: Board | None = None,
         chat_template: Any = None,
     ) -> None:
         self.name = name
@@ -124,7 +117,7 @@ class ServedModel:
         self._check_health = check_health
         self._check_seconds = check_seconds
         self._latency_log = latency_log
-        self._roster = roster
+        self._board = board
         self._serving: Serving | None = None
         self._retired: set[Serving] = set()
         self._problem = "the predictor has not been reached yet"
@@ -282,7 +275,7 @@ class ServedModel:
             await self.look()
         if self._problem:
             raise NotReady(f"model {self.name!r} is not ready: {self._problem}")
-        if self._roster is not None and (missing := self._roster.waiting_for):
+        if self._board is not None and (missing := self._board.waiting_for):
             raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
 
     def begin_end(self) -> None:
@@ -418,8 +411,8 @@ class ServedModel:
     def _show_ready(self) -> None:
         ready = not (self._problem or self._ending)
         self._metrics.set_ready(ready)
-        if self._roster is not None:
-            self._roster.say(ready=ready)
+        if self._board is not None:
+            self._board.say(ready=ready)
 
 
 class Serving:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector
@@ -11,10 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from hf_transformer.observability.board import Board, SharedMetrics
 from hf_transformer.observability.counters import LightCounter
 from hf_transformer.observability.generation_metrics import GenerationMetrics
 from hf_transformer.observability.histograms import LightHistogram
-from hf_transformer.observability.worker_metrics import Board, SharedMetrics
 from hf_transformer.types import Context
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -179,12 +180,13 @@ class Metrics:
         """Says whether the model can be asked."""
         self._ready.set(1 if ready else 0)
 
-    def share(self, board: Board) -> SharedMetrics:
-        """Shows those of all workers from now on, of which this is one."""
+    def share(self, board: Board) -> AbstractAsyncContextManager[None]:
+        """Shows those of all workers from now on, of which this is one. The others see this one's within what is
+        returned."""
         shared = SharedMetrics(self._registry.collect, board)
         self._shown = CollectorRegistry()
         self._shown.register(shared)
-        return shared
+        return shared.renewed()
 
     def render(self) -> bytes:
         """The text exposition format, as a scraper reads it."""

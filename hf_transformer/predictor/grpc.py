@@ -28,6 +28,7 @@ import grpc
 import grpc.aio
 from grpc import StatusCode
 
+from hf_transformer.credentials import Renewable, keep_renewing
 from hf_transformer.errors import (
     ConfigError,
     PredictorDenied,
@@ -52,7 +53,6 @@ from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, quoted, s
 from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.tensors import NOWHERE
-from hf_transformer.renewal import Renewable, keep_renewing
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 CONNECT_SECONDS: Final = 10.0

@@ -6,8 +6,8 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_transformer.credentials import KeyPair, read_key_pair
 from hf_transformer.errors import ConfigError
-from hf_transformer.key_pair import KeyPair, read_key_pair
 from hf_transformer.predictor.base import PredictorSettings
 
 _BEGIN = "-----BEGIN CERTIFICATE-----"

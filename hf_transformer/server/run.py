@@ -16,8 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from hf_transformer.key_pair import KeyPair, read_server_pair
-from hf_transformer.renewal import Renewable, keep_renewing
+from hf_transformer.credentials import KeyPair, Renewable, keep_renewing, read_server_pair
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits, HttpConnection
 from hf_transformer.types import Application

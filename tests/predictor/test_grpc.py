@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from hf_transformer import renewal
+from hf_transformer import credentials
 from hf_transformer.errors import (
     ConfigError,
     PredictorDenied,
@@ -728,7 +728,7 @@ async def test_a_certificate_for_another_host_is_refused() -> None:
 
 async def test_renewed_certificates_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a new connection, while calls of the old one go on."""
-    monkeypatch.setattr(renewal.keep_renewing, "__defaults__", (0.02,))
+    monkeypatch.setattr(credentials.keep_renewing, "__defaults__", (0.02,))
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     certificate.write_bytes(CERTIFICATE.read_bytes())
     key.write_bytes(KEY.read_bytes())

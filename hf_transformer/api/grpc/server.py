@@ -29,10 +29,9 @@ from hf_transformer.api.grpc.calls import CallsInProgress
 from hf_transformer.api.grpc.infer import Inference
 from hf_transformer.api.grpc.interceptor import CallGuard
 from hf_transformer.api.grpc.stream import Streams
+from hf_transformer.credentials import KeyPair, Renewable, read_server_pair
 from hf_transformer.errors import ConfigError
-from hf_transformer.key_pair import KeyPair, read_server_pair
 from hf_transformer.protocol.grpc import SERVICE
-from hf_transformer.renewal import Renewable
 
 # There is no maximum_concurrent_rpcs: it would refuse health checks too, and a busy service would be restarted. What
 # infers is within --max_concurrent_requests, and grpc_stream bounds what streams hold.

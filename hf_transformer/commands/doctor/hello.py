@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 
-from hf_transformer.key_pair import KeyPair
+from hf_transformer.credentials import KeyPair
 from hf_transformer.predictor.base import Address
 
 SECONDS = 3.0

@@ -1,7 +1,8 @@
-"""Files that are renewed while the service runs, as cert-manager and Kubernetes do it: replaced, or their links moved.
+"""Certificates and keys, and files that are renewed while the service runs.
 
-They are looked at every few seconds rather than watched: a mounted Secret changes by a link two folders above the file,
-which inotify on the file does not tell, and four calls of stat cost some ten microseconds.
+cert-manager and Kubernetes replace files, or move the links to them. The service looks at them every few seconds rather
+than watching them: a mounted Secret changes by a link two folders above the file, which inotify on the file does not
+report, and four calls of stat cost some ten microseconds.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from hf_transformer.errors import ConfigError
@@ -97,3 +102,62 @@ async def keep_renewing(renewable: Renewable[T], use: Callable[[T], None], perio
             if not failed:
                 logger.exception("%s: could not be renewed", renewable.what)
             failed = True
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate and its private key, as the content of their PEM files."""
+
+    chain: bytes
+    key: bytes = field(repr=False)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Has a context use them, at once where it is in use already; connections that are open keep theirs.
+
+        OpenSSL reads files only. These are in memory, so that they are the very bytes that were checked: a context that
+        got a new certificate and then failed on a key that had not been renewed yet would be broken.
+
+        Raises:
+            ssl.SSLError: they are no PEM, or don't belong together.
+        """
+        with _file_of(self.chain) as chain, _file_of(self.key) as key:
+            # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(chain, key, password="")
+
+
+def read_key_pair(certificate: str, key: str, flags: tuple[str, str]) -> KeyPair:
+    """Reads two files and checks that they can be used.
+
+    Args:
+        certificate: the PEM file of the certificate, and of those between it and the root.
+        key: the PEM file of its private key.
+        flags: what the two files are called in the message.
+
+    Raises:
+        ConfigError: a file can't be read, is no PEM, or the two don't belong together.
+    """
+    try:
+        pair = KeyPair(Path(certificate).read_bytes(), Path(key).read_bytes())
+        pair.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"--{flags[0]}={certificate}, --{flags[1]}={key}: can't be used: {error.strerror or error}; expected a "
+            "certificate and its key as PEM files"
+        ) from error
+    return pair
+
+
+def read_server_pair(certificate: str, key: str) -> KeyPair:
+    """The certificate that clients see, and its key. Raises ConfigError where they can't be used."""
+    return read_key_pair(certificate, key, ("ssl_certfile", "ssl_keyfile"))
+
+
+@contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """The path of a file in memory."""
+    file = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        os.write(file, content)
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_transformer.credentials import Renewable, keep_renewing
 from hf_transformer.errors import ConfigError
-from hf_transformer.renewal import Renewable, keep_renewing
 
 
 class File:

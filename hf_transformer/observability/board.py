@@ -1,0 +1,213 @@
+"""Several workers as one service: they become ready together, and whichever answers /metrics speaks for all.
+
+Each worker writes to a board in memory that all share: whether it is ready, and every PERIOD a copy of its metrics. The
+worker that is asked reads them all: no worker waits for another, and one that hangs or has died still counts. What a
+worker had counted when it died stays counted, except after its last copy; its replacement continues from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from itertools import chain
+from multiprocessing import reduction
+from operator import add
+from typing import Any
+
+import orjson
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+logger = logging.getLogger(__name__)
+
+NOT_READY, READY = b"\0", b"\1"
+FLOCK = "hhqqi"
+"""struct flock of 64-bit Linux: type, whence, start, length, process."""
+HEADER = struct.Struct("<QII")
+"""In front of a copy: its number, counted from 1, its length, and the CRC-32 of its content and number."""
+ROOM = 1 << 30
+"""Bytes from one copy to the next; a copy has some 20 KiB, and only written pages take memory."""
+TRIES = 100
+"""How often a copy is read that was replaced each time; its worker replaces it once in PERIOD, and when asked."""
+PERIOD = 1.0
+"""Seconds between two copies of a worker's metrics; what is shown of the other workers is at most that old."""
+
+Family = list[Any]
+"""Name, text, type and samples of a metric, as a copy has them; of a sample name, labels and value."""
+
+MERGED: dict[str, Callable[[float, float], float]] = {
+    "hf_transformer_model_ready": min,
+    "hf_transformer_shared_memory_registered": min,
+    "process_max_fds": min,
+    "hf_transformer_predictor_circuit_open": max,
+    "process_open_fds": max,  # limited for each worker
+    "process_start_time_seconds": max,
+}
+"""How two workers' values become one: min for what is true of all workers, max for what is true of any. All others
+are added up."""
+COUNTED = ("counter", "histogram")
+"""Types of metrics that stay true of a worker that has died."""
+
+
+class Board:
+    """What ``count`` workers say of themselves, in a file without a name that all of them inherit.
+
+    First in the file is a byte for each worker, READY or not. A worker claims its place by a lock on that byte, which
+    the kernel releases when the process ends, so that a replacement gets the place of the dead worker. One more byte
+    says that all have been ready at the same time. From then on the service is ready for good: each worker speaks for
+    itself alone, and a replacement does not take the others out of service.
+
+    Then come two copies of each worker's metrics, written in turn: a worker that dies while it writes one leaves the
+    other.
+    """
+
+    def __init__(self, count: int, inherited: Any = None) -> None:
+        self.count = count
+        self.place = -1
+        """This worker's, once claimed."""
+        self._file = os.memfd_create("workers") if inherited is None else inherited.detach()
+        os.ftruncate(self._file, self._start(count, 0))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a process that is being spawned, which gets the open file with it."""
+        return Board, (self.count, reduction.DupFd(self._file))
+
+    def claim(self) -> None:
+        """Takes a place for this process, not ready yet.
+
+        Raises:
+            RuntimeError: there are more workers than places.
+        """
+        for place in range(self.count):
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            except OSError:
+                continue
+            self.place = place
+            self.say(ready=False)
+            return
+        raise RuntimeError(f"there are more than {self.count} workers")
+
+    def is_alive(self, place: int) -> bool:
+        """Whether a worker holds a place. What a dead one wrote stays until it is replaced."""
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+        kind: int = struct.unpack(FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))[0]
+        return place == self.place or kind != fcntl.F_UNLCK
+
+    def say(self, *, ready: bool) -> None:
+        """Tells the other workers whether this one is ready."""
+        os.pwrite(self._file, READY if ready else NOT_READY, self.place)
+
+    @property
+    def waiting_for(self) -> int:
+        """How many workers are still to become ready for the first time; 0 once all have been."""
+        *said, all_have_been = os.pread(self._file, self.count + 1, 0)
+        if all_have_been:
+            return 0
+        left = sum(not (ready and self.is_alive(place)) for place, ready in enumerate(said))
+        if not left:
+            os.pwrite(self._file, READY, self.count)
+        return left
+
+    def write(self, families: list[Family]) -> None:
+        """Replaces the older copy of this worker's metrics. Raises OSError if there is no memory for it."""
+        number = max(self._header(self.place, half)[0] for half in (0, 1)) + 1
+        copy = orjson.dumps(families)
+        header = HEADER.pack(number, len(copy), zlib.crc32(copy, number))
+        os.pwrite(self._file, header + copy, self._start(self.place, number % 2))
+
+    def read(self, place: int) -> list[Family]:
+        """Returns the last whole copy of a worker's metrics, empty if there is none. No lock keeps the worker from
+        writing meanwhile: copies that don't have their checksum are read again."""
+        for _ in range(TRIES):
+            found = sorted(((*self._header(place, half), half) for half in (0, 1)), reverse=True)
+            for number, length, checksum, half in found:
+                copy = os.pread(self._file, length, self._start(place, half) + HEADER.size)
+                if number and zlib.crc32(copy, number) == checksum:
+                    families: list[Family] = orjson.loads(copy)
+                    return families
+        return []
+
+    def _header(self, place: int, half: int) -> tuple[int, ...]:
+        return HEADER.unpack(os.pread(self._file, HEADER.size, self._start(place, half)))
+
+    def _start(self, place: int, half: int) -> int:
+        return (2 * place + half + 1) * ROOM
+
+
+class SharedMetrics(Collector):
+    """The metrics of all workers.
+
+    Args:
+        own: gives this worker's metrics.
+        board: where those of the others are.
+    """
+
+    def __init__(self, own: Callable[[], Iterable[Metric]], board: Board) -> None:
+        self._own = own
+        self._board = board
+        self._before = counted(board.read(board.place))
+        self._failed = False
+
+    @asynccontextmanager
+    async def renewed(self) -> AsyncIterator[None]:
+        """Keeps this worker's copy new."""
+        renewing = asyncio.create_task(self._renew_for_ever())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            self._renew()
+
+    async def _renew_for_ever(self) -> None:
+        while True:
+            self._renew()
+            await asyncio.sleep(PERIOD)
+
+    def _renew(self) -> None:
+        """Replaces this worker's copy, with what the worker before it in this place had counted."""
+        try:
+            own = [
+                [one.name, one.documentation, one.type, [sample[:3] for sample in one.samples]] for one in self._own()
+            ]
+            self._board.write(added_up(own, self._before))
+        except Exception:  # of any gauge's function: the last resort, or the copy would never be renewed again
+            if not self._failed:
+                logger.exception("this worker's metrics can't be collected, or shared with the other workers")
+            self._failed = True
+
+    def collect(self) -> Iterator[Metric]:
+        """The sums of all copies, this worker's renewed, so that no count is smaller when another worker is asked."""
+        self._renew()
+        copies = [(self._board.read(place), self._board.is_alive(place)) for place in range(self._board.count)]
+        for name, text, kind, samples in added_up(*(copy if alive else counted(copy) for copy, alive in copies)):
+            metric = Metric(name, text, kind)
+            metric.samples = [Sample(*sample) for sample in samples]
+            yield metric
+
+
+def counted(families: list[Family]) -> list[Family]:
+    """What stays true of a worker that has died."""
+    return [family for family in families if family[2] in COUNTED]
+
+
+def added_up(*workers: list[Family]) -> list[Family]:
+    """The metrics of several workers as one."""
+    total: dict[str, tuple[str, str, dict[Any, float]]] = {}
+    for name, text, kind, samples in chain.from_iterable(workers):
+        values = total.setdefault(name, (text, kind, {}))[2]
+        for sample, labels, value in samples:
+            merge = min if sample.endswith("_created") else MERGED.get(name, add)
+            key = sample, tuple(labels.items())
+            values[key] = merge(values[key], value) if key in values else value
+    return [
+        [name, text, kind, [(sample, dict(labels), value) for (sample, labels), value in values.items()]]
+        for name, (text, kind, values) in total.items()
+    ]

@@ -1,0 +1,260 @@
+"""Several workers as one service: ready together, and with metrics that outlive a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from hf_transformer.observability.board import PERIOD, Board, Family, added_up
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.types import Context, Timings
+
+V1, READY = 'hf_transformer_requests_total{api="v1",status="200"}', 'hf_transformer_model_ready{model_name="bert"}'
+IN_FLIGHT, QUEUE = "hf_transformer_requests_in_flight", "hf_transformer_queue_seconds"
+
+
+def value(metrics: Metrics, name: str) -> float | None:
+    found = [line for line in metrics.render().decode().splitlines() if line.startswith(f"{name} ")]
+    assert len(found) <= 1
+    return float(found[0].split()[-1]) if found else None
+
+
+def worker(board: Board, in_flight: int, ready: bool) -> tuple[Metrics, AbstractAsyncContextManager[None]]:
+    board.claim()
+    metrics = Metrics("bert")
+    metrics.watch_in_flight(lambda: in_flight, lambda: 0)
+    metrics.set_ready(ready)
+    return metrics, metrics.share(board)
+
+
+def work(board: Board, orders: Connection) -> None:
+    """A worker that does what it is told, and shows its metrics each time; its model is not ready."""
+    metrics, _ = worker(board, 5, False)
+    while True:
+        orders.send(metrics.render())
+        match orders.recv():
+            case bool(ready):
+                board.say(ready=ready)
+            case int(requests):
+                for _ in range(requests):
+                    metrics.count_request("v1", 200)
+                    metrics.observe([Context("r", {}, Timings(queue=0.003))])
+            case bytes(part):  # dies after it has written as much of its next copy
+                setattr(os, "pwrite", partial(write_and_die, os.pwrite, part))  # noqa: B010 - a partial is no function
+                metrics.render()
+
+
+def write_and_die(write: Callable[[int, bytes, int], int], part: bytes, file: int, copy: bytes, start: int) -> None:
+    write(file, part, start)
+    os._exit(0)
+
+
+class Worker:
+    def __init__(self, board: Board) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.orders, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=work, args=(board, theirs))
+        self.process.start()
+        theirs.close()
+        self.shown: bytes = self.orders.recv()
+
+    def tell(self, order: bool | int) -> None:
+        self.orders.send(order)
+        self.shown = self.orders.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.orders.close()
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board(2)
+
+
+@pytest.fixture
+def start(board: Board) -> Iterator[Any]:
+    """Starts a worker that is killed after the test."""
+    workers = []
+
+    def start_one() -> Worker:
+        workers.append(Worker(board))
+        return workers[-1]
+
+    yield start_one
+    for one in workers:
+        one.kill()
+
+
+def test_ready_once_all_are_and_from_then_on(board: Board, start: Any) -> None:
+    first, second = start(), start()
+    assert board.waiting_for == 2
+    first.tell(True)
+    assert board.waiting_for == 1
+    first.tell(False)
+    second.tell(True)
+    assert board.waiting_for == 1
+    first.tell(True)
+    assert board.waiting_for == 0
+    first.tell(False)
+    assert board.waiting_for == 0
+
+
+def test_a_replacement_takes_the_place_of_the_dead(board: Board, start: Any) -> None:
+    first, second = start(), start()
+    first.tell(True)
+    first.kill()
+    second.tell(True)
+    assert board.waiting_for == 1  # the dead one's word does not count
+    second.tell(False)
+    third = start()
+    assert board.waiting_for == 2
+    second.tell(True)
+    third.tell(True)
+    assert board.waiting_for == 0
+
+
+def test_counts_outlive_their_workers(board: Board, start: Any) -> None:
+    metrics, _ = worker(board, 2, True)
+    metrics.count_request("v1", 200)
+    other = start()
+    assert (value(metrics, V1), value(metrics, IN_FLIGHT), value(metrics, READY)) == (1, 7, 0)
+    other.tell(10)
+    assert (value(metrics, V1), value(metrics, f"{QUEUE}_count")) == (11, 10)
+    assert value(metrics, f'{QUEUE}_bucket{{le="0.005"}}') == 10
+    assert f"{V1} 11.0".encode() in other.shown
+    other.kill()
+    # Not replaced yet: what it had counted is still true, its state is not.
+    assert (value(metrics, V1), value(metrics, IN_FLIGHT), value(metrics, READY)) == (11, 2, 1)
+    replacement = start()
+    assert (value(metrics, V1), value(metrics, IN_FLIGHT)) == (11, 7)
+    replacement.tell(3)
+    assert (value(metrics, V1), value(metrics, f"{QUEUE}_count")) == (14, 13)
+    replacement.kill()
+    assert value(metrics, V1) == 14
+
+
+async def test_the_copy_is_renewed() -> None:
+    board = Board(1)
+    metrics, shared = worker(board, 0, True)
+    async with shared:
+        await asyncio.sleep(0)
+        metrics.count_request("v1", 200)
+        async with asyncio.timeout(PERIOD + 20):
+            while "'v1'" not in str(board.read(0)):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+        metrics.count_request("grpc", 200)
+    assert "'grpc'" in str(board.read(0))
+
+
+async def test_a_number_that_can_not_be_told_once_does_not_end_the_renewal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hf_transformer.observability.board.PERIOD", 0.001)
+    board = Board(1)
+    board.claim()
+    metrics = Metrics("bert")
+    told = 0
+
+    def tell() -> int:
+        nonlocal told
+        told += 1
+        if told in (2, 3):
+            raise RuntimeError("not now")
+        return told
+
+    metrics.watch_in_flight(tell, lambda: 0)
+    async with metrics.share(board):
+        async with asyncio.timeout(20):
+            while told < 5:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.001)
+    assert board.read(0)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def copy_of(letter: str, length: int) -> list[Family]:
+    return [[letter * length, "", "counter", []]]
+
+
+@pytest.mark.parametrize("reads", range(4))
+def test_a_copy_that_is_replaced_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
+    board = Board(1)
+    board.claim()
+    board.write(copy_of("a", 1000))
+    read, left = os.pread, reads
+
+    def read_slowly(file: int, length: int, start: int) -> bytes:
+        nonlocal left
+        left -= 1
+        if left == -1:  # both halves are written before the reader goes on
+            board.write(copy_of("b", 1000))
+            board.write(copy_of("c", 2000))
+        return read(file, length, start)
+
+    monkeypatch.setattr("os.pread", read_slowly)
+    assert board.read(0) in ([copy_of("c", 2000)] if reads < 3 else [copy_of("a", 1000), copy_of("c", 2000)])
+
+
+@pytest.mark.parametrize("length", [0, 3, 11, 16, 500])
+def test_a_worker_that_dies_while_it_writes_breaks_no_scrape(board: Board, start: Any, length: int) -> None:
+    metrics, _ = worker(board, 2, True)
+    metrics.count_request("v1", 200)
+    other = start()
+    other.tell(10)
+    other.orders.send(b"\7" * length)
+    other.process.join()
+    assert other.process.exitcode == 0
+    assert value(metrics, V1) == 11
+    replacement = start()
+    replacement.tell(3)
+    assert value(metrics, V1) == 14
+
+
+def test_what_is_the_smallest_the_largest_and_the_sum() -> None:
+    def families(number: float) -> list[Family]:
+        return [
+            ["process_max_fds", "", "gauge", [("process_max_fds", {}, number)]],
+            ["n", "", "counter", [("n_total", {"a": "b"}, number), ("n_created", {"a": "b"}, number)]],
+            ["g", "", "gauge", [("g", {}, number)]],
+            ["process_open_fds", "", "gauge", [("process_open_fds", {}, number)]],
+        ]
+
+    assert added_up(families(3.0), families(2.0)) == [
+        ["process_max_fds", "", "gauge", [("process_max_fds", {}, 2.0)]],
+        ["n", "", "counter", [("n_total", {"a": "b"}, 5.0), ("n_created", {"a": "b"}, 2.0)]],
+        ["g", "", "gauge", [("g", {}, 5.0)]],
+        ["process_open_fds", "", "gauge", [("process_open_fds", {}, 3.0)]],
+    ]
+
+
+def test_the_sum_of_one_looks_as_it_does_alone() -> None:
+    board = Board(1)
+    alone, shared = Metrics("bert"), Metrics("bert")
+    board.claim()
+    shared.share(board)
+    for metrics in (alone, shared):
+        metrics.count_request("v1", 200)
+        metrics.observe([Context("r", {}, Timings(0.1, 0.2, 0.3, 0.4))])
+
+    def lines(metrics: Metrics) -> list[str]:
+        text = metrics.render().decode()
+        return [one for one in text.splitlines() if "process_" not in one and "_created" not in one]
+
+    assert lines(shared) == lines(alone)
+
+
+def test_metrics_of_any_length_are_shared(board: Board) -> None:
+    metrics, _ = worker(board, 0, True)
+    for number in range(20_000):
+        metrics.count_request("v1", number)
+    assert value(metrics, V1) == 1
+    assert len(str(board.read(0))) > 1_000_000
