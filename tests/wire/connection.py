@@ -116,7 +116,8 @@ class Wire(asyncio.Transport):
     def drain(self) -> None:
         """The client reads what was written, and goes on doing so."""
         self.full, self.unsent = False, 0
-        self.protocol.resume_writing()
+        if self.protocol is not None:
+            self.protocol.resume_writing()
 
     def get_write_buffer_size(self) -> int:
         return self.unsent

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from hf_transformer.server.http import HttpConnection, HttpRequest
+from hf_transformer.types import Request, Response, Stream
 from tests.wire.connection import HEADER_BYTES, STATUS, Door, Mirror, Settings, Wire, settled
 from tests.wire.corpus import GET, HIDDEN, UPGRADE, post, request
 
@@ -93,27 +95,55 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 9])
-@pytest.mark.parametrize("sent", ENDS.values(), ids=list(ENDS))
-async def test_a_connection_that_is_lost_is_freed_without_the_collector(sent: bytes, turns: int) -> None:
+class StreamDoor(Door):
+    """Answers each request with a stream, once it has its body; ``open`` are under way."""
+
+    open = 0
+
+    async def handle(self, request: Request) -> Response | Stream:
+        while await request.read():
+            pass
+        parts = self._parts()
+        return Stream(200, await anext(parts), parts, [])
+
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
+        self.open += 1
+        try:
+            for _ in range(3):
+                yield b"part"
+                await asyncio.sleep(0)
+        finally:
+            self.open -= 1
+
+
+async def lose(sent: bytes, turns: int, door: Door) -> None:
+    """A connection that is lost so many turns of the event loop after its client has sent something."""
+    settings = Settings(door)
+    wire = Wire(settings.connection())
+    wire.full = isinstance(door, StreamDoor) and turns > 2
+    if sent:
+        wire.protocol.data_received(sent)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    wire.close()
+    await settled()
+    assert len({id(request) for request, _ in door.ends}) == len(door.ends) and not settings.state.connections
+    assert not isinstance(door, StreamDoor) or not door.open
+    door.ends.clear()
+    for handle in asyncio.get_running_loop()._scheduled:  # type: ignore[attr-defined]
+        handle.cancel()  # what lingers, lingers for a second
+
+
+@pytest.mark.parametrize("door_of", [Door, StreamDoor])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 9])
+async def test_a_connection_that_is_lost_is_freed_without_the_collector(turns: int, door_of: type[Door]) -> None:
     """At whatever moment: each request that had its turn ends once, and nothing refers back to any of it."""
     gc.collect()
     gc.disable()
     try:
-        settings = Settings(door := Door(Mirror()))
-        wire = Wire(settings.connection())
-        if sent:
-            wire.protocol.data_received(sent)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        wire.close()
-        await settled()
-        assert len({id(request) for request, _ in door.ends}) == len(door.ends) and not settings.state.connections
-        for handle in asyncio.get_running_loop()._scheduled:  # type: ignore[attr-defined]
-            handle.cancel()  # what lingers, lingers for a second
-        door.ends.clear()
-        del wire, door, settings
-        assert [one for one in gc.get_objects() if type(one) in (HttpConnection, HttpRequest)] == []
+        for name, sent in ENDS.items():
+            await lose(sent, turns, door_of(Mirror()))
+            assert [one for one in gc.get_objects() if type(one) in (HttpConnection, HttpRequest)] == [], name
     finally:
         gc.enable()
 
