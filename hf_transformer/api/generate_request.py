@@ -4,7 +4,10 @@ parameters by the names of the vLLM and TensorRT-LLM backends, and what is told 
 Parameters are those of V1. These backends' own are ``exclude_input_in_output``, ``sampling_parameters`` (JSON text,
 with the fields of vLLM's SamplingParams) and the booleans that ask for further outputs.
 
-Source: https://github.com/triton-inference-server/vllm_backend/blob/main/src/utils/request.py and
+Inputs of TensorRT-LLM's models have other names for some of them (``_renamed``).
+
+Source: https://github.com/triton-inference-server/tensorrtllm_backend/blob/main/docs/model_config.md,
+https://github.com/triton-inference-server/vllm_backend/blob/main/src/utils/request.py and
 https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
 """
 
@@ -18,7 +21,6 @@ import orjson
 
 from hf_transformer.api.base import Model
 from hf_transformer.api.generation import STREAM
-from hf_transformer.api.tensorrt_llm import renamed
 from hf_transformer.api.tensors import json_parameters
 from hf_transformer.errors import InvalidInput, RequestError
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece
@@ -64,6 +66,13 @@ ASKS_FOR_NOTHING: Mapping[str, Json] = {
     "return_generation_logits": False,
 }
 """The defaults of what can't be honoured here, which Triton's clients write out."""
+
+
+RANDOM_SEED = "random_seed"
+END_ID = "end_id"
+PAD_ID = "pad_id"
+NO_TOKEN = -1
+"""In TensorRT-LLM: no token ends a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     within = loosened(inside or {}, "parameters.")
     sampling = _sampling(beside, within)
     parameters = _merged(beside, within, sampling)
-    names = Names(beside, sampling, renamed(parameters))
+    names = Names(beside, sampling, _renamed(parameters))
     with names.told():
         _draw_from_all(task, parameters, sampling)
         further = [name for switch, name in FURTHER.items() if _flag(parameters, switch)]
@@ -222,6 +231,47 @@ def _flag(parameters: dict[str, Json], name: str) -> bool | None:
     value = parameters.pop(name, None)
     if not isinstance(value, bool | None):
         raise InvalidInput(f"parameters.{name}: expected true or false, got {describe(value)}")
+    return value
+
+
+def _renamed(parameters: dict[str, Json]) -> dict[str, str]:
+    """Puts the task's own parameters in the place of TensorRT-LLM's.
+
+    A text then ends at ``end_id`` too, beside the tokens at which it ends anyway. ``pad_id`` says nothing about a text:
+    padding is no part of one.
+
+    Returns:
+        The names that were sent, by those that now stand there.
+
+    Raises:
+        InvalidInput: a value is not one that these inputs have, or a parameter is given under both of its names.
+    """
+    names: dict[str, str] = {}
+    if RANDOM_SEED in parameters:
+        _put(parameters, "seed", RANDOM_SEED, parameters.pop(RANDOM_SEED), names)
+    if PAD_ID in parameters:
+        _token_id(parameters.pop(PAD_ID), PAD_ID)
+    if END_ID in parameters:
+        end = _token_id(parameters.pop(END_ID), END_ID)
+        if end == NO_TOKEN:
+            _put(parameters, "ignore_eos", END_ID, True, names)
+        elif "stop_token_ids" not in parameters:
+            _put(parameters, "stop_token_ids", END_ID, [end], names)
+        elif isinstance(ends := parameters["stop_token_ids"], list):  # the task refuses anything else
+            parameters["stop_token_ids"] = [*ends, end]
+    return names
+
+
+def _put(parameters: dict[str, Json], name: str, sent: str, value: Json, names: dict[str, str]) -> None:
+    if parameters.setdefault(name, value) != value:
+        raise InvalidInput(f"{sent}: given twice, with another value as {name}")
+    names[name] = sent
+
+
+def _token_id(value: Json, name: str) -> int:
+    if type(value) is not int or value < NO_TOKEN:
+        shown = value if type(value) is int else describe(value)
+        raise InvalidInput(f"{name}: expected a token id, or {NO_TOKEN} for none, got {shown}")
     return value
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from hf_transformer.server.run import Server, ServerConfig
 from hf_transformer.server.workers import LONGEST_PAUSE, STEADY, Worker, serves
 from tests.integration.server.processes import SECONDS
 
+NOBODY: Any = None
 PROGRAM = """
 import asyncio, logging, os, signal, socket, time
 from hf_transformer.server import workers
@@ -91,7 +93,9 @@ def test_a_worker_whose_event_loop_hangs_is_replaced_and_killed_late_at_the_end(
 
 def config() -> ServerConfig:
     limits = ClientLimits(connections=9, header_bytes=9, seconds=9.0, idle_seconds=9.0)
-    return ServerConfig(AsgiApplication, limits=limits, grace=1.0, certificate=None, clean_up=bool, host=HOST)
+    return ServerConfig(
+        lambda: AsgiApplication(NOBODY, NOBODY), limits=limits, grace=1.0, certificate=None, clean_up=bool, host=HOST
+    )
 
 
 async def test_it_is_the_event_loop_that_says_that_a_worker_serves() -> None:

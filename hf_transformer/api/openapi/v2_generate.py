@@ -5,16 +5,19 @@ from __future__ import annotations
 from hf_transformer.api.generate_request import (
     ABOUT,
     BAD_WORDS,
+    END_ID,
     EXCLUDE,
     FINISH,
     FURTHER,
     NEW_TOKENS,
+    NO_TOKEN,
+    PAD_ID,
     PROMPT_TOKENS,
+    RANDOM_SEED,
     SAMPLING,
 )
 from hf_transformer.api.openai.bodies import GENERATION
 from hf_transformer.api.openapi.operations import EVENTS, WORK, Described, answer, body, event_of, failures, ref, work
-from hf_transformer.api.tensorrt_llm import END, NONE, PADDING, SEED
 from hf_transformer.tasks.generation_schemas import text_generation
 from hf_transformer.tasks.schema_forms import INTEGER, STRING, Schema, any_of, array, flag, nullable, record, text
 from hf_transformer.types import Json
@@ -60,9 +63,9 @@ def schemas(about: Described) -> dict[str, Schema]:
         EXCLUDE: flag("Whether the prompt is no part of the answer."),
         **{switch: flag(f"Whether {name} is told.") for switch, name in FURTHER.items()},
         BAD_WORDS: any_of({"enum": ["", None]}, array(STRING, maxItems=0), description="Not possible."),
-        END: nullable({"type": "integer", "minimum": NONE}, "A token that ends a text, -1 for none at all."),
-        PADDING: nullable({"type": "integer", "minimum": NONE}, "Of no use here: padding is no part of a text."),
-        SEED: nullable({"type": "integer"}, "Another name of seed."),
+        END_ID: nullable({"type": "integer", "minimum": NO_TOKEN}, "A token that ends a text, -1 for none at all."),
+        PAD_ID: nullable({"type": "integer", "minimum": NO_TOKEN}, "Of no use here: padding is no part of a text."),
+        RANDOM_SEED: nullable({"type": "integer"}, "Another name of seed."),
     }
     inside = any_of(record(parameters, *parameters), {"type": "null"}, description="Parameters may also stand beside.")
     optional = {
