@@ -17,6 +17,7 @@ import random
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -125,34 +126,41 @@ def uvicorns(mirror: Mirror) -> HttpToolsProtocol:
 
 def explained(sent: bytes, mine: Outcome, other: Outcome) -> str | None:
     """Why they differ, None where nothing explains it."""
-    for one, another in zip(map(plain, mine.seen), map(plain, other.seen), strict=False):
-        if one != another._replace(headers=another.headers[: len(one.headers)]):
-            return None
+    if not all(map(same, mine.seen, other.seen)):
+        return None
     count = min(len(mine.seen), len(other.seen))
     seen_here, seen_there = mine.seen[count:], other.seen[count:]
-    last, refused = mine.seen[-1] if mine.seen else None, mine.statuses[-1:]
-    if seen_here or (refused != [400] and other.statuses == [*mine.statuses, 400] and not seen_there):
-        if last is not None and mine.done and last.version != "1.1" and not seen_here:
-            return "nothing is read behind another version than 1.1"
-        return "an address without a path is refused there" if NO_PATH.search(sent) else None
-    if refused in ([501], [431]) and mine.done:
-        return f"{refused[0]} here"
-    if seen_there and last is not None and mine.done and last.version != "1.1":
+    refused_there = not seen_there and other.statuses == [*mine.statuses[: len(other.statuses) - 1], 400]
+    is_last = mine.done and bool(mine.seen) and mine.seen[-1].version != "1.1"
+    if mine.done and mine.statuses[-1:] in ([501], [431]):
+        return None if seen_here else f"{mine.statuses[-1]} here"
+    if is_last and not seen_here and (seen_there or refused_there):
         return "nothing is read behind another version than 1.1"
-    if not seen_there and CLOSE_BEHIND.search(sent) and mine.statuses == [*other.statuses, 400]:
+    if refused_there and NO_PATH.search(sent) and all(seen.raw_path == b"/" for seen in seen_here[:1]):
+        return "an address without a path is refused there"
+    if seen_here or seen_there:
+        return None
+    if CLOSE_BEHIND.search(sent) and mine.statuses == [*other.statuses, 400]:
         return "Connection: close behind a body is followed by 400 here"
-    if seen_there or mine.statuses != other.statuses:
+    if mine.statuses != other.statuses:
         return None
     return "a fragment is no part of the path there" if b"#" in sent else "fields behind a body are headers there"
 
 
-def plain(seen: Seen) -> Seen:
-    """A request without Upgrade, nor a fragment, which uvicorn's class drops."""
+def same(mine: Seen, other: Seen) -> bool:
+    """Whether a request is the same but for the fields behind chunks, and a fragment, which uvicorn's class drops."""
+    raw_path, is_cut, _ = mine.raw_path.partition(b"#")
+    query = b"" if is_cut else mine.query.partition(b"#")[0]
+    mine = mine._replace(path=unquote(raw_path.decode("latin-1")), raw_path=raw_path, query=query)
+    if (b"transfer-encoding", b"chunked") in ((name, value.lower()) for name, value in mine.headers):
+        other = other._replace(headers=other.headers[: len(mine.headers)])
+    return mine == other
+
+
+def downgraded(seen: Seen) -> Seen:
+    """A request without Upgrade, whether it was renamed before or not."""
     headers = tuple(line for line in seen.headers if line[0] not in (b"upgrade", b"xpgrade"))
-    seen = seen._replace(headers=headers, body=seen.body.upper().replace(b"U", b"X"))
-    raw_path, is_cut, _ = seen.raw_path.partition(b"#")
-    query = b"" if is_cut else seen.query.partition(b"#")[0]
-    return seen._replace(path=unquote(raw_path.decode("latin-1")), raw_path=raw_path, query=query)
+    return seen._replace(headers=headers, body=seen.body.upper().replace(b"U", b"X"))
 
 
 async def compare(number: int, seed: int) -> tuple[str | None, tuple[bytes, ...], Outcome, Outcome]:
@@ -170,8 +178,9 @@ async def compare(number: int, seed: int) -> tuple[str | None, tuple[bytes, ...]
     kind = explained(sent, mine, slow)
     if kind is None and UPGRADE_LINE.search(sent):
         slow = await outcome(uvicorns, *[bytes([byte]) for byte in UPGRADE_LINE.sub(rb"\nX\1", sent)])
-        same = tuple(map(plain, mine.seen)) == tuple(map(plain, slow.seen)) and mine.statuses == slow.statuses
-        kind = "the same without Upgrade" if same else explained(sent, mine, slow)
+        one, another = (replace(found, seen=tuple(map(downgraded, found.seen))) for found in (mine, slow))
+        alike = one.seen == another.seen and one.statuses == another.statuses
+        kind = "the same without Upgrade" if alike else explained(sent, one, another)
     return kind, pieces, mine, slow
 
 
