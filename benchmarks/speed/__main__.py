@@ -15,7 +15,7 @@ from benchmarks.speed import cases
 from benchmarks.speed.cases import Cell, Model
 from benchmarks.speed.checkouts import MODELS, measure_checkouts
 from benchmarks.speed.in_flight import measure_in_flight
-from benchmarks.speed.lineup import missing, service_flags, subjects_of, variables
+from benchmarks.speed.lineup import analyzer_of, missing, service_flags, subjects_of, variables
 from benchmarks.speed.load import LoadFailed
 from benchmarks.speed.measuring import Result, count_runs, measure
 from benchmarks.speed.memory import measure_memory
@@ -83,7 +83,7 @@ def run(options: Options, folder: Path) -> int:
         if options.batches_in_flight:
             return measure_in_flight(options, ground, say, started)
         if options.checkout:
-            return measure_checkouts(options, ground, flags, say, started)
+            return measure_checkouts(options, ground, flags, analyzer_of(options), say, started)
         work = [
             (subjects_of(model, ground, options, flags), cells)
             for model, cells in plan(options, with_minilm=minilm is not None)

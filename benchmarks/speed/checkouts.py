@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.pairs import Checkout, paired
+from benchmarks.speed.analyzer import Inbound
 from benchmarks.speed.cases import CLASSIFIER, FILL_MASK, Case, Cell, Model
 from benchmarks.speed.measuring import Result, Say, measure
 from benchmarks.speed.options import Options
@@ -15,6 +16,8 @@ from benchmarks.speed.report import machine, shown
 from benchmarks.speed.subjects import Ground, Service
 
 CLASSES, TOKENS = Case(CLASSIFIER, "9"), Case(FILL_MASK, "9")
+V2: Final = {"V2 over REST": "http", "V2 over gRPC": "grpc"}
+"""Forms of requests that perf_analyzer sends, where there is one, in the first cell of the service over REST."""
 CELLS: Final[Mapping[str, Sequence[Cell]]] = {
     "service, REST": (Cell(CLASSES, 32), Cell(CLASSES, 1)),
     "service, REST, shared memory": (Cell(TOKENS, 16), Cell(TOKENS, 1)),
@@ -39,10 +42,41 @@ class OtherService(Service):
         return [*self._start, *super().command(port)[1:]]
 
 
+class OtherInbound(Inbound):
+    """The service of another checkout, asked by perf_analyzer."""
+
+    def __init__(
+        self,
+        checkout: Checkout,
+        ground: Ground,
+        model: Model,
+        python: Path,
+        own_python: bool,
+        analyzer: Sequence[str],
+        protocol: str,
+    ) -> None:
+        super().__init__(checkout.name, ground, model, python, (), analyzer, protocol)
+        self._start = checkout.command(python, own_python)
+        self.environ = checkout.environ(ground.environ)
+
+    def command(self, port: int) -> list[str]:
+        return [*self._start, *super().command(port)[1:]]
+
+
 def measure_checkouts(
-    options: Options, ground: Ground, forms: Mapping[str, Sequence[str]], say: Say, started: float
+    options: Options,
+    ground: Ground,
+    forms: Mapping[str, Sequence[str]],
+    analyzer: Sequence[str] | None,
+    say: Say,
+    started: float,
 ) -> int:
-    """Prints checkouts.md and writes it; 1 if a request has failed, else 0. ``started`` is of time.monotonic."""
+    """Prints checkouts.md and writes it; 1 if a request has failed, else 0.
+
+    Args:
+        analyzer: the command of perf_analyzer, None where there is none.
+        started: of time.monotonic.
+    """
     versions = {one.name: one.version(options.python, options.own_python) for one in options.checkout}
     rows: list[str] = []
     errors = 0
@@ -54,6 +88,19 @@ def measure_checkouts(
             *(OtherService(one, ground, model, options.python, flags, options.own_python) for one in options.checkout),
         ]
         results = measure(subjects, cells, options.rounds, options.seconds, ground.triton, say)
+        errors += sum(result.errors for result in results)
+        rows += _rows(form, results)
+    for form, protocol in V2.items() if analyzer is not None else ():
+        if options.only and not any(one in form for one in options.only):
+            continue
+        asked = [
+            Inbound("service", ground, CLASSIFIER, options.python, (), analyzer or (), protocol),
+            *(
+                OtherInbound(one, ground, CLASSIFIER, options.python, options.own_python, analyzer or (), protocol)
+                for one in options.checkout
+            ),
+        ]
+        results = measure(asked, [Cell(CLASSES, 32)], options.rounds, options.seconds, ground.triton, say)
         errors += sum(result.errors for result in results)
         rows += _rows(form, results)
     page = "\n".join(_page(options, versions, rows, errors, time.monotonic() - started)) + "\n"

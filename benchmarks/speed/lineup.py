@@ -54,7 +54,7 @@ def subjects_of(model: Model, ground: Ground, options: Options, flags: Mapping[s
 
 def _inbound(model: Model, ground: Ground, options: Options) -> list[Subject]:
     """The service as it is by default, asked by perf_analyzer."""
-    analyzer = _analyzer(options)
+    analyzer = analyzer_of(options)
     if analyzer is None:
         return []
     return [
@@ -63,7 +63,7 @@ def _inbound(model: Model, ground: Ground, options: Options) -> list[Subject]:
     ]
 
 
-def _analyzer(options: Options) -> list[str] | None:
+def analyzer_of(options: Options) -> list[str] | None:
     """The command of perf_analyzer, with the libraries that it needs."""
     if options.perf_analyzer is None:
         return None
@@ -81,7 +81,7 @@ def _peers(model: Model, ground: Ground) -> list[Subject]:
 def _bare(model: Model, ground: Ground, options: Options) -> list[Subject]:
     found: list[Subject] = [Direct(f"{WRK}{more}", ground, model, bool(more)) for more in ("", IN_MEMORY)]
     client = [sys.executable, str(Path(__file__).with_name("bare_client.py"))]
-    analyzer = _analyzer(options)
+    analyzer = analyzer_of(options)
     least = [str(options.python), str(Path(__file__).with_name("asyncio_client.py"))]
     found += [
         PythonClient(f"{ASYNCIO}, REST{more}", ground, model, least, "http", bool(more)) for more in ("", IN_MEMORY)
