@@ -58,10 +58,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         listening = stack.enter_context(listen(config))
         config, reserved = reserve_grpc_port(config)
         stack.enter_context(reserved)
+        # uvicorn's own variable, which it reads itself where it is asked to trust proxies.
+        trusted = environ.get("FORWARDED_ALLOW_IPS")
+        build = partial(build_app, config, diagnose=StartDiagnosis().look_soon, trusted_proxies=trusted)
         if config.workers > 1:
             del parts  # each worker loads its own
-            return _serve_with_workers(config, listening)
-        server = Server(server_config(config, partial(build_app, config, parts, diagnose=StartDiagnosis().look_soon)))
+            return _serve_with_workers(config, listening, build)
+        server = Server(server_config(config, partial(build, parts=parts)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
 
@@ -97,14 +100,13 @@ def server_config(config: Config, make: Callable[[], AsgiApplication]) -> Server
     )
 
 
-def _serve_with_workers(config: Config, listening: socket.socket) -> int:
+def _serve_with_workers(config: Config, listening: socket.socket, build: Callable[..., AsgiApplication]) -> int:
     """Processes that share one listening socket.
 
     Each is a fresh interpreter that builds its own application from the frozen configuration.
     """
-    board = Board(config.workers)
-    app = partial(build_app, config, board=board, diagnose=StartDiagnosis().look_soon)
-    return Supervisor(server_config(config, app), [listening], partial(_prepare_worker, config)).run()
+    build = partial(build, board=Board(config.workers))
+    return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
 
 
 def _prepare_worker(config: Config) -> None:
