@@ -445,12 +445,10 @@ class HttpConnection(asyncio.Protocol):
                 logger.exception("request %s failed by a fault of the service", request.id)
                 answer = self._application.refuse(request, 500, f"internal error; the log has it under {request.id}")
                 request.keep_alive = False
-            if self.lost:
-                return
-            if isinstance(answer, Response):
-                self._send(request, answer)
-            else:
+            if isinstance(answer, Stream):
                 await self._send_stream(request, answer)
+            elif not self.lost:
+                self._send(request, answer)
             if self._writable is not None:
                 await self._writable  # nobody gets a second answer who has not taken the first one
         except asyncio.CancelledError:
@@ -480,6 +478,8 @@ class HttpConnection(asyncio.Protocol):
     async def _send_stream(self, request: HttpRequest, stream: Stream) -> None:
         """Writes a response part by part, each once the client has read."""
         async with aclosing(stream.parts):
+            if self.lost:
+                return
             is_chunked, has_body = request.version == "1.1", request.method != "HEAD"
             framing = b"transfer-encoding: chunked\r\n" if is_chunked else b""
             if not is_chunked:  # the end of the connection is that of the body (RFC 9112, 6.3)
