@@ -382,6 +382,23 @@ class Request(ABC):
     def server(self) -> tuple[str, int] | None:
         """The address that it came to."""
 
+    def scope(self) -> dict[str, Any]:
+        """The request as ASGI has it. Source: https://asgi.readthedocs.io/en/latest/specs/www.html"""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.version,
+            "method": self.method,
+            "scheme": self.scheme,
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "query_string": self.query,
+            "root_path": "",
+            "headers": self.fields,
+            "client": self.client,
+            "server": self.server,
+        }
+
 
 NO_PARAMS: Mapping[str, str] = {}
 
@@ -415,8 +432,8 @@ class Application(Protocol):
     async def handle(self, request: Request) -> Response | Stream:
         """Answers one request; cancelled when its client leaves."""
 
-    def refuse(self, request: Request | None, status: int, message: str) -> Response:
-        """What a request is answered with that the server can't take; None where its head could not even be read."""
+    def refuse(self, request: Request, status: int, message: str) -> Response:
+        """The answer to a request that the server can't take. If its head could not be read, it has no fields."""
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
-        """A request is over, of whose body ``sent`` bytes were sent; ``answer`` is None where its client has left."""
+        """Notes the end of a request. ``answer`` is None if its client has left; ``sent`` is in bytes of the body."""

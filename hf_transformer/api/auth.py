@@ -1,8 +1,8 @@
 """API keys: who may ask. Nothing of this is installed without --api_keys_file.
 
 A key comes as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of OpenAI), over
-gRPC as metadata of the same names. It goes no further: neither the predictor nor a log sees it. Whether the service
-lives and is ready, and its metrics, are told to everybody, because the kubelet and scrapers have no key.
+gRPC as metadata of the same names. It goes no further: neither the predictor nor a log sees it. Liveness,
+readiness and metrics need no key, because the kubelet and scrapers have none.
 """
 
 from __future__ import annotations

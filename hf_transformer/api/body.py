@@ -64,7 +64,7 @@ class Bodies:
         self.held += size
 
     def require(self, size: int) -> None:
-        """Raises TooManyRequests where there is no room for so many bytes more."""
+        """Raises TooManyRequests if so many more bytes would not fit."""
         if size > 0 and self.held + size > self._most:
             raise self._no_room()
 
@@ -88,11 +88,11 @@ class Portion:
         self._size = 0
 
     def require(self, size: int) -> None:
-        """Raises TooManyRequests where there is no room for so many bytes more; they are not counted."""
+        """Raises TooManyRequests if so many more bytes would not fit. They are not counted."""
         self._bodies.require(size)
 
     def add(self, size: int) -> None:
-        """Raises TooManyRequests where there is no room for so many bytes more."""
+        """Raises TooManyRequests if so many more bytes would not fit."""
         self._bodies.take(size)
         self._size += size
 

@@ -82,7 +82,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def lines(self, request: Request) -> HeaderLines:
-        """What an answer to a request says of its origin; nothing where there is none."""
+        """The lines of CORS for the answer to a request; none if it has no Origin."""
         origin = request.headers.get(b"origin")
         if origin is None:
             return []
@@ -132,7 +132,7 @@ class Gateway:
         others: answers all other paths.
         models: their names; everybody may ask whether they are ready.
         errors_by_path: the error body of the API that a path belongs to.
-        metrics: count what is refused for its key.
+        metrics: count the requests that have no key.
 
     Raises:
         ConfigError: the format of the access log has an atom that is not known.
@@ -163,28 +163,26 @@ class Gateway:
         """Answers one request. Raises what no endpoint should, and ClientGone."""
         request.id = _id_of(request)
         if self._logger is not None:
-            scope = _scope_of(request)
+            scope = request.scope()
             await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a part of one
             request.log = Exchange(scope)
         if (answer := self._before(request)) is not None:
             return self._completed(request, answer)
         return self._completed(request, await (self.router.find(request) or self._others)(request))
 
-    def refuse(self, request: Request | None, status: int, message: str) -> Response:
-        """What a request is answered with that the server can't take; None where its head could not even be read."""
-        render = self._errors_by_path("" if request is None else request.path)
-        answer = error_response(render, message, status)
+    def refuse(self, request: Request, status: int, message: str) -> Response:
+        """The answer to a request that the server can't take. If its head could not be read, it has no fields."""
+        answer = error_response(self._errors_by_path(request.path), message, status)
         if status == 503:
             answer.headers.append((b"retry-after", b"1"))
-        if request is not None:
-            request.id = request.id or _id_of(request)
-            if self._logger is not None and request.log is None:
-                request.log = Exchange(_scope_of(request))
-            self._completed(request, answer)
+        request.id = request.id or _id_of(request)
+        if self._logger is not None and request.log is None:
+            request.log = Exchange(request.scope())
+        self._completed(request, answer)
         return answer
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
-        """A request is over, of whose body ``sent`` bytes were sent; ``answer`` is None where its client has left."""
+        """Logs a request. ``answer`` is None if its client has left; ``sent`` counts the bytes of the body."""
         exchange: Exchange | None = request.log
         if exchange is None or self._logger is None or self._log_format is None:
             return
@@ -222,20 +220,6 @@ def _id_of(request: Request) -> str:
     """The client's own id of a request if it sent one that can be logged, else a new one."""
     given = request.headers.get(b"x-request-id")
     return given.decode("latin-1") if given is not None and _USABLE_ID.fullmatch(given) else new_request_id()
-
-
-def _scope_of(request: Request) -> dict[str, Any]:
-    """A request as the access log and uvicorn's middleware read it."""
-    return {
-        "type": "http",
-        "method": request.method,
-        "path": request.path,
-        "query_string": request.query,
-        "http_version": request.version,
-        "headers": request.fields,
-        "client": request.client,
-        "scheme": request.scheme,
-    }
 
 
 async def _nothing(*args: Any) -> None:

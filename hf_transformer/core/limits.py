@@ -81,7 +81,7 @@ class Admission:
         return Admitted(self, tokens)
 
     def require(self) -> None:
-        """Raises TooManyRequests where there is no room; nothing is taken."""
+        """Raises TooManyRequests if the next request would be refused. Nothing is taken."""
         if not self.has_room:
             raise self._no_room()
 

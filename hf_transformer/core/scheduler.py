@@ -132,7 +132,7 @@ class FailureIsolation:
         return True
 
 
-class Request:
+class Submission:
     """One request's instances on their way.
 
     ``future`` is done once all ``answers`` are there, in the order of the instances, or the request has failed.
@@ -161,7 +161,7 @@ class Entry(Generic[Item]):
 
     __slots__ = ("cost", "index", "item", "key", "length", "request")
 
-    def __init__(self, request: Request, index: int, item: Item, length: int, key: str, cost: int) -> None:
+    def __init__(self, request: Submission, index: int, item: Item, length: int, key: str, cost: int) -> None:
         self.request = request
         self.index = index
         self.item = item
@@ -206,7 +206,7 @@ class Scheduler(Generic[Item]):
         self._queue: Queue[Entry[Item]] = Queue(lambda entry: form.limits(entry.item))
         self._batches: set[asyncio.Task[None]] = set()  # the event loop itself holds tasks weakly
         self._pump_handle: asyncio.Handle | None = None
-        self._unanswered: dict[Request, None] = {}  # those without a deadline of their own, the oldest first
+        self._unanswered: dict[Submission, None] = {}  # those without a deadline of their own, the oldest first
         self._timer: asyncio.TimerHandle | None = None  # one for all of these: a timer costs 3 us
         self._isolation = FailureIsolation()
 
@@ -232,13 +232,13 @@ class Scheduler(Generic[Item]):
             self.leave(request)
         return request.answers
 
-    def submit(self, items: Sequence[Item], decode: Decode, context: Context, costs: Sequence[int]) -> Request:
+    def submit(self, items: Sequence[Item], decode: Decode, context: Context, costs: Sequence[int]) -> Submission:
         """The first half of ``run``: queues a request, whose ``future`` the caller awaits.
 
         The caller calls ``leave`` in the end, whatever happens.
         """
         loop, form = self._loop, self._form
-        request = Request(len(items), decode, context, loop.create_future())
+        request = Submission(len(items), decode, context, loop.create_future())
         owner = context.headers.get("authorization", "")
         for index, item in enumerate(items):
             group = form.group(item)
@@ -261,7 +261,7 @@ class Scheduler(Generic[Item]):
             self._pump_handle = loop.call_soon(self._pump)
         return request
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: Submission) -> None:
         """Ends a request, answered or not."""
         if request.timer is None:
             self._unanswered.pop(request, None)

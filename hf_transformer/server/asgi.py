@@ -25,7 +25,7 @@ async def call_asgi(app: ASGIApp, request: Request) -> Response | Stream:
         Exception: the application's, before it has begun to answer; later ones are logged or end the stream.
     """
     call = _Call(request)
-    task = asyncio.ensure_future(app(_scope_of(request), call.receive, call.send))
+    task = asyncio.ensure_future(app(request.scope(), call.receive, call.send))
     task.add_done_callback(call.end)
     try:
         start, body = await call.next(), await call.next()
@@ -105,23 +105,6 @@ class _Call:
         """Ends the application, and forgets what it has raised, which refers back to this call."""
         await _cancel(task)
         self._error, self._messages = None, asyncio.Queue(1)
-
-
-def _scope_of(request: Request) -> Scope:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": request.version,
-        "method": request.method,
-        "scheme": request.scheme,
-        "path": request.path,
-        "raw_path": request.raw_path,
-        "query_string": request.query,
-        "root_path": "",
-        "headers": request.fields,
-        "client": request.client,
-        "server": request.server,
-    }
 
 
 class AsgiApplication:

@@ -79,7 +79,7 @@ class ServerConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            # The server itself breaks off what is left after the grace; this is for what does not even notice that.
+            # The server itself breaks connections off after the grace. This is for tasks that ignore even that.
             timeout_graceful_shutdown=int(grace) + 3,
             **options,
         )
