@@ -22,7 +22,6 @@ class LightHistogram(Collector):
         bounds: upper bounds of the buckets, ascending, without infinity.
         labels: names and values, the same for all observations.
 
-    ``counts`` of each bucket and the ``sum`` of all values may be added to directly, where even a call is too much.
     """
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Mapping[str, str] | None = None) -> None:
@@ -30,20 +29,20 @@ class LightHistogram(Collector):
         self._text = text
         self._bounds = tuple(bounds)
         self._labels = dict(labels or {})
-        self.counts = [0] * (len(self._bounds) + 1)
-        self.sum = 0.0
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
 
     def observe(self, value: float) -> None:
         """Adds one value."""
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as it is now; buckets hold what they have and all below them."""
         family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
         buckets, total = [], 0
-        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((bound, total))
-        family.add_metric(list(self._labels.values()), buckets, self.sum)
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
         yield family

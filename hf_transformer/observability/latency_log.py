@@ -17,7 +17,7 @@ from typing import TextIO
 
 from hf_transformer.observability.json_log import REQUEST_ID, TIME_FORMAT, JsonFormatter, json_line
 from hf_transformer.observability.milliseconds import SHORT, TEXTS, in_milliseconds
-from hf_transformer.types import Context, Timings
+from hf_transformer.types import Context
 
 NAME_OF_LATENCY = "hf_transformer.latency"
 PERIOD = 0.1
@@ -89,8 +89,7 @@ class LatencyLog:
 
 
 def _message(context: Context) -> str:
-    timings = context.timings
-    before, predict, after = timings.preprocess, timings.predict, timings.postprocess
+    before, predict, after = context.preprocess, context.predict, context.postprocess
     if before + predict + after <= SHORT:  # none is negative: all are short
         one, two = TEXTS[floor(before * 1e6 + 0.5)], TEXTS[floor(predict * 1e6 + 0.5)]
         three = TEXTS[floor(after * 1e6 + 0.5)]
@@ -103,17 +102,17 @@ def _message(context: Context) -> str:
 
 
 def _json_line(now: float, context: Context) -> str:
-    more = {REQUEST_ID: context.request_id, **milliseconds(context.timings)}
+    more = {REQUEST_ID: context.request_id, **milliseconds(context)}
     return json_line(now, "INFO", NAME_OF_LATENCY, _message(context), more) + "\n"
 
 
-def milliseconds(timings: Timings) -> dict[str, float]:
+def milliseconds(context: Context) -> dict[str, float]:
     """The stages as fields of a line in JSON."""
     stages = {
-        "preprocess_ms": timings.preprocess,
-        "queue_ms": timings.queue,
-        "predict_ms": timings.predict,
-        "postprocess_ms": timings.postprocess,
+        "preprocess_ms": context.preprocess,
+        "queue_ms": context.queue,
+        "predict_ms": context.predict,
+        "postprocess_ms": context.postprocess,
     }
     return {name: round(seconds * 1e3, 3) for name, seconds in stages.items()}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -23,6 +22,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 """Bucket bounds: prometheus_client's own begin at 5 ms, where most requests here are over already."""
 
+MOST_PENDING = 1024
+"""Requests whose stages are kept until they are counted."""
+
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -35,6 +37,7 @@ class Metrics:
 
     def __init__(self, model_name: str) -> None:
         self._registry = self._shown = CollectorRegistry()
+        self._stages: list[tuple[float, float, float, float]] = []
         ProcessCollector(registry=self._registry)
         self.generation = GenerationMetrics(self._registry)
         self._add_times(model_name)
@@ -111,25 +114,19 @@ class Metrics:
         self._registry.register(histogram)
         return histogram
 
-    def observe(self, answered: Iterable[Context]) -> None:
-        """Adds the stages of answered requests."""
-        before, queue, predict, after = self._preprocess, self._queue, self._predict, self._postprocess
-        least = SECONDS[0]
-        for context in answered:
-            timings = context.timings
-            # What is nearly always in the first bucket need not be looked up.
-            seconds = timings.preprocess
-            before.counts[0 if seconds <= least else bisect_left(SECONDS, seconds)] += 1
-            before.sum += seconds
-            seconds = timings.postprocess
-            after.counts[0 if seconds <= least else bisect_left(SECONDS, seconds)] += 1
-            after.sum += seconds
-            seconds = timings.queue
-            queue.counts[bisect_left(SECONDS, seconds)] += 1
-            queue.sum += seconds
-            seconds = timings.predict
-            predict.counts[bisect_left(SECONDS, seconds)] += 1
-            predict.sum += seconds
+    def observe(self, context: Context) -> None:
+        """Adds the stages of an answered request. They are kept as they come, and counted at a scrape or when there are
+        many: this is on the way of every request."""
+        self._stages.append((context.preprocess, context.queue, context.predict, context.postprocess))
+        if len(self._stages) >= MOST_PENDING:
+            self._count_stages()
+
+    def _count_stages(self) -> None:
+        histograms = (self._preprocess, self._queue, self._predict, self._postprocess)
+        for histogram, seconds in zip(histograms, zip(*self._stages, strict=True), strict=False):
+            for value in seconds:
+                histogram.observe(value)
+        self._stages.clear()
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Adds one batch on its way to the predictor."""
@@ -190,6 +187,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text exposition format, as a scraper reads it."""
+        self._count_stages()
         return generate_latest(self._shown)
 
 

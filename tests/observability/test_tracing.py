@@ -23,7 +23,7 @@ from hf_transformer.observability.tracing.spans import (
 )
 from hf_transformer.types import Context, Encoding, Timings
 from tests.api.plain_request import PlainRequest
-from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench, first_logit
+from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{IDS[0]}-{IDS[1]}-01"
@@ -152,7 +152,7 @@ def test_a_request_over_http(status: int, error: str) -> None:
     request.route = "/v1/models/{model}:predict"
     tracer.end_http(trace, request, status, context)
     assert [(one.name, one.error, one.sent_with, one.timings) for one in taken] == [
-        ("POST /v1/models/{model}:predict", error, TRACEPARENT, context.timings)
+        ("POST /v1/models/{model}:predict", error, TRACEPARENT, context)
     ]
     assert taken[0].attributes == {
         "http.request.method": "POST",
@@ -197,8 +197,8 @@ async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_wi
         contexts = [Context(str(one), {"traceparent": f"trace {one}"}) for one in range(4)]
         tasks = []
         for number, context in enumerate(contexts):
-            run = bench.scheduler.run([Encoding([number], [0])], first_logit, context, (1,))
-            tasks.append(asyncio.create_task(run))
+            task = run(bench.scheduler, [Encoding([number], [0])], context=context)
+            tasks.append(asyncio.create_task(task))
             await bench.turn()
         assert bench.sent == [[0]]
         await bench.answer(0)

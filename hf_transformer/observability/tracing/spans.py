@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hf_transformer.types import Context, Request, Timings
+from hf_transformer.types import Context, Request
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -80,8 +80,7 @@ class Finished:
     ended: float
     error: str
     attributes: dict[str, Value]
-    timings: Timings | None = None
-    sent_with: str = ""
+    context: Context | None = None
 
 
 @dataclass(slots=True)
@@ -169,7 +168,7 @@ class Tracing:
             if context.instances:
                 attributes["hf_transformer.instances"] = context.instances
                 attributes["hf_transformer.tokens"] = context.tokens
-            finished.timings, finished.sent_with = context.timings, context.sent_with
+            finished.context = context
         self._take(finished)
 
 
@@ -180,21 +179,21 @@ def spans_of(finished: Finished) -> list[Span]:
     server = Span(
         finished.name, trace.span_id, trace.parent_id, trace.began, end, True, finished.error, attributes=attributes
     )
-    timings = finished.timings
-    if timings is None or not timings.tokenize:
+    context = finished.context
+    if context is None or not context.tokenize:
         return [server]
-    read = timings.arrived + timings.parse
-    encoded = read + timings.tokenize
-    sent = encoded + timings.queue
+    read = context.arrived + context.parse
+    encoded = read + context.tokenize
+    sent = encoded + context.queue
     spans = [server, _stage("tokenize", trace, read, encoded)]
-    if not timings.queue and not timings.predict:  # it was not sent
+    if not context.queue and not context.predict:  # it was not sent
         return [*spans, _stage("queue", trace, encoded, finished.ended)]
-    answered = encoded + max(timings.queue, timings.predict) if timings.predict else finished.ended
+    answered = encoded + max(context.queue, context.predict) if context.predict else finished.ended
     predict = _stage("predict", trace, sent, answered)
-    predict.span_id, predict.link = trace.predict_id, finished.sent_with
+    predict.span_id, predict.link = trace.predict_id, context.sent_with
     spans += [_stage("queue", trace, encoded, sent), predict]
-    if timings.predict:
-        spans.append(_stage("decode", trace, answered, answered + timings.postprocess))
+    if context.predict:
+        spans.append(_stage("decode", trace, answered, answered + context.postprocess))
     else:
         predict.error = finished.error
     return spans
