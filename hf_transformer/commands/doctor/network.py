@@ -1,27 +1,68 @@
-"""Whether the predictor's address leads anywhere, and what is spoken there."""
+"""Whether the predictor's address leads anywhere, and which protocol and TLS are spoken there."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
-from collections.abc import Sequence
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from hf_transformer.commands.doctor.findings import Finding, failed, ok
-from hf_transformer.commands.doctor.hello import Reply, say_hello
-from hf_transformer.commands.doctor.subject import Subject, known
+from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
+from hf_transformer.credentials import KeyPair
 from hf_transformer.model_wiring import predictor_settings
-from hf_transformer.predictor.base import parse_address
-from hf_transformer.predictor.tls import own_certificate
+from hf_transformer.predictor.base import Address, parse_address
+from hf_transformer.predictor.tls import own_certificate, ssl_context
 
 SECONDS = 5.0
 """For a name to be found, and for a connection to open."""
+PROBE_SECONDS = 3.0
+"""For a probe's connection, its handshake, and each part of the answer."""
+SOON_DAYS = 14
+"""How long before its end a certificate is worth a warning."""
 
 PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics, unless told otherwise"
-PROTOCOL_NAMES = {"v2": "REST", "grpc-v2": "gRPC"}
+
+# From OpenSSL's x509_vfy.h; the ssl module has them as numbers only.
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_UNKNOWN_ISSUER = frozenset({2, 18, 19, 20, 21, 27})
+_OTHER_NAME = frozenset({62, 64})
+
+_FRAME_BYTES, _SETTINGS = 9, 4
+_MOST_BYTES = 4096
 
 
-async def address(subject: Subject) -> Sequence[Finding]:
-    """The name in --predictor_host. Raises ConfigError for what is none."""
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One way to talk to a predictor: its names, Triton's port for it, what a client offers in TLS' handshake, and the
+    bytes that a probe sends."""
+
+    name: str
+    carrier: str
+    port: int
+    alpn: str
+    hello: bytes
+
+    def described(self, tls: bool) -> str:
+        return f"{self.name} ({self.carrier}) {'over TLS' if tls else 'in plain text'}"
+
+
+_GET = b"GET /v2/health/live HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
+# The preface of RFC 9113, section 3.4, and an empty SETTINGS frame.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+WIRES = {
+    "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET),
+    "grpc-v2": Wire("gRPC", "HTTP/2", 8001, "h2", _PREFACE),
+}
+"""By --predictor_protocol."""
+
+
+async def address(subject: Subject) -> list[Finding]:
+    """Whether the name in --predictor_host is found. Raises ConfigError for what is no address."""
     subject.address = where = parse_address(predictor_settings(subject.config))
     try:
         async with asyncio.timeout(SECONDS):
@@ -38,46 +79,49 @@ async def address(subject: Subject) -> Sequence[Finding]:
     return ok(numbers if numbers == where.host else f"{where.host} is {numbers}")
 
 
-async def connection(subject: Subject) -> Sequence[Finding]:
+async def connection(subject: Subject) -> list[Finding]:
     """Whether anything listens there."""
-    where = known(subject.address)
-    named = str(subject.config.predictor_port or "") or str(where.port) in subject.config.predictor_host
-    change = f"correct --predictor_host or --predictor_port ({PORTS})"
+    where, config = subject.address, subject.config
+    named = bool(config.predictor_port) or str(where.port) in config.predictor_host
     assumed = "" if named else f" (no port is set, so it is {where.port})"
     try:
         async with asyncio.timeout(SECONDS):
             _, writer = await asyncio.open_connection(where.host, where.port)
-    except TimeoutError:
-        return failed(
-            f"{where}: no connection within {SECONDS:g} s, as behind a firewall or NetworkPolicy{assumed}", change
-        )
-    except OSError as exc:
-        return failed(f"{where}: {(exc.strerror or str(exc)).lower()}{assumed}", change)
+    except OSError as exc:  # TimeoutError is one
+        if isinstance(exc, TimeoutError):
+            reason = f"no connection within {SECONDS:g} s, as behind a firewall or NetworkPolicy"
+        else:
+            reason = (exc.strerror or str(exc)).lower()
+        return failed(f"{where}: {reason}{assumed}", f"correct --predictor_host or --predictor_port ({PORTS})")
     writer.close()
     return ok(f"{where} is reached")
 
 
-async def protocol(subject: Subject) -> Sequence[Finding]:
-    """Whether what listens there speaks the protocol of the flags, and TLS if they say so. Raises ConfigError."""
-    where = known(subject.address)
-    wanted: str = subject.config.predictor_protocol
+async def protocol(subject: Subject) -> list[Finding]:
+    """Whether the protocol of the flags is spoken there, over TLS if they say so. Raises ConfigError.
+
+    No certificate is verified here: that is for the check of TLS.
+    """
+    where, wanted = subject.address, subject.config.predictor_protocol
     own = own_certificate(predictor_settings(subject.config))
-    replies = {(wanted, where.use_ssl): await say_hello(where, wanted, own, tls=where.use_ssl)}
-    if replies[wanted, where.use_ssl] in (Reply.UNDERSTOOD, Reply.ASKS_FOR_CERTIFICATE):
-        return ok(_described(wanted, where.use_ssl))
-    for other, tls in [(other, tls) for tls in (where.use_ssl, not where.use_ssl) for other in PROTOCOL_NAMES]:
-        if (other, tls) in replies:
-            continue
-        replies[other, tls] = await say_hello(where, other, own, tls=tls)
-        if replies[other, tls] in (Reply.UNDERSTOOD, Reply.ASKS_FOR_CERTIFICATE):
-            found = f"{where} speaks {_described(other, tls)}, the flags say {_described(wanted, where.use_ssl)}"
-            return failed(found, _change(subject, wanted, other, tls))
-    if where.use_ssl and replies[wanted, True] is Reply.CLOSED:
+    answers = []
+    for tls in (where.use_ssl, not where.use_ssl):
+        for spoken in sorted(WIRES, key=lambda one: one != wanted):  # what the flags say comes first
+            wire = WIRES[spoken]
+            context = _trusting_context(wire, own) if tls else None
+            answers.append((await asyncio.to_thread(probe, where, wire, context)).answer)
+            if answers[-1] not in ("understood", "wants a certificate"):
+                continue
+            if (spoken, tls) == (wanted, where.use_ssl):
+                return ok(wire.described(tls))
+            said = WIRES[wanted].described(where.use_ssl)
+            return failed(f"{where} speaks {wire.described(tls)}, the flags say {said}", _flags(subject, spoken, tls))
+    if answers[0] == "closed" and where.use_ssl:
         return failed(
             f"{where} closes the connection after the handshake of TLS, as one does that asks for our certificate",
             "set --predictor_cert_file and --predictor_key_file, or see the predictor's log for its reason",
         )
-    if replies[wanted, where.use_ssl] is Reply.SILENT:
+    if answers[0] == "silent":
         return failed(
             f"{where} takes connections and does not answer",
             "see whether the predictor hangs (its log), or correct --predictor_host and --predictor_port",
@@ -85,21 +129,151 @@ async def protocol(subject: Subject) -> Sequence[Finding]:
     return failed(f"{where} speaks neither REST nor gRPC", f"correct --predictor_host or --predictor_port ({PORTS})")
 
 
-def _described(name: str, tls: bool) -> str:
-    carrier = {"v2": "HTTP/1.1", "grpc-v2": "HTTP/2"}[name]
-    return f"{PROTOCOL_NAMES[name]} ({carrier}) {'over TLS' if tls else 'in plain text'}"
-
-
-def _change(subject: Subject, wanted: str, other: str, tls: bool) -> str:
-    """The flags that say what was found."""
-    changes = []
-    if other != wanted:
-        port = 8000 if wanted == "v2" else 8001
+def _flags(subject: Subject, spoken: str, tls: bool) -> str:
+    """The flags that say what is spoken."""
+    changes, wanted = [], WIRES[subject.config.predictor_protocol]
+    if WIRES[spoken] is not wanted:
         changes.append(
-            f"--predictor_protocol={other}, or the port for {PROTOCOL_NAMES[wanted]} in --predictor_host "
-            f"({port} unless Triton was told otherwise)"
+            f"--predictor_protocol={spoken}, or the port for {wanted.name} in --predictor_host "
+            f"({wanted.port} unless Triton was told otherwise)"
         )
-    if tls is not known(subject.address).use_ssl:
+    if tls is not subject.address.use_ssl:
         scheme = " (or https:// in --predictor_host)" if tls else " (and no https:// in --predictor_host)"
         changes.append(f"--predictor_use_ssl={str(tls).lower()}{scheme}")
     return ", and ".join(changes)
+
+
+async def tls(subject: Subject) -> list[Finding]:
+    """Whether the service trusts the predictor's certificate, and the predictor ours. Raises ConfigError."""
+    where, wire = subject.address, WIRES[subject.config.predictor_protocol]
+    if not where.use_ssl:
+        return skipped("not asked for (--predictor_use_ssl)")
+    context = ssl_context(predictor_settings(subject.config))
+    context.set_alpn_protocols([wire.alpn])
+    seen = await asyncio.to_thread(probe, where, wire, context)
+    error = seen.error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        change = await asyncio.to_thread(_certificate_change, where, wire, error, context)
+        return failed(f"the predictor's certificate is refused: {error.verify_message}", change)
+    reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+    if seen.answer == "wants a certificate":
+        return failed(
+            f"the predictor refuses our certificate, or asks for one: {reason}",
+            "set --predictor_cert_file and --predictor_key_file to a certificate that it trusts",
+        )
+    if error is not None:
+        return failed(f"the handshake fails: {reason}", "see the predictor's log for its reason")
+    until = str(seen.certificate.get("notAfter", ""))
+    left = (ssl.cert_time_to_seconds(until) - time.time()) / 86400 if until else SOON_DAYS
+    names = ", ".join(_names(seen.certificate)) or "no name"
+    found = f"{seen.version}, a certificate for {names} until {until or 'ever'}"
+    if left < SOON_DAYS:
+        return warning(found, f"renew the predictor's certificate: it ends in {left:.0f} days")
+    return ok(found)
+
+
+def _certificate_change(
+    where: Address, wire: Wire, error: ssl.SSLCertVerificationError, context: ssl.SSLContext
+) -> str:
+    if error.verify_code == _EXPIRED:
+        return "renew the predictor's certificate"
+    if error.verify_code == _NOT_YET_VALID:
+        return "compare the clocks of the two machines, or issue the predictor's certificate anew"
+    if error.verify_code in _UNKNOWN_ISSUER:
+        return "name the CA that has signed it with --predictor_ca_file (or --predictor_ca_path)"
+    if error.verify_code in _OTHER_NAME:
+        context.check_hostname = False  # the chain is verified all the same
+        names = ", ".join(_names(probe(where, wire, context).certificate))
+        return f"use one of its names in --predictor_host ({names or 'it has none'}), or issue it for {where.host}"
+    return "see --predictor_ca_file and --predictor_ca_path"
+
+
+def _names(certificate: Mapping[str, Any]) -> list[str]:
+    return [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+
+
+@dataclass(slots=True)
+class Probe:
+    """What came of a first word to a port: ``silent`` is a connection on which nothing comes, ``closed`` one that ends
+    without a word after its handshake. ``error`` ended the attempt; the rest is TLS'."""
+
+    answer: Literal["understood", "wants a certificate", "something else", "silent", "closed"] = "something else"
+    error: Exception | None = None
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""
+
+
+def probe(where: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe:
+    """Says hello to a port, and nothing else; over TLS with a ``context``.
+
+    It blocks, so it runs in a thread. asyncio would not tell what a server refuses after the handshake, as servers of
+    TLS 1.3 refuse a client's certificate.
+    """
+    seen = Probe()
+    try:
+        with _connected(where, context) as connection:
+            if isinstance(connection, ssl.SSLSocket):
+                seen.certificate, seen.version = connection.getpeercert() or {}, connection.version() or "TLS"
+            seen.answer = _exchange(connection, wire)
+        if seen.answer == "closed" and context is not None:
+            # The reset of a connection may hide the refusal from a client that has sent something.
+            with _connected(where, context) as connection:
+                connection.recv(1)
+    except (OSError, ValueError) as error:
+        seen.error = error
+        refusals = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "UNKNOWN_CA")
+        if isinstance(error, ssl.SSLError) and any(part in str(error.reason) for part in refusals):
+            seen.answer = "wants a certificate"
+        elif isinstance(error, TimeoutError) and seen.answer != "closed":
+            seen.answer = "silent"
+    return seen
+
+
+@contextmanager
+def _connected(where: Address, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
+    """A connection, after its handshake if there is a ``context``. Raises OSError, of which ssl.SSLError is one."""
+    with socket.create_connection((where.host, where.port), PROBE_SECONDS) as plain:
+        if context is None:
+            yield plain
+            return
+        with context.wrap_socket(plain, server_hostname=where.host.rstrip(".")) as secured:
+            yield secured
+
+
+def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "something else", "closed"]:
+    """Sends the hello and reads the answer. Raises TimeoutError where none comes, ssl.SSLError for an alert of TLS."""
+    answer = b""
+    try:
+        connection.sendall(wire.hello)
+        while len(answer) < _FRAME_BYTES and (more := connection.recv(_MOST_BYTES)):
+            answer += more
+    except (ConnectionError, ssl.SSLEOFError):
+        return "closed"
+    if not answer:
+        return "closed"
+    if wire.carrier == "HTTP/2":
+        understood = len(answer) >= _FRAME_BYTES and answer[3] == _SETTINGS and not any(answer[5:_FRAME_BYTES])
+    else:
+        understood = _is_http1(connection, answer)
+    return "understood" if understood else "something else"
+
+
+def _is_http1(connection: socket.socket, answer: bytes) -> bool:
+    """Whether it is an answer to the request, and not one that says that TLS is spoken here."""
+    if not re.match(rb"HTTP/1\.\d 400", answer):
+        return answer.startswith(b"HTTP/1.")
+    with suppress(OSError):
+        while len(answer) < _MOST_BYTES and (more := connection.recv(_MOST_BYTES)):
+            answer += more
+    return b"HTTPS" not in answer  # nginx's "plain HTTP request was sent to HTTPS port", and Go's and Envoy's
+
+
+def _trusting_context(wire: Wire, own: KeyPair | None) -> ssl.SSLContext:
+    """One that takes any certificate, and shows ``own`` to a server that asks for one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols([wire.alpn])
+    if own is not None:
+        own.load_into(context)
+    return context

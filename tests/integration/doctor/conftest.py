@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.commands.doctor.findings import Result
-from hf_transformer.commands.doctor.subject import Subject
-from hf_transformer.commands.doctor.table import CHECKS, examine
+from hf_transformer.commands.doctor.examination import Result, Subject, examine
+from hf_transformer.commands.doctor.command import CHECKS
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.config.options import parse_config
 from tests.service import flags_for
@@ -24,7 +23,7 @@ from tests.triton_repository import task_model_folder
 async def results_of(flags: Sequence[str]) -> list[Result]:
     """What the doctor finds with these flags."""
     config, notes = parse_config(flags, {})
-    return [one async for one in examine(Subject(config, notes))]
+    return [one async for one in examine(Subject(config, notes), CHECKS)]
 
 
 def troubles(results: Sequence[Result]) -> dict[str, Result]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.doctor import hello
-from hf_transformer.commands.doctor.findings import Result
+from hf_transformer.commands.doctor import network
+from hf_transformer.commands.doctor.examination import Result
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.doctor.conftest import Diagnose, results_of, troubles
 from tests.predictor.fault_server import Connection, nobody, scripted
@@ -116,7 +116,7 @@ async def test_plain_text_to_a_port_that_speaks_tls(triton: LocalTriton, protoco
 
 async def test_a_refusal_of_plain_text_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """As nginx and others answer plain HTTP on a TLS port."""
-    monkeypatch.setattr(hello, "SECONDS", 0.2)
+    monkeypatch.setattr(network, "PROBE_SECONDS", 0.2)
 
     async def refuse(connection: Connection) -> None:
         await connection.request()
@@ -128,7 +128,7 @@ async def test_a_refusal_of_plain_text_in_words(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_predictor_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hello, "SECONDS", 0.1)
+    monkeypatch.setattr(network, "PROBE_SECONDS", 0.1)
     async with scripted(Connection.until_closed) as host:
         found = await examined(host, "v2")
     assert list(found) == ["protocol"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.doctor import shared
+from hf_transformer.commands.doctor import shared_memory
 from tests.integration.doctor.conftest import Diagnose
 from tests.triton_repository import DEMO_MODEL as DEMO
 from tests.triton_repository import task_model_folder
@@ -261,7 +261,7 @@ def test_outputs_that_are_too_large(diagnose: Diagnose) -> None:
 def test_memory_that_the_predictor_does_not_see(
     diagnose: Diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "FOLDER", tmp_path)
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     found = diagnose("bert_masked")
     assert list(found) == ["shared memory"]
     assert "can't use our" in found["shared memory"].found
