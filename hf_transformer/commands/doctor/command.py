@@ -10,8 +10,7 @@ import logging
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import get_args
 
 import orjson
@@ -109,26 +108,20 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 print(row(one, columns), flush=True)
         return found
 
-    with _quiet():
+    # The findings say what the service would log. Errors are bugs, and are shown.
+    log, errors = logging.getLogger("hf_transformer"), logging.StreamHandler()
+    errors.setLevel(logging.ERROR)
+    log.addHandler(errors)  # without any handler, logging prints warnings too
+    try:
         found = asyncio.run(results())
+    finally:
+        log.removeHandler(errors)
     code = exit_code(found, strict=strict)
     if as_json:
         print(json_text(config.model_name, found, code))
     else:
         print(f"{rest(found, columns)}\n{summary(found, code)}")
     return code
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences what the service would log: the findings say the same. Bugs of ours are still shown."""
-    log, faults = logging.getLogger("hf_transformer"), logging.StreamHandler()
-    faults.setLevel(logging.ERROR)
-    log.addHandler(faults)  # without a handler, logging's last resort would print warnings
-    try:
-        yield
-    finally:
-        log.removeHandler(faults)
 
 
 def exit_code(results: Sequence[Result], *, strict: bool) -> int:
@@ -173,10 +166,7 @@ def summary(results: Sequence[Result], code: int) -> str:
 
 def json_text(model_name: str, results: Sequence[Result], code: int) -> str:
     """{"version", "model", "exit_code", "results": [{"name", "status", "found", "change", "seconds"}]}, indented."""
-    rows = [
-        {"name": one.name, "status": one.status, "found": one.found, "change": one.change}
-        | {"seconds": round(one.seconds, 4)}
-        for one in results
-    ]
+    names = ("name", "status", "found", "change")
+    rows = [{name: getattr(one, name) for name in names} | {"seconds": round(one.seconds, 4)} for one in results]
     document = {"version": __version__, "model": model_name, "exit_code": code, "results": rows}
     return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()

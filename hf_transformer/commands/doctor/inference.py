@@ -7,7 +7,7 @@ Nothing is sent that a client's text could not hold. All texts are the doctor's 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +16,11 @@ import orjson
 from hf_transformer.commands.doctor.advice import GENERATES
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.core.batch import EncodingForm
-from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import PredictorDenied, PredictorError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.model_wiring import filling, most_shared_bytes, scheduler_settings
-from hf_transformer.pair import BoundPair
+from hf_transformer.pair import BoundPair, Pair
 from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
 
 TEXT = "The capital of France is a city on a river."
@@ -46,8 +45,8 @@ async def inference(subject: Subject) -> list[Finding]:
     if isinstance(subject.pipeline, GenerationPipeline):
         await subject.pipeline.trial()
         return ok("a prompt is continued by a token")
-    encoding = sample(subject)
-    [outputs] = await ask(subject, [encoding])
+    text = sample(subject.pair)
+    [outputs] = await ask(subject, [text])
     for role, values in outputs.items():
         # -inf is a legitimate logit: that of a banned token.
         if np.isnan(values).any() or np.isposinf(values).any():
@@ -56,16 +55,16 @@ async def inference(subject: Subject) -> list[Finding]:
                 "export the model again, in FP32 if it is FP16: that overflows",
             )
     shapes = ", ".join(f"{role} {list(values.shape)}" for role, values in outputs.items())
-    return ok(f"{len(encoding)} tokens -> {shapes}")
+    return ok(f"{len(text)} tokens -> {shapes}")
 
 
 async def other_text(subject: Subject) -> list[Finding]:
     """Whether another text has other outputs. Raises RequestError."""
-    if isinstance(subject.pipeline, GenerationPipeline):
+    if not isinstance(subject.pair, BoundPair):
         return skipped(GENERATES)
-    encoding = sample(subject)
-    [outputs] = await ask(subject, [encoding])
-    [others] = await ask(subject, [_altered(encoding, subject.pair.tokenizer.vocab_size)])
+    text = sample(subject.pair)
+    [outputs] = await ask(subject, [text])
+    [others] = await ask(subject, [_altered(text, subject.pair.tokenizer.vocab_size)])
     if all(np.array_equal(values, others[role]) for role, values in outputs.items()):
         return failed(
             "two texts without a word in common have the same outputs",
@@ -75,116 +74,112 @@ async def other_text(subject: Subject) -> list[Finding]:
 
 
 async def longest_text(subject: Subject) -> list[Finding]:
-    """Whether the model takes as many tokens as its files promise, those it generates included. Raises RequestError."""
-    generates = isinstance(subject.pipeline, GenerationPipeline)
-    longest, fixed = _longest(subject), False
+    """Whether the model takes as many tokens as its files promise, a generated one included. Raises RequestError."""
+    pair = subject.pair
+    text, longest, fixed = sample(pair), _longest(pair), False
     length = len(longest)
-    if isinstance(subject.pair, BoundPair):
-        signature, most = subject.pair.signature, subject.config.max_predictor_response_bytes
-        size, fixed = signature.output_bytes(length), signature.length is not None
+    if isinstance(pair, BoundPair):
+        fixed = pair.signature.length is not None
+        size, most = pair.signature.output_bytes(length), pair.config.max_predictor_response_bytes
         if size > most:
             return failed(
                 f"the outputs for {length} tokens have {size} bytes, and {most} are taken",
                 f"raise --max_predictor_response_bytes to {size + 65536}, or lower --max_model_len",
             )
-
-    async def refuses(size: int) -> PredictorError | None:
-        return await _refusal(_answer(subject, _shortened(longest, size)))
-
-    error = await refuses(length)
+    error = await _refusal(subject, [longest])
+    if error is None and isinstance(pair, BoundPair):
+        return ok(f"{length} tokens are answered")
     if error is None:
-        return ok(f"a prompt of {length} tokens is continued" if generates else f"{length} tokens are answered")
-    text = sample(subject)
-    if fixed or await _refusal(_answer(subject, text)):
+        return ok(f"a prompt of {length} tokens is continued")
+    if fixed or await _refusal(subject, [text]):
         return _broken(f"a text of {length} tokens fails: {error}")
-    found = await _highest(len(text) if len(text) < length else 0, length, refuses)
-    if generates:
+    works = len(text) if len(text) < length else 0
+    found = await _highest(subject, works, length, lambda size: [_shortened(longest, size)])
+    if isinstance(pair, BoundPair):
         return failed(
-            f"the model continues prompts of up to {found} tokens, tokenizer and config.json allow {length}",
-            f"set --max_model_len={found + 1}, or raise the limit that the model was built with (max_input_len, "
-            "max_model_len)",
+            f"the model answers texts of up to {found} tokens, tokenizer and config.json allow {length}: {error}",
+            f"set --max_model_len={found}, or export the model with the positions that its config.json promises",
         )
     return failed(
-        f"the model answers texts of up to {found} tokens, tokenizer and config.json allow {length}: {error}",
-        f"set --max_model_len={found}, or export the model with the positions that its config.json promises",
+        f"the model continues prompts of up to {found} tokens, tokenizer and config.json allow {length}",
+        f"set --max_model_len={found + 1}, or raise the limit that the model was built with (max_input_len, "
+        "max_model_len)",
     )
 
 
 async def highest_id(subject: Subject) -> list[Finding]:
     """Whether the model has an embedding for each of the tokenizer's ids. Raises RequestError."""
-    text, top = sample(subject), subject.pair.tokenizer.vocab_size - 1
+    text, top = sample(subject.pair), subject.pair.tokenizer.vocab_size - 1
     place = len(text) // 2
 
-    async def refuses(number: int) -> PredictorError | None:
-        ids = [*text.ids[:place], number, *text.ids[place + 1 :]]
-        return await _refusal(_answer(subject, replace(text, ids=ids)))
+    def having(number: int) -> list[Encoding]:
+        return [replace(text, ids=[*text.ids[:place], number, *text.ids[place + 1 :]])]
 
-    if await refuses(top) is None:
-        return ok(f"id {top} is {'continued' if isinstance(subject.pipeline, GenerationPipeline) else 'answered'}")
-    if await _refusal(_answer(subject, text)):
+    if await _refusal(subject, having(top)) is None:
+        return ok(f"id {top} is {'answered' if isinstance(subject.pair, BoundPair) else 'continued'}")
+    if await _refusal(subject, [text]):
         return _broken(f"the model answers no text since one had the token id {top}")
+    found = await _highest(subject, -1, top, having)
     return failed(
-        f"the model takes token ids up to {await _highest(-1, top, refuses)}, the tokenizer's go up to {top}",
+        f"the model takes token ids up to {found}, the tokenizer's go up to {top}",
         "serve the model with its own tokenizer (--model_dir, --model_id), or resize its embeddings before the export",
     )
 
 
 async def batch_invariance(subject: Subject) -> list[Finding]:
     """Whether a full batch is answered, and whether a text's answer depends on what shares it. Raises RequestError."""
-    if isinstance(subject.pipeline, GenerationPipeline):
+    pair = subject.pair
+    if not isinstance(pair, BoundPair):
         return skipped(GENERATES)
-    pair = subject.bound
-    signature, form = pair.signature, form_of(pair)
+    signature, form, text = pair.signature, form_of(pair), sample(pair)
     if signature.max_rows < 2:
         return skipped("the model takes one text at a time")
-    text = sample(subject)
-    padded = signature.masked or signature.length is not None
-    other = _longer(text, form.length(text), pair.length) if padded else _altered(text, pair.tokenizer.vocab_size)
+    if padded := signature.masked or signature.length is not None:
+        longest = _longest(pair)
+        other = _shortened(longest, min(3 * form.length(text), len(longest)))
+    else:
+        other = _altered(text, pair.tokenizer.vocab_size)
     width, limits = form.length(other), form.limits(other)
-    sizes = range(signature.max_rows, 2, -1)
-    rows = next((size for size in sizes if limits.allow(size, width, size * width)), 2)
+    rows = next((rows for rows in range(signature.max_rows, 2, -1) if limits.allow(rows, width, rows * width)), 2)
 
-    async def together(size: int) -> Outputs:
-        return (await ask(subject, [text, *[other] * (size - 1)]))[0]
-
-    async def refuses(size: int) -> PredictorError | None:
-        return await _refusal(together(size))
+    def together(count: int) -> list[Encoding]:
+        return [text, *[other] * (count - 1)]
 
     [alone] = await ask(subject, [text])
-    if (error := await refuses(rows)) is not None:
-        found = await _highest(0, rows, refuses)
+    if error := await _refusal(subject, together(rows)):
+        found = await _highest(subject, 0, rows, together)
         return failed(
             f"the model answers up to {found} texts in a batch, and {rows} would be sent: {error}",
             f'set "max_batch_size: {found}" in config.pbtxt, or export the model with a free batch axis',
         )
-    worst = _difference(alone, await together(rows))
-    others = f"{rows - 1} {'longer' if padded else 'equally long'}"
+    worst = _difference(alone, (await ask(subject, together(rows)))[0])
+    others = f"a batch with {rows - 1} {'longer' if padded else 'equally long'} ones"
     if not worst:
-        return ok(f"the answer to a text is the same in a batch with {others} ones")
-    said = f"the answer to a text changes by {worst:.1e} of its largest value in a batch with {others} ones"
+        return ok(f"the answer to a text is the same in {others}")
+    said = f"the answer to a text changes by {worst:.1e} of its largest value in {others}"
     tolerance = max(TOLERANCES.get(output.datatype, TOLERANCE) for output in signature.outputs)
     if worst <= tolerance:
         return ok(f"{said} (tolerance {tolerance:g})")
-    cause = "its attention_mask hides the padding" if signature.masked else "its rows do not mix"
-    change = f'export the model so that {cause}, or set "max_batch_size: 1" in config.pbtxt'
+    remedy = "its attention_mask hides the padding" if signature.masked else "its rows do not mix"
+    change = f'export the model so that {remedy}, or set "max_batch_size: 1" in config.pbtxt'
     return failed(said, change) if worst > UNUSABLE else warning(said, change)
 
 
 async def smoke_test(subject: Subject) -> list[Finding]:
     """A text all the way, as a client's goes, and the time of each stage. Raises RequestError."""
-    context, pipeline = Context("doctor", {}), subject.pipeline
-    times, began = context.timings, time.perf_counter()
+    context, pipeline, began = Context("doctor", {}), subject.pipeline, time.perf_counter()
+    times = context.timings
     if isinstance(pipeline, GenerationPipeline):
         answers = await pipeline(Query([TEXT], {"max_new_tokens": NEW_TOKENS}), context)
         answer = answers.predictions[0][0]["generated_text"].removeprefix(TEXT)
         stages = {f"{NEW_TOKENS} tokens at most in": time.perf_counter() - began}
     else:
-        answers = await pipeline(Query([_instance(subject)], {}), context)
+        answers = await pipeline(Query([_instance(subject.pair)], {}), context)
         answer = answers.predictions[0]
         stages = {"queue": times.queue, "predict": times.predict - times.queue, "decode": times.postprocess}
-    stages = {"tokenize": times.preprocess, **stages}
     shown = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    stages = {"tokenize": times.preprocess} | stages
     took = ", ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in stages.items())
     return ok(f"{context.tokens} tokens -> {shown}; {took}")
 
@@ -201,34 +196,29 @@ def form_of(pair: BoundPair) -> EncodingForm:
     )
 
 
-async def ask(subject: Subject, encodings: Sequence[Encoding]) -> list[Outputs]:
+async def ask(subject: Subject, texts: Sequence[Encoding]) -> list[Outputs]:
     """One batch, without scheduler and task; each text's outputs, copied. Raises RequestError, also for outputs of
     another shape than promised."""
     form = form_of(subject.bound)
-    packed = form.pack(encodings)
+    packed = form.pack(texts)
     reply = await subject.predictor.infer(packed.inputs, packed.outputs, {})
     try:
-        found = form.unpack(encodings, packed, reply.tensors)
+        found = form.unpack(texts, packed, reply.tensors)
         return [{role: data.copy() for role, data in rows.items()} for rows in found]
     finally:
         reply.release()
 
 
-async def _answer(subject: Subject, encoding: Encoding) -> None:
-    """Has the model answer these tokens, or continue them by one. Raises RequestError."""
-    if isinstance(subject.pipeline, Pipeline):
-        await ask(subject, [encoding])
-        return
-    prompt = TokenIds(tuple(encoding.ids))
-    request = GenerationRequest(prompts=[prompt], sampling=Sampling(max_tokens=1, greedy=True))
-    async with await subject.pipeline.start(request, Context("doctor", {})) as generation:
-        await generation.collect()
-
-
-async def _refusal(question: Awaitable[object]) -> PredictorError | None:
-    """The model's own error, None where it answers. Any other error is raised."""
+async def _refusal(subject: Subject, texts: Sequence[Encoding]) -> PredictorError | None:
+    """The model's own error, None where it answers the texts, or continues them by a token. Other errors are raised."""
     try:
-        await question
+        if not isinstance(subject.pipeline, GenerationPipeline):
+            await ask(subject, texts)
+        else:
+            prompts = [TokenIds(tuple(text.ids)) for text in texts]
+            request = GenerationRequest(prompts=prompts, sampling=Sampling(max_tokens=1, greedy=True))
+            async with await subject.pipeline.start(request, Context("doctor", {})) as generation:
+                await generation.collect()
     except PredictorDenied:
         raise
     except PredictorError as error:
@@ -236,11 +226,11 @@ async def _refusal(question: Awaitable[object]) -> PredictorError | None:
     return None
 
 
-async def _highest(works: int, fails: int, refuses: Callable[[int], Awaitable[PredictorError | None]]) -> int:
-    """The highest number that the model does not refuse, between one that works and one that fails."""
+async def _highest(subject: Subject, works: int, fails: int, texts: Callable[[int], Sequence[Encoding]]) -> int:
+    """The highest number whose texts the model does not refuse, between one that works and one that fails."""
     while fails - works > 1:
         middle = (works + fails) // 2
-        if await refuses(middle):
+        if await _refusal(subject, texts(middle)):
             fails = middle
         else:
             works = middle
@@ -261,11 +251,11 @@ def _difference(one: Outputs, other: Outputs) -> float:
     return worst
 
 
-def _instance(subject: Subject) -> Json:
+def _instance(pair: Pair) -> Json:
     """An instance for the task, as a client would send it: a plain text unless the task wants another form."""
-    match subject.pair.task.name:
+    match pair.task.name:
         case "fill_mask":
-            return f"The capital of France is {subject.pair.tokenizer.mask_token}."
+            return f"The capital of France is {pair.tokenizer.mask_token}."
         case "question_answering":
             return {"question": "Where does the river flow?", "context": TEXT}
         case "rerank":
@@ -276,42 +266,35 @@ def _instance(subject: Subject) -> Json:
             return TEXT
 
 
-def sample(subject: Subject) -> Encoding:
+def sample(pair: Pair) -> Encoding:
     """The tokens of the first text of ``_instance``, as long as the model takes it."""
-    pair = subject.pair
+    tokenizer = pair.tokenizer.with_max_length(_most_tokens(pair))
     if not isinstance(pair, BoundPair):
-        return pair.tokenizer.with_max_length(pair.tokenizer.max_length - 1).encode([TEXT])[0]
+        return tokenizer.encode([TEXT])[0]
     options = pair.task.options({})
-    item = pair.task.item(_instance(subject), "the sample", options)
-    tokenizer = pair.tokenizer.with_max_length(pair.length)
+    item = pair.task.item(_instance(pair), "the sample", options)
     return tokenizer.encode_windows(pair.task.texts(item, options)[:1], pair.task.tokenization(options))[0][0]
 
 
-def _longest(subject: Subject) -> Encoding:
-    """As many tokens as the service ever sends in one text: a model that generates needs room for one more."""
-    pair = subject.pair
-    length = pair.length if isinstance(pair, BoundPair) else pair.tokenizer.max_length - 1
+def _longest(pair: Pair) -> Encoding:
+    """As many tokens as the service ever sends in one text."""
+    length = _most_tokens(pair)
     return pair.tokenizer.with_max_length(length).encode([WORD * length])[0]
 
 
-def _shortened(encoding: Encoding, length: int) -> Encoding:
+def _most_tokens(pair: Pair) -> int:
+    """Of one text; a model that generates needs room for a new one."""
+    return pair.length if isinstance(pair, BoundPair) else pair.tokenizer.max_length - 1
+
+
+def _shortened(text: Encoding, length: int) -> Encoding:
     """The first ``length`` tokens, of which the last stays the last: it may be one that ends each text."""
-    ids = [*encoding.ids[: length - 1], encoding.ids[-1]]
-    return replace(encoding, ids=ids, type_ids=encoding.type_ids[:length])
+    return replace(text, ids=[*text.ids[: length - 1], text.ids[-1]], type_ids=text.type_ids[:length])
 
 
-def _altered(encoding: Encoding, vocabulary: int) -> Encoding:
+def _altered(text: Encoding, vocabulary: int) -> Encoding:
     """Another text of the same length: all tokens but the first and the last are others."""
-    inner = slice(1, -1) if len(encoding) > 2 else slice(None)
-    ids = list(encoding.ids)
+    inner = slice(1, -1) if len(text) > 2 else slice(None)
+    ids = list(text.ids)
     ids[inner] = [(number + vocabulary // 3) % vocabulary for number in ids[inner]]
-    return replace(encoding, ids=ids)
-
-
-def _longer(encoding: Encoding, width: int, length: int) -> Encoding:
-    """The same text several times over, up to ``length`` tokens, so that the first one is padded beside it to more than
-    the ``width`` that it has alone."""
-    inner = encoding.ids[1:-1]
-    times = max(3, width // max(len(inner), 1) + 1)
-    ids = [encoding.ids[0], *(inner * times), encoding.ids[-1]][: max(length, 1)]
-    return Encoding(ids, [0] * len(ids))
+    return replace(text, ids=ids)

@@ -8,9 +8,9 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.credentials import KeyPair
@@ -28,35 +28,42 @@ SOON_DAYS = 14
 PORTS = "Triton listens on 8000 for REST, on 8001 for gRPC and on 8002 for metrics, unless told otherwise"
 
 # From OpenSSL's x509_vfy.h; the ssl module has them as numbers only.
-_NOT_YET_VALID, _EXPIRED = 9, 10
-_UNKNOWN_ISSUER = frozenset({2, 18, 19, 20, 21, 27})
-_OTHER_NAME = frozenset({62, 64})
+_OTHER_NAME = (62, 64)
+_CHANGES = {
+    9: "compare the clocks of the two machines, or issue the predictor's certificate anew",  # not yet valid
+    10: "renew the predictor's certificate",  # expired
+    **dict.fromkeys(
+        (2, 18, 19, 20, 21, 27),  # an unknown issuer
+        "name the CA that has signed it with --predictor_ca_file (or --predictor_ca_path)",
+    ),
+}
 
-_FRAME_BYTES, _SETTINGS = 9, 4
-_MOST_BYTES = 4096
 
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """One way to talk to a predictor: its names, Triton's port for it, what a client offers in TLS' handshake, and the
-    bytes that a probe sends."""
+class Wire(NamedTuple):
+    """One way to talk to a predictor: how it is called, and Triton's ``port`` for it. A client offers ``alpn`` in the
+    handshake of TLS. A probe sends ``hello``; the first ``enough`` bytes that come back match ``answer``."""
 
     name: str
     carrier: str
     port: int
     alpn: str
     hello: bytes
+    answer: re.Pattern[bytes]
+    enough: int
 
     def described(self, tls: bool) -> str:
         return f"{self.name} ({self.carrier}) {'over TLS' if tls else 'in plain text'}"
 
 
 _GET = b"GET /v2/health/live HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
-# The preface of RFC 9113, section 3.4, and an empty SETTINGS frame.
+# nginx, Go and Envoy answer plain HTTP on a TLS port with 400 and a text that names HTTPS.
+_HTTP1 = re.compile(rb"HTTP/1\.\d (?!400.*HTTPS)", re.DOTALL)
+# The preface of RFC 9113, section 3.4, and an empty SETTINGS frame. A server answers with such a frame.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+_SETTINGS = re.compile(rb".{3}\x04.\0{4}", re.DOTALL)
 WIRES = {
-    "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET),
-    "grpc-v2": Wire("gRPC", "HTTP/2", 8001, "h2", _PREFACE),
+    "v2": Wire("REST", "HTTP/1.1", 8000, "http/1.1", _GET, _HTTP1, 4096),
+    "grpc-v2": Wire("gRPC", "HTTP/2", 8001, "h2", _PREFACE, _SETTINGS, 9),
 }
 """By --predictor_protocol."""
 
@@ -153,7 +160,11 @@ async def tls(subject: Subject) -> list[Finding]:
     seen = await asyncio.to_thread(probe, where, wire, context)
     error = seen.error
     if isinstance(error, ssl.SSLCertVerificationError):
-        change = await asyncio.to_thread(_certificate_change, where, wire, error, context)
+        change = _CHANGES.get(error.verify_code, "see --predictor_ca_file and --predictor_ca_path")
+        if error.verify_code in _OTHER_NAME:
+            context.check_hostname = False  # the chain is verified all the same
+            names = _names((await asyncio.to_thread(probe, where, wire, context)).certificate, "it has none")
+            change = f"use one of its names in --predictor_host ({names}), or issue it for {where.host}"
         return failed(f"the predictor's certificate is refused: {error.verify_message}", change)
     reason = getattr(error, "reason", None) or str(error) or type(error).__name__
     if seen.answer == "wants a certificate":
@@ -165,31 +176,15 @@ async def tls(subject: Subject) -> list[Finding]:
         return failed(f"the handshake fails: {reason}", "see the predictor's log for its reason")
     until = str(seen.certificate.get("notAfter", ""))
     left = (ssl.cert_time_to_seconds(until) - time.time()) / 86400 if until else SOON_DAYS
-    names = ", ".join(_names(seen.certificate)) or "no name"
-    found = f"{seen.version}, a certificate for {names} until {until or 'ever'}"
+    found = f"{seen.version}, a certificate for {_names(seen.certificate, 'no name')} until {until or 'ever'}"
     if left < SOON_DAYS:
         return warning(found, f"renew the predictor's certificate: it ends in {left:.0f} days")
     return ok(found)
 
 
-def _certificate_change(
-    where: Address, wire: Wire, error: ssl.SSLCertVerificationError, context: ssl.SSLContext
-) -> str:
-    if error.verify_code == _EXPIRED:
-        return "renew the predictor's certificate"
-    if error.verify_code == _NOT_YET_VALID:
-        return "compare the clocks of the two machines, or issue the predictor's certificate anew"
-    if error.verify_code in _UNKNOWN_ISSUER:
-        return "name the CA that has signed it with --predictor_ca_file (or --predictor_ca_path)"
-    if error.verify_code in _OTHER_NAME:
-        context.check_hostname = False  # the chain is verified all the same
-        names = ", ".join(_names(probe(where, wire, context).certificate))
-        return f"use one of its names in --predictor_host ({names or 'it has none'}), or issue it for {where.host}"
-    return "see --predictor_ca_file and --predictor_ca_path"
-
-
-def _names(certificate: Mapping[str, Any]) -> list[str]:
-    return [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+def _names(certificate: Mapping[str, Any], otherwise: str) -> str:
+    names = certificate.get("subjectAltName", ())
+    return ", ".join(str(name) for kind, name in names if kind in ("DNS", "IP Address")) or otherwise
 
 
 @dataclass(slots=True)
@@ -245,27 +240,16 @@ def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "s
     answer = b""
     try:
         connection.sendall(wire.hello)
-        while len(answer) < _FRAME_BYTES and (more := connection.recv(_MOST_BYTES)):
+        while len(answer) < wire.enough and (more := connection.recv(wire.enough)):
             answer += more
     except (ConnectionError, ssl.SSLEOFError):
-        return "closed"
+        pass  # what has come may tell
+    except TimeoutError:
+        if not answer:
+            raise
     if not answer:
         return "closed"
-    if wire.carrier == "HTTP/2":
-        understood = len(answer) >= _FRAME_BYTES and answer[3] == _SETTINGS and not any(answer[5:_FRAME_BYTES])
-    else:
-        understood = _is_http1(connection, answer)
-    return "understood" if understood else "something else"
-
-
-def _is_http1(connection: socket.socket, answer: bytes) -> bool:
-    """Whether it is an answer to the request, and not one that says that TLS is spoken here."""
-    if not re.match(rb"HTTP/1\.\d 400", answer):
-        return answer.startswith(b"HTTP/1.")
-    with suppress(OSError):
-        while len(answer) < _MOST_BYTES and (more := connection.recv(_MOST_BYTES)):
-            answer += more
-    return b"HTTPS" not in answer  # nginx's "plain HTTP request was sent to HTTPS port", and Go's and Envoy's
+    return "understood" if wire.answer.match(answer) else "something else"
 
 
 def _trusting_context(wire: Wire, own: KeyPair | None) -> ssl.SSLContext:

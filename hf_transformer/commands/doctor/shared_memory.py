@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import Packed
 from hf_transformer.errors import RequestError
 from hf_transformer.pair import BoundPair
-from hf_transformer.predictor.base import Reply, Transport
+from hf_transformer.predictor.base import Transport
 from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, aligned, free_bytes
-from hf_transformer.types import Array
 
 OTHERWISE = "or set --predictor_shared_memory=off; outputs travel in the responses until then, and work as well"
 MIB = 2**20
@@ -49,7 +48,7 @@ async def shared_memory(subject: Subject) -> list[Finding]:
             f"{config.predictor_shared_memory_bytes // MIB} MiB and {MARGIN // MIB} MiB have to stay free",
             f"enlarge {FOLDER} (sizeLimit of the emptyDir, --shm-size), lower the flag, {OTHERWISE}",
         )
-    packed = form_of(pair).pack([sample(subject)])
+    packed = form_of(pair).pack([sample(pair)])
     try:
         async with asyncio.timeout(CALL_SECONDS):
             arrived = await _arrives(subject.admin, packed)
@@ -74,23 +73,22 @@ async def _arrives(transport: Transport, packed: Packed) -> bool:
         OSError: /dev/shm is missing or full.
     """
     outputs = list(packed.sizes)
-    inline = _copies(await transport.infer(packed.inputs, outputs, {}))
-    with closing(Region(sum(map(aligned, packed.sizes.values())), FOLDER)) as region:
+    with ExitStack() as stack:
+        inline = await transport.infer(packed.inputs, outputs, {})
+        stack.callback(inline.release)
+        region = stack.enter_context(closing(Region(sum(map(aligned, packed.sizes.values())), FOLDER)))
         await transport.register_region(region.name, region.key, region.size)
         try:
             await asyncio.to_thread(region.fill)
             slot = region.take(packed.sizes)
             if slot is None:
                 raise OSError(f"the region of {region.size} bytes has no place for {packed.sizes}")
-            shared = _copies(await transport.infer(packed.inputs, outputs, {}, destination=slot.destination))
+            shared = await transport.infer(packed.inputs, outputs, {}, destination=slot.destination)
+            stack.callback(shared.release)
         finally:
             with suppress(RequestError):
                 await transport.unregister_region(region.name)
-    return all(np.allclose(data, shared[name], rtol=_RELATIVE, atol=_ABSOLUTE) for name, data in inline.items())
-
-
-def _copies(reply: Reply) -> dict[str, Array]:
-    """A reply's outputs by name. The reply is over then."""
-    copies = {name: tensor.data.copy() for name, tensor in reply.tensors.items()}
-    reply.release()
-    return copies
+        return all(
+            np.allclose(tensor.data, shared.tensors[name].data, rtol=_RELATIVE, atol=_ABSOLUTE)
+            for name, tensor in inline.tensors.items()
+        )
