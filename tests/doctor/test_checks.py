@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from hf_transformer.commands.doctor import model
 from hf_transformer.commands.doctor.command import CHECKS
-from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine, failed, ok, warning
+from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.model_wiring import predictor_settings
@@ -45,34 +45,32 @@ def subject() -> Subject:
     return subject
 
 
-async def fine(subject: Subject) -> list[Finding]:
-    return ok("fine")
+def giving(*findings: Finding) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
+    async def run(subject: Subject) -> Sequence[Finding]:
+        return findings
+
+    return run
 
 
-async def doubtful(subject: Subject) -> list[Finding]:
-    return warning("doubtful", "change it")
+def raising(error: Exception) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
+    async def run(subject: Subject) -> Sequence[Finding]:
+        raise error
+
+    return run
 
 
-async def broken(subject: Subject) -> list[Finding]:
-    return [*failed("broken", "mend it"), *failed("broken twice", "mend it again")]
-
-
-async def slow(subject: Subject) -> list[Finding]:
-    raise PredictorTimeout("too slow")
-
-
-async def faulty(subject: Subject) -> list[Finding]:
-    raise ZeroDivisionError
+FINE = giving(Finding("ok", "fine"))
+BUG = raising(ZeroDivisionError())
 
 
 async def test_a_failed_check_blocks_what_needs_it(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
     checks = [
-        Check("a", broken),
-        Check("b", faulty, ("a",)),
-        Check("c", faulty, ("b",)),
-        Check("d", doubtful),
-        Check("e", fine, ("d",)),
-        Check("f", slow, hint="wait"),
+        Check("a", giving(Finding("failed", "broken", "mend it"), Finding("failed", "broken twice", "mend it again"))),
+        Check("b", BUG, ("a",)),
+        Check("c", BUG, ("b",)),
+        Check("d", giving(Finding("warning", "doubtful", "change it"))),
+        Check("e", FINE, ("d",)),
+        Check("f", raising(PredictorTimeout("too slow")), hint="wait"),
     ]
     results = [(one.name, one.status, one.found, one.change, one.blocked) async for one in examine(subject, checks)]
     assert results == [
@@ -91,7 +89,7 @@ async def test_a_bug_in_a_check_keeps_no_other_from_being_made(
     subject: Subject, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        results = [one async for one in examine(subject, [Check("a", faulty), Check("b", fine)])]
+        results = [one async for one in examine(subject, [Check("a", BUG), Check("b", FINE)])]
     assert [one.status for one in results] == ["failed", "ok"]
     assert results[0].found == "the check itself failed: ZeroDivisionError"
     assert caplog.records[0].exc_info is not None
@@ -105,28 +103,22 @@ def test_a_check_comes_after_those_that_it_needs() -> None:
         seen.add(check.name)
 
 
+def entry(state: str, reason: str = "", name: str = "bert") -> RepositoryEntry:
+    return RepositoryEntry(name, "1", state, reason)
+
+
+MANY = [entry("READY", name=f"model_{number:02}") for number in range(14)]
+
+
 @pytest.mark.parametrize(
     ("index", "found", "change"),
     [
         pytest.param(
-            [RepositoryEntry("bert", "1", "UNAVAILABLE", "Internal: failed to load model.onnx")],
-            "is UNAVAILABLE: Internal: failed to load model.onnx",
-            "config.pbtxt",
-            id="broken",
+            [entry("UNAVAILABLE", "no model.onnx")], "is UNAVAILABLE: no model.onnx", "config.pbtxt", id="bad"
         ),
-        pytest.param([RepositoryEntry("bert", "1", "LOADING", "")], "is being loaded", "wait", id="loading"),
-        pytest.param(
-            [RepositoryEntry("bert", "1", "UNAVAILABLE", "unloaded")],
-            "but UNAVAILABLE",
-            "--load-model=bert",
-            id="unloaded",
-        ),
-        pytest.param(
-            [RepositoryEntry(f"model_{number:02}", "1", "READY", "") for number in range(14)],
-            "it has model_00, model_01,",
-            "--model_name",
-            id="others",
-        ),
+        pytest.param([entry("LOADING")], "is being loaded", "wait", id="loading"),
+        pytest.param([entry("UNAVAILABLE", "unloaded")], "but UNAVAILABLE", "--load-model=bert", id="unloaded"),
+        pytest.param(MANY, "it has model_00, model_01,", "--model_name", id="others"),
         pytest.param(None, "has no model 'bert'", "--model_name", id="no index"),
         pytest.param(PredictorUnavailable("gone"), "has no model 'bert'", "--model_name", id="gone"),
     ],

@@ -89,8 +89,7 @@ async def test_an_address_that_leads_nowhere(address: str, name: str, says: str)
 
 async def test_the_port_of_the_other_protocol(triton: LocalTriton, protocol: str) -> None:
     found = await examined(address_of(triton, OTHER[protocol]), protocol)
-    said = "in plain text, the flags say"
-    assert_only(found, "protocol", said, f"--predictor_protocol={OTHER[protocol]}")
+    assert_only(found, "protocol", "in plain text, the flags say", f"--predictor_protocol={OTHER[protocol]}")
 
 
 async def test_the_port_of_the_metrics(triton: LocalTriton) -> None:
@@ -114,7 +113,9 @@ async def test_a_refusal_of_plain_text_in_words(monkeypatch: pytest.MonkeyPatch)
 
     async def refuse(connection: Connection) -> None:
         await connection.request()
-        await connection.answer("400 Bad Request", b"The plain HTTP request was sent to HTTPS port")
+        await connection.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        await asyncio.sleep(0.05)
+        await connection.send(b"The plain HTTP request was sent to HTTPS port")
 
     async with scripted(refuse) as host:
         found = await examined(host, "v2")
