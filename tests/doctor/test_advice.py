@@ -96,7 +96,7 @@ async def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> 
     advice, slow = StartAdvice(), replace(GOOD, dynamic_batching=False)
     with caplog.at_level(logging.WARNING):
         advice(pair_of(slow))
-        assert caplog.messages == []  # what is waiting comes first
+        assert caplog.messages == []  # requests that wait come first
         await asyncio.sleep(0)
         advice(pair_of(slow))
         advice(pair_of(replace(slow, max_batch_size=2)))

@@ -1,4 +1,4 @@
-"""What could be better in the model's files and configuration, by what they and the predictor say.
+"""What the model's files and configuration could do better.
 
 These checks ask the predictor nothing and take microseconds, so the service makes them too when it starts.
 """
@@ -58,7 +58,7 @@ def batch_size(pair: Pair) -> list[Finding]:
 
 
 def attention_mask(pair: Pair) -> list[Finding]:
-    """Whether padding can be hidden from the model, where there will be any."""
+    """Whether a mask hides padding from the model, if there will be any."""
     if not isinstance(pair, BoundPair):
         return skipped(GENERATES)
     signature = pair.signature
@@ -166,14 +166,14 @@ ADVICE: Sequence[tuple[str, Callable[[Pair], list[Finding]]]] = (
 
 
 class StartAdvice:
-    """Called with each pair that the service binds: logs each warning, once. A model is bound again whenever it changes
-    at the predictor."""
+    """Logs each warning of the pairs that it is called with, once. The service binds a pair again whenever the model
+    changes at the predictor."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def __call__(self, pair: Pair) -> None:
-        # Not at once: what waits for the model to be ready comes first.
+        # Requests that wait for the model come first.
         asyncio.get_running_loop().call_soon(self._log, pair)
 
     def _log(self, pair: Pair) -> None:

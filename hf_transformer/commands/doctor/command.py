@@ -131,7 +131,7 @@ def exit_code(results: Sequence[Result], *, strict: bool) -> int:
 
 
 def row(result: Result, columns: int) -> str:
-    """A row of the table: status, name, what was found, and on lines of its own what to change."""
+    """A row of the table: status, name and finding. What to change follows on lines of its own."""
     margin = " " * (_STATUS + _NAME)
     head = f"{result.status:<{_STATUS}}{result.name:<{_NAME}}"
     rows = _filled(result.found, head, margin, columns)

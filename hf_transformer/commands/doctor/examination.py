@@ -95,8 +95,8 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One row of the table. If one of ``needs`` has failed, it is not made. ``hint`` is what to change where ``run``
-    raises a TransformerError, whose message says what is wrong."""
+    """One row of the table. It is not made if one of ``needs`` has failed. If ``run`` raises a TransformerError, the
+    finding is its message, and ``hint`` what to change."""
 
     name: str
     run: Callable[[Subject], Awaitable[Sequence[Finding]]]

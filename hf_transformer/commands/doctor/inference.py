@@ -1,5 +1,4 @@
-"""What the model answers: numbers, the same ones whatever shares the batch, also for the longest text and the highest
-token id, and one text all the way.
+"""What the model answers: inference, batch invariance, limits (longest text and highest token id) and a smoke test.
 
 Nothing is sent that a client's text could not hold. All texts are the doctor's own.
 """
@@ -166,7 +165,7 @@ async def batch_invariance(subject: Subject) -> list[Finding]:
 
 
 async def smoke_test(subject: Subject) -> list[Finding]:
-    """A text all the way, as a client's goes, and the time of each stage. Raises RequestError."""
+    """One text through the whole pipeline, and the time of each stage. Raises RequestError."""
     context, pipeline, began = Context("doctor", {}), subject.pipeline, time.perf_counter()
     times = context.timings
     if isinstance(pipeline, GenerationPipeline):
@@ -227,7 +226,7 @@ async def _refusal(subject: Subject, texts: Sequence[Encoding]) -> PredictorErro
 
 
 async def _highest(subject: Subject, works: int, fails: int, texts: Callable[[int], Sequence[Encoding]]) -> int:
-    """The highest number whose texts the model does not refuse, between one that works and one that fails."""
+    """Bisects: the highest number whose texts the model answers, where ``works`` does and ``fails`` does not."""
     while fails - works > 1:
         middle = (works + fails) // 2
         if await _refusal(subject, texts(middle)):
@@ -288,12 +287,12 @@ def _most_tokens(pair: Pair) -> int:
 
 
 def _shortened(text: Encoding, length: int) -> Encoding:
-    """The first ``length`` tokens, of which the last stays the last: it may be one that ends each text."""
+    """The first ``length`` tokens. The last token stays, since it may be the one that ends each text."""
     return replace(text, ids=[*text.ids[: length - 1], text.ids[-1]], type_ids=text.type_ids[:length])
 
 
 def _altered(text: Encoding, vocabulary: int) -> Encoding:
-    """Another text of the same length: all tokens but the first and the last are others."""
+    """Another text of the same length: all tokens but the first and the last differ."""
     inner = slice(1, -1) if len(text) > 2 else slice(None)
     ids = list(text.ids)
     ids[inner] = [(number + vocabulary // 3) % vocabulary for number in ids[inner]]

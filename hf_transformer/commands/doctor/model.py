@@ -26,7 +26,7 @@ CALL_SECONDS = 60.0
 """For one call, unless --predictor_request_timeout_seconds is less: the first inference of some models takes long."""
 
 SHOWN = 12
-"""Models that are named where there is none of the wanted name."""
+"""Models that are named at most, if the wanted one is missing."""
 
 
 async def flags(subject: Subject) -> list[Finding]:

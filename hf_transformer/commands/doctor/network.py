@@ -1,4 +1,4 @@
-"""Whether the predictor's address leads anywhere, and which protocol and TLS are spoken there."""
+"""Whether the predictor's address exists, and whether protocol and TLS there are those of the flags."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ WIRES = {
 
 
 async def address(subject: Subject) -> list[Finding]:
-    """Whether the name in --predictor_host is found. Raises ConfigError for what is no address."""
+    """Whether the name in --predictor_host is found. Raises ConfigError where it is not an address."""
     subject.address = where = parse_address(predictor_settings(subject.config))
     try:
         async with asyncio.timeout(SECONDS):
@@ -87,7 +87,7 @@ async def address(subject: Subject) -> list[Finding]:
 
 
 async def connection(subject: Subject) -> list[Finding]:
-    """Whether anything listens there."""
+    """Whether the port accepts connections."""
     where, config = subject.address, subject.config
     named = bool(config.predictor_port) or str(where.port) in config.predictor_host
     assumed = "" if named else f" (no port is set, so it is {where.port})"
@@ -105,9 +105,9 @@ async def connection(subject: Subject) -> list[Finding]:
 
 
 async def protocol(subject: Subject) -> list[Finding]:
-    """Whether the protocol of the flags is spoken there, over TLS if they say so. Raises ConfigError.
+    """Whether the port speaks the protocol of the flags, over TLS if they say so. Raises ConfigError.
 
-    No certificate is verified here: that is for the check of TLS.
+    It verifies no certificate: the check of TLS does that.
     """
     where, wanted = subject.address, subject.config.predictor_protocol
     own = own_certificate(predictor_settings(subject.config))
@@ -137,7 +137,7 @@ async def protocol(subject: Subject) -> list[Finding]:
 
 
 def _flags(subject: Subject, spoken: str, tls: bool) -> str:
-    """The flags that say what is spoken."""
+    """The flags for the protocol that is spoken."""
     changes, wanted = [], WIRES[subject.config.predictor_protocol]
     if WIRES[spoken] is not wanted:
         changes.append(
@@ -189,8 +189,8 @@ def _names(certificate: Mapping[str, Any], otherwise: str) -> str:
 
 @dataclass(slots=True)
 class Probe:
-    """What came of a first word to a port: ``silent`` is a connection on which nothing comes, ``closed`` one that ends
-    without a word after its handshake. ``error`` ended the attempt; the rest is TLS'."""
+    """How a port answers a hello. ``silent``: the connection stays open without an answer. ``closed``: it ends without
+    one, after its handshake. ``error`` ended the attempt. ``certificate`` and ``version`` are those of TLS."""
 
     answer: Literal["understood", "wants a certificate", "something else", "silent", "closed"] = "something else"
     error: Exception | None = None
@@ -201,8 +201,8 @@ class Probe:
 def probe(where: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe:
     """Says hello to a port, and nothing else; over TLS with a ``context``.
 
-    It blocks, so it runs in a thread. asyncio would not tell what a server refuses after the handshake, as servers of
-    TLS 1.3 refuse a client's certificate.
+    It blocks, so it runs in a thread. asyncio hides a refusal that follows the handshake, and TLS 1.3 refuses a
+    client's certificate there.
     """
     seen = Probe()
     try:
@@ -211,7 +211,7 @@ def probe(where: Address, wire: Wire, context: ssl.SSLContext | None) -> Probe:
                 seen.certificate, seen.version = connection.getpeercert() or {}, connection.version() or "TLS"
             seen.answer = _exchange(connection, wire)
         if seen.answer == "closed" and context is not None:
-            # The reset of a connection may hide the refusal from a client that has sent something.
+            # A client that has sent something may see a reset connection instead of the refusal.
             with _connected(where, context) as connection:
                 connection.recv(1)
     except (OSError, ValueError) as error:
@@ -243,7 +243,7 @@ def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "s
         while len(answer) < wire.enough and (more := connection.recv(wire.enough)):
             answer += more
     except (ConnectionError, ssl.SSLEOFError):
-        pass  # what has come may tell
+        pass  # a part of the answer may be enough
     except TimeoutError:
         if not answer:
             raise
@@ -253,7 +253,7 @@ def _exchange(connection: socket.socket, wire: Wire) -> Literal["understood", "s
 
 
 def _trusting_context(wire: Wire, own: KeyPair | None) -> ssl.SSLContext:
-    """One that takes any certificate, and shows ``own`` to a server that asks for one."""
+    """A context that accepts any certificate, and shows ``own`` to a server that asks for one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
