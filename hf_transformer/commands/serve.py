@@ -11,7 +11,7 @@ from functools import partial
 from hf_transformer import __version__
 from hf_transformer.api.auth import read_keys
 from hf_transformer.app import build_app, clean_up
-from hf_transformer.commands.doctor.at_start import StartDiagnosis
+from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.credentials import read_server_pair
@@ -60,7 +60,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         stack.enter_context(reserved)
         # uvicorn's own variable, which it reads itself where it is asked to trust proxies.
         trusted = environ.get("FORWARDED_ALLOW_IPS")
-        build = partial(build_app, config, diagnose=StartDiagnosis().look_soon, trusted_proxies=trusted)
+        build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted)
         if config.workers > 1:
             del parts  # each worker loads its own
             return _serve_with_workers(config, listening, build)
