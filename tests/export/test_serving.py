@@ -41,7 +41,7 @@ def parsed(text: str) -> Any:
 )
 @pytest.mark.parametrize("backend", ["onnxruntime", "python"])
 def test_the_manifest(name: str, kubernetes: str, backend: str) -> None:
-    text = manifest(settings(backend=backend, model_name=name, task="fill-mask"), "fill_mask")
+    text = manifest(settings(f"--backend={backend}", f"--model_name={name}", "--task=fill-mask"), "fill_mask")
     document = parsed(text)
     assert document["metadata"]["name"] == kubernetes
     assert ("has no onnxruntime" in text) is (backend == "python")
@@ -56,7 +56,7 @@ def test_the_manifest(name: str, kubernetes: str, backend: str) -> None:
 
 def test_the_storage_is_named_where_the_output_is_a_dot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    document = parsed(manifest(settings(output=Path()), "fill_mask"))
+    document = parsed(manifest(settings("--output=."), "fill_mask"))
     assert document["spec"]["predictor"]["model"]["storageUri"] == f"pvc://models/{tmp_path.name}"
 
 
@@ -73,5 +73,5 @@ def test_the_commands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("form", "needs"), [("onnx", "onnxruntime"), ("torchscript", "torch")])
 def test_what_the_python_backend_needs(form: str, needs: str) -> None:
-    printed = commands(Path("models/bert"), settings(form, backend="python"), "fill_mask")
+    printed = commands(Path("models/bert"), settings(f"--format={form}", "--backend=python"), "fill_mask")
     assert printed.startswith(f"  # Triton's Python needs {needs} and numpy<2.\n")
