@@ -100,7 +100,7 @@ class LocalTriton:
     """A model that does not load is an error; else Triton serves the models that did load."""
     options: Sequence[str] = ()
     """More options for tritonserver. They come last, so they may repeat one of ours."""
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables for Triton and its models, PATH included."""
     log: Path | None = None
     """File for Triton's output; None: a temporary one, gone after ``stop``."""
@@ -267,7 +267,7 @@ class TritonInstallation:
 
     description: str
     program: Sequence[str]
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(repr=False)
     stub: Path | None = None
     """The stub program of pytriton's wheel for its Python; None: the backends lie beside the program."""
 

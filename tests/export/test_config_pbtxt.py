@@ -87,12 +87,6 @@ def test_what_is_commented_fits_too(tmp_path: Path, form: str, batching: bool) -
     assert ("default_queue_policy" in switched_on["dynamic_batching"]) is batching
 
 
-def test_a_wrong_field_is_found(tmp_path: Path) -> None:
-    text = config_pbtxt(*GRAPHS["fill_mask"], settings(), "fill_mask")
-    wrong = (text.replace("data_type", "datatype"), text.replace("TYPE_INT64", "INT64"))
-    assert all(isinstance(found, str) for found in parse(tmp_path, *wrong))
-
-
 def test_every_config_in_the_repository() -> None:
     paths = sorted(path for folder in ("deploy", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.pbtxt"))
     assert len(paths) > 20

@@ -118,14 +118,10 @@ def listed(folder: Path) -> set[str]:
 def test_the_service_starts_from_it(tmp_path: Path) -> None:
     files = filled(tmp_path / "bert", DEMO_MODEL)
     assert {"config.pbtxt", "config.json", "tokenizer.json"} <= listed(tmp_path / "bert")
-    assert not [name for name in listed(tmp_path / "bert") if name.startswith("1/")]
-    require_loadable(tmp_path / "bert", load_tokenizer(files.tokenizer_folder, files.config), settings())
-
-
-def test_files_of_sentence_transformers(tmp_path: Path) -> None:
-    source = task_model_folder("minibert_mean")
+    source = task_model_folder("minibert_mean")  # with the files of sentence-transformers
     filled(tmp_path / "minibert", source)
     assert listed(source) <= listed(tmp_path / "minibert")
+    require_loadable(tmp_path / "bert", load_tokenizer(files.tokenizer_folder, files.config), settings())
 
 
 def test_weights_and_code_stay_behind(tmp_path: Path) -> None:
@@ -137,13 +133,8 @@ def test_weights_and_code_stay_behind(tmp_path: Path) -> None:
         (source / name).write_text("x")
     filled(tmp_path / "plain", source)
     assert listed(tmp_path / "plain").isdisjoint({"model.safetensors", "pytorch_model.bin", "modeling_own.py"})
-    filled(tmp_path / "trusted", source, "--trust_remote_code")
-    assert listed(tmp_path / "trusted") - listed(tmp_path / "plain") == {"modeling_own.py"}
-
-
-def test_code_of_the_python_backend(tmp_path: Path) -> None:
-    filled(tmp_path / "bert", DEMO_MODEL, "--backend=python")
-    assert "class TritonPythonModel" in (tmp_path / "bert" / "1" / "model.py").read_text()
+    filled(tmp_path / "trusted", source, "--trust_remote_code", "--backend=python")
+    assert listed(tmp_path / "trusted") - listed(tmp_path / "plain") == {"modeling_own.py", "1/model.py"}
 
 
 def test_a_tokenizer_that_is_not_the_same(tmp_path: Path) -> None:
