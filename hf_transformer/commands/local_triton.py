@@ -34,7 +34,7 @@ HOST = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
 
 EXIT_SECONDS = 2
-"""How long Triton waits for requests and idle connections when it is told to end."""
+"""Triton's wait for requests and idle connections after SIGTERM."""
 GRACE_SECONDS = 10.0
 START_ATTEMPTS = 5
 """Another process can take a port between our search and Triton's bind."""

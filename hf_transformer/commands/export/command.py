@@ -60,7 +60,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def export(settings: ExportSettings, target: Path) -> None:
     """Everything that needs torch, which takes seconds to import. Raises as ``run``."""
-    step = Step(f"Loading {settings.model_id}")
+    step = ExportStep(f"Loading {settings.model_id}")
     from hf_transformer.commands.export.checkpoint import load_checkpoint
     from hf_transformer.commands.export.graph import build_graph
     from hf_transformer.commands.export.verifying import take_samples, verify
@@ -71,12 +71,12 @@ def export(settings: ExportSettings, target: Path) -> None:
     weights = sum(one.numel() for one in checkpoint.model.parameters())
     step.done(f"{type(checkpoint.model).__name__}, {weights / 1e6:.1f} million weights, for {checkpoint.task}")
     with new_folder(target, force=settings.force) as folder:
-        step = Step("Asking it for the answers to sample texts")
+        step = ExportStep("Asking it for the answers to sample texts")
         samples = take_samples(graph, checkpoint, settings)
         step.done(f"{len(samples)} batches")
         path = folder / "1" / FILES[settings.format]
         names = (", ".join(tensor.name for tensor in tensors) for tensors in (graph.inputs, graph.outputs))
-        step = Step(f"Writing {path.name}: {' -> '.join(names)}")
+        step = ExportStep(f"Writing {path.name}: {' -> '.join(names)}")
         if settings.precision == "fp16":
             checkpoint.model.half()
         write_model(graph, path, settings.format, samples[0].inputs)
@@ -84,7 +84,7 @@ def export(settings: ExportSettings, target: Path) -> None:
         fill(folder, config, checkpoint.files, settings)
         require_loadable(folder, checkpoint.tokenizer, settings)
         step.done(f"{sum(one.stat().st_size for one in path.parent.iterdir()) / 1e6:.1f} MB")
-        step = Step("Comparing it with the model")
+        step = ExportStep("Comparing it with the model")
         difference = verify(graph, path, samples, settings)
         step.done(
             f"the same in {len(samples)} batches: the largest difference is {difference:.2g} "
@@ -94,7 +94,7 @@ def export(settings: ExportSettings, target: Path) -> None:
     say(f"On a cluster with KServe:\n\n{manifest(settings, checkpoint.task)}")
 
 
-class Step:
+class ExportStep:
     """Says what begins, and later what came of it and how long it took."""
 
     def __init__(self, what: str) -> None:

@@ -1,7 +1,7 @@
-"""The model of a task as a function of tensors, perhaps with the last step of the task: what is traced and written.
+"""The graph of a task: the model as a function of tensors and, with --reduce, the last step of the task.
 
 With that step, the reduction, a response is bytes instead of megabytes of logits. Only exact reductions are here: the
-service gives the same answers, and refuses requests that need the rest.
+service gives the same answers, and refuses requests that need the missing values.
 """
 
 from __future__ import annotations
