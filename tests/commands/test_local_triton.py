@@ -157,15 +157,6 @@ def test_taken_ports_are_left_for_others(repository: Path, monkeypatch: pytest.M
             assert get(triton.http_address, "/v2/health/live")[0] == 200
 
 
-def test_an_interrupted_start_leaves_nothing(repository: Path) -> None:
-    triton = LocalTriton(repository, environment=ENVIRONMENT, interrupted=lambda: True)
-    with pytest.raises(InterruptedError):
-        triton.start()
-    with pytest.raises(RuntimeError, match="not started"):
-        _ = triton.child
-    assert not list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
-
-
 def test_triton_ends_when_its_parent_is_killed(repository: Path) -> None:
     code = (
         "import sys, pathlib, signal; from hf_transformer.commands.local_triton import LocalTriton\n"
