@@ -167,7 +167,6 @@ async def batch_invariance(subject: Subject) -> list[Finding]:
 async def smoke_test(subject: Subject) -> list[Finding]:
     """One text through the whole pipeline, and the time of each stage. Raises RequestError."""
     context, pipeline, began = Context("doctor", {}), subject.pipeline, time.perf_counter()
-    times = context
     if isinstance(pipeline, GenerationPipeline):
         answers = await pipeline(Query([TEXT], {"max_new_tokens": NEW_TOKENS}), context)
         answer = answers.predictions[0][0]["generated_text"].removeprefix(TEXT)
@@ -175,10 +174,10 @@ async def smoke_test(subject: Subject) -> list[Finding]:
     else:
         answers = await pipeline(Query([_instance(subject.pair)], {}), context)
         answer = answers.predictions[0]
-        stages = {"queue": times.queue, "predict": times.predict - times.queue, "decode": times.postprocess}
+        stages = {"queue": context.queue, "predict": context.predict - context.queue, "decode": context.postprocess}
     shown = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-    stages = {"tokenize": times.preprocess} | stages
+    stages = {"tokenize": context.preprocess} | stages
     took = ", ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in stages.items())
     return ok(f"{context.tokens} tokens -> {shown}; {took}")
 
