@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 from starlette.applications import Starlette
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api import docs
+from hf_transformer.api import docs, openapi
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate_request import FURTHER
 from hf_transformer.api.openai import chat as openai_chat
@@ -123,6 +124,11 @@ async def test_every_route_is_described_and_nothing_else(task: str, prefix: str)
     routes = routes_of(app)
     assert len(set(routes)) == len(routes)
     assert {(path, method) for path, method, _ in operations(await document_of(app))} == set(routes)
+
+
+def test_the_parser_in_python_reads_the_file_as_libyaml_does() -> None:
+    text = openapi.FILE.read_text("utf-8")
+    assert yaml.load(text, yaml.SafeLoader) == yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 async def test_without_a_prefix_two_routes_have_the_fields_of_both_apis() -> None:
