@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.tasks.base import Vocabulary
+from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.tasks.numerics import require_finite
 from hf_transformer.types import Array, Encoding, Json, Words
 
@@ -108,7 +108,7 @@ class _Text:
                 return place + start, place + end
         return start, end
 
-    def pieces(self, indices: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    def pieces(self, indices: Sequence[int], vocabulary: TaskTokenizer) -> list[str]:
         """The tokens as the vocabulary writes them; one that it does not know as the text has it."""
         ids, unknown, to_token = self.ids, vocabulary.unk_id, vocabulary.id_to_token
         pieces = []
@@ -125,7 +125,7 @@ class _Text:
 class EntityFinder:
     """Finds the entities of a text, or of one window of it."""
 
-    def __init__(self, vocabulary: Vocabulary, labels: Labels) -> None:
+    def __init__(self, vocabulary: TaskTokenizer, labels: Labels) -> None:
         self._vocabulary = vocabulary
         self._labels = labels
 

@@ -41,13 +41,9 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
         super().__init__(settings)
         refuse_logit_flags(settings, self.name)
         axes = (TOKENS, hidden_axis(settings.model_config))
-        self._outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
+        self.outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
         self._width = hidden_size(settings.model_config)
         self._size = self._width or USUAL_SIZE
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
 
     def options(self, parameters: Mapping[str, Json]) -> FeatureExtractionOptions:
         given = Parameters(parameters, PARAMETERS)

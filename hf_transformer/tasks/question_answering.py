@@ -1,14 +1,20 @@
-"""question_answering: which words of a context answer a question."""
+"""question_answering: which words of a context answer a question.
+
+Spans are found as in pipelines/question_answering.py of transformers 4.57, except that only spans of the allowed length
+are computed: [longest, tokens] products in place of [tokens, tokens].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.tasks.numerics import require_numbers, softmax, top_k
 from hf_transformer.tasks.parameters import Parameters, read_output_format, refuse_logit_flags
-from hf_transformer.tasks.spans import Characters, best_spans, probabilities
 from hf_transformer.tasks.tensors import Field
 from hf_transformer.types import Array, Encoding, Json, TextInput, Tokenization
 
@@ -61,7 +67,7 @@ class QuestionAnsweringOptions:
 
 
 @dataclass(slots=True)
-class Span:
+class AnswerSpan:
     """An answer: its score, the higher the better, and its characters in the context."""
 
     score: float
@@ -70,14 +76,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowSpans:
     """What one window says: spans by their text in lower case, the best first, and the score of "no answer"."""
 
-    spans: dict[str, Span] = field(default_factory=dict)
+    spans: dict[str, AnswerSpan] = field(default_factory=dict)
     null_score: float = 0.0
 
 
-class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
+class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     """Reads ``start_logits`` and ``end_logits`` [tokens] at the tokens of the context.
 
     The answer of an instance, in both output formats (KServe has no such task), is that of the question-answering
@@ -98,11 +104,8 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
         refuse_logit_flags(settings, self.name)
         self._question_first = settings.vocabulary.padding_side != "left"
         self._cls_id = settings.vocabulary.cls_id
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        # The last two are what exporters and Triton's PyTorch backend call outputs without names, in this order.
-        return (
+        # The last two are the names that exporters and Triton's PyTorch backend give to outputs without any.
+        self.outputs = (
             OutputRole("start_logits", (TOKENS,), ("start", "output_0", "OUTPUT__0")),
             OutputRole("end_logits", (TOKENS,), ("end", "output_1", "OUTPUT__1")),
         )
@@ -190,7 +193,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
 
     def decode(
         self, item: Question, encoding: Encoding, outputs: Mapping[str, Array], options: QuestionAnsweringOptions
-    ) -> Window:
+    ) -> WindowSpans:
         context = self._context(encoding)
         cls, allowed = self._allowed(encoding, context)
         starts, ends = probabilities(outputs["start_logits"], outputs["end_logits"], allowed)
@@ -200,15 +203,15 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
             starts[cls] = ends[cls] = 0
         found = best_spans(starts, ends, options.candidates, options.max_answer_len)
         characters = Characters(encoding, context, whole_words=options.align_to_words)
-        spans: dict[str, Span] = {}
+        spans: dict[str, AnswerSpan] = {}
         for first, last, score in zip(*(each.tolist() for each in found), strict=True):
             place = characters.span(first, last)
             if place is not None:
-                _add(spans, item.context[place[0] : place[1]].lower(), Span(score, *place))
+                _add(spans, item.context[place[0] : place[1]].lower(), AnswerSpan(score, *place))
         if len(found[0]) < options.candidates or not spans:
             # The pipeline fills up with spans of score 0, such as that from [CLS] to [CLS], which are all empty.
-            _add(spans, NO_SPAN_KEY, Span(0.0, 0, 0))
-        return Window(spans, null_score)
+            _add(spans, NO_SPAN_KEY, AnswerSpan(0.0, 0, 0))
+        return WindowSpans(spans, null_score)
 
     def _context(self, encoding: Encoding) -> slice:
         """The tokens of the context, which are neighbours."""
@@ -234,15 +237,15 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
                 own = index
         return own, allowed
 
-    def answer(self, item: Question, parts: Sequence[Sequence[Window]], options: QuestionAnsweringOptions) -> Json:
+    def answer(self, item: Question, parts: Sequence[Sequence[WindowSpans]], options: QuestionAnsweringOptions) -> Json:
         windows = parts[0]
-        merged: dict[str, Span] = {}
+        merged: dict[str, AnswerSpan] = {}
         for window in windows:
             for text, span in window.spans.items():
                 _add(merged, text, span)
         spans = list(merged.values())
         if options.handle_impossible_answer:
-            spans.append(Span(min(window.null_score for window in windows), 0, 0))
+            spans.append(AnswerSpan(min(window.null_score for window in windows), 0, 0))
         spans.sort(key=lambda span: -span.score)
         answers = [
             {"score": span.score, "start": span.start, "end": span.end, "answer": item.context[span.start : span.end]}
@@ -251,10 +254,118 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, Window]):
         return answers[0] if len(answers) == 1 else answers
 
 
-def _add(spans: dict[str, Span], text: str, span: Span) -> None:
+def _add(spans: dict[str, AnswerSpan], text: str, span: AnswerSpan) -> None:
     """Adds a span's score to that of the same text, which stays where it was found first."""
     known = spans.get(text)
     if known is None:
-        spans[text] = Span(span.score, span.start, span.end)
+        spans[text] = AnswerSpan(span.score, span.start, span.end)
     else:
         known.score += span.score
+
+
+def probabilities(start_logits: Array, end_logits: Array, allowed: Sequence[slice]) -> Array:
+    """How likely each token is the first one of the answer, and how likely the last one.
+
+    Args:
+        start_logits: floats [tokens].
+        end_logits: floats [tokens].
+        allowed: the tokens that may be; the others don't count in the softmax.
+
+    Returns:
+        float32 [2, tokens], 0 where a token is not allowed. Each row adds up to 1, or to 0 if no token is allowed.
+
+    Raises:
+        PredictorError: logits of allowed tokens are not finite.
+    """
+    logits = np.full((2, len(start_logits)), -np.inf, np.float32)
+    for tokens in allowed:
+        logits[0, tokens] = start_logits[tokens]
+        logits[1, tokens] = end_logits[tokens]
+    if not any(tokens.stop > tokens.start for tokens in allowed):
+        return np.zeros_like(logits)
+    require_numbers(logits)
+    return softmax(logits)
+
+
+def best_spans(starts: Array, ends: Array, count: int, longest: int) -> tuple[Array, Array, Array]:
+    """The spans with the highest starts[first] * ends[last], where first <= last < first + longest.
+
+    Args:
+        starts: float32 probabilities [tokens].
+        ends: float32 probabilities [tokens].
+        count: at most so many spans.
+        longest: tokens of the longest span.
+
+    Returns:
+        first tokens, last tokens and scores, the best span first; no span of score 0.
+    """
+    tokens = len(starts)
+    width = min(longest, tokens)
+    padded = np.zeros(tokens + width - 1, np.float32)
+    padded[:tokens] = ends
+    # Column f of this view is ends[f], ends[f + 1], ...; building it costs nothing.
+    last = np.ndarray((width, tokens), np.float32, padded, strides=(padded.itemsize, padded.itemsize))
+    scores = starts * last
+    # The best ``count`` spans begin at no more than so many tokens, which are those with the best span of their own.
+    begins = np.sort(top_k(scores.max(axis=0), count))
+    among = scores[:, begins].T.ravel()
+    best = top_k(among, count)
+    best = best[among[best] > 0]
+    row, beyond = np.divmod(best, width)
+    first = begins[row]
+    return first, first + beyond, among[best]
+
+
+class Characters:
+    """Where the tokens of one window lie in the context.
+
+    Args:
+        encoding: the window, with details.
+        context: its tokens of the context.
+        whole_words: whether a span that begins or ends inside a word takes in all of it, as far as it is in the window.
+    """
+
+    def __init__(self, encoding: Encoding, context: slice, *, whole_words: bool) -> None:
+        self._offsets = encoding.offsets or []
+        self._word_ids = (encoding.word_ids or []) if whole_words else []
+        self._context = context
+        self._words: dict[int, tuple[int, int] | None] = {}
+
+    def span(self, first: int, last: int) -> tuple[int, int] | None:
+        """The characters from one token to another; None if these are none of the context."""
+        found = self._word(first), self._word(last)
+        if found[0] is not None and found[1] is not None:
+            start, end = found[0][0], found[1][1]
+        elif first >= self._context.start and last < self._context.stop:
+            # Tokenizers that know of no words, and tokens that belong to none.
+            start, end = self._offsets[first][0], self._offsets[last][1]
+        else:
+            return None
+        return (start, end) if start <= end else None
+
+    def _word(self, token: int) -> tuple[int, int] | None:
+        """The characters of the context's word with the number of the token's word.
+
+        The token of a [CLS] that the client wrote into the question has the number of a word in the question. The
+        pipeline takes the context's word of that number, and so does this.
+        """
+        number = self._word_ids[token] if self._word_ids else None
+        if number is None:
+            return None
+        if number not in self._words:
+            self._words[number] = self._find(number, token)
+        return self._words[number]
+
+    def _find(self, number: int, token: int) -> tuple[int, int] | None:
+        words, lowest, end = self._word_ids, self._context.start, self._context.stop
+        if not lowest <= token < end:
+            try:
+                token = words.index(number, lowest, end)
+            except ValueError:
+                return None
+        first = last = token
+        while first > lowest and words[first - 1] == number:
+            first -= 1
+        while last + 1 < end and words[last + 1] == number:
+            last += 1
+        return self._offsets[first][0], self._offsets[last][1]

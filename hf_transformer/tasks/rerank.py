@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.tasks.base import OutputFormat, OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.tasks.base import OutputFormat, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
@@ -63,11 +63,7 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
                 f"it has neither) tells {count} labels; a classifier is served with --task=sequence_classification"
             )
         self._sigmoid = has_sigmoid(settings.activation_fn, settings.model_config)
-        self._outputs = (text_logits(count),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         given = Parameters(parameters, PARAMETERS)

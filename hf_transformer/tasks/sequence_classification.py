@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe, single
+from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe, single
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
@@ -59,11 +59,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         self.function = default_function(read_problem_type(settings.model_config), len(self.labels))
         if self.function == "none" and settings.return_probabilities:
             raise ConfigError("--return_probabilities: config.json says regression; use --return_raw_logits")
-        self._outputs = (text_logits(len(self.labels)),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (text_logits(len(self.labels)),)
 
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
         given = Parameters(parameters, PARAMETERS)

@@ -56,7 +56,7 @@ class TextEmbeddingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledWindow:
     """One window: its vectors, float32 [D] each, one per element of ``skips``, and how many tokens it has."""
 
     vectors: tuple[Array, ...]
@@ -85,7 +85,7 @@ def read_token_ids(given: Json, where: str, vocab_size: int) -> TokenIds:
     return TokenIds(tuple(given))
 
 
-class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
+class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     """Reads token vectors [tokens, hidden] and pools them, or takes a pooled vector [D] as it is.
 
     Answers per instance, in both formats, with the vector's D components: a list of D floats (a float32 array, of
@@ -107,14 +107,10 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         pooled = (Axis(name=f"embedding after {inside}" if inside else "embedding"),)
         by_token = (TOKENS, hidden_axis(settings.model_config))
         role = OutputRole(OUTPUT, pooled, names) if inside else OutputRole(OUTPUT, by_token, names, (pooled,))
-        self._outputs = (role,)
+        self.outputs = (role,)
         width = hidden_size(settings.model_config)
         self._size = width * max(len(self._files.pooling), 1) if width else USUAL_SIZE
         self._known_size = width is not None and not inside
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
 
     def options(self, parameters: Mapping[str, Json]) -> TextEmbeddingOptions:
         given = Parameters(parameters, PARAMETERS)
@@ -227,17 +223,17 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
 
     def decode(
         self, item: Text, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions
-    ) -> Pooled:
+    ) -> PooledWindow:
         rows = outputs[OUTPUT]
         # Token ids have no prompt in front that could be left out.
         skips = (0,) * len(options.skips) if isinstance(item, TokenIds) else options.skips
         if rows.ndim == 1:
-            return Pooled((rows.astype(np.float32),) * len(skips), len(encoding))
+            return PooledWindow((rows.astype(np.float32),) * len(skips), len(encoding))
         # One token is always left: a text can melt with the prompt's end into fewer tokens than the prompt's own.
         vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in skips)
-        return Pooled(tuple(vectors), len(encoding))
+        return PooledWindow(tuple(vectors), len(encoding))
 
-    def answer(self, item: Text, parts: Sequence[Sequence[Pooled]], options: TextEmbeddingOptions) -> Json:
+    def answer(self, item: Text, parts: Sequence[Sequence[PooledWindow]], options: TextEmbeddingOptions) -> Json:
         first, *others = parts[0]
         vector = first.vectors[0]
         if others:

@@ -17,7 +17,6 @@ from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_tensor
-from hf_transformer.tasks.token_windows import Piece, WindowShape, pieces_of
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
@@ -61,6 +60,29 @@ class TokenClassificationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowShape:
+    """A window: its ``length`` in tokens, the special ones that it has ``before`` and ``after`` the text's own, and
+    where in the text it begins, as (word, character): words are counted only where a text came in words."""
+
+    length: int
+    before: int
+    after: int
+    begins: tuple[int, int]
+
+    @classmethod
+    def of(cls, encoding: Encoding) -> WindowShape:
+        """The shape of an encoding that has all details."""
+        special = encoding.special_mask or []
+        length = len(encoding)
+        before = next((place for place, one in enumerate(special) if not one), length)
+        after = next((place for place, one in enumerate(reversed(special)) if not one), 0)
+        if before == length or encoding.offsets is None:
+            return cls(length, length, 0, (0, 0))
+        word = encoding.word_ids[before] if encoding.word_ids is not None else None
+        return cls(length, before, after, (word or 0, encoding.offsets[before][0]))
+
+
+@dataclass(frozen=True, slots=True)
 class WindowAnswer:
     """What one window says: a value per token, or entities. ``shape`` is None where a text is one window anyway."""
 
@@ -91,11 +113,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         self._finder = EntityFinder(settings.vocabulary, self._labels)
         self._columns = tuple(str(number) for number in range(len(names)))
         self._ignored = {strategy: self._labels.ignored(IGNORED_LABELS, strategy) for strategy in STRATEGIES}
-        self._outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
 
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
         given, settings = Parameters(parameters, PARAMETERS), self.settings
@@ -264,9 +282,39 @@ def _read_words(instance: Json, where: str) -> list[str] | None:
     return words
 
 
+@dataclass(frozen=True, slots=True)
+class WindowPart:
+    """The tokens ``begin`` to ``end`` of window number ``window``; in the whole text they begin at ``place``."""
+
+    window: int
+    begin: int
+    end: int
+    place: int
+
+
+def window_parts(windows: Sequence[WindowShape], stride: int) -> list[WindowPart]:
+    """What each window contributes to the tokens of the whole text, in the order of the text.
+
+    Neighbours share ``stride`` tokens; the first half of these is taken from the window before, the second from the one
+    after. Special tokens are those before the first window and after the last.
+    """
+    order = list(range(len(windows)))
+    if windows[0].begins > windows[-1].begins:  # a tokenizer that cuts on the left gives the end of the text first
+        order.reverse()
+    pieces: list[WindowPart] = []
+    place = 0
+    for number, window in enumerate(order):
+        shape = windows[window]
+        begin = shape.before + (stride + 1) // 2 if number else 0
+        end = shape.length - (shape.after + stride // 2 if number < len(order) - 1 else 0)
+        pieces.append(WindowPart(window, begin, end, place))
+        place += end - begin
+    return pieces
+
+
 def _merge_tokens(windows: Sequence[WindowAnswer], options: TokenClassificationOptions) -> list[Json]:
     """A value for each token of the whole text; entities per token get its index there."""
-    pieces = pieces_of([window.shape for window in windows if window.shape is not None], options.stride)
+    pieces = window_parts([window.shape for window in windows if window.shape is not None], options.stride)
     values: list[Json] = []
     for piece in pieces:
         mine = windows[piece.window].values
@@ -274,7 +322,7 @@ def _merge_tokens(windows: Sequence[WindowAnswer], options: TokenClassificationO
     return values
 
 
-def _entities_of(piece: Piece, entities: Sequence[Json]) -> list[Json]:
+def _entities_of(piece: WindowPart, entities: Sequence[Json]) -> list[Json]:
     return [
         entity | {"index": entity["index"] - piece.begin + piece.place}
         for entity in entities
@@ -286,5 +334,5 @@ def _offsets(windows: Sequence[Encoding], stride: int) -> list[tuple[int, int]]:
     """The offsets of each token of a text."""
     if len(windows) == 1:
         return windows[0].offsets or []
-    pieces = pieces_of([WindowShape.of(window) for window in windows], stride)
+    pieces = window_parts([WindowShape.of(window) for window in windows], stride)
     return [pair for piece in pieces for pair in (windows[piece.window].offsets or [])[piece.begin : piece.end]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, softmax
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
@@ -69,11 +69,7 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
             )
         # As in transformers: the first label is taken for contradiction, or the last if the first is entailment.
         self._columns = [count - 1 if entailment == 0 else 0, entailment]
-        self._outputs = (text_logits(count),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
         given = Parameters(parameters, PARAMETERS)

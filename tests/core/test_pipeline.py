@@ -40,9 +40,7 @@ class Ids(Task[Any, Mapping[str, Any], list[int]]):
 
     name = "ids"
 
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return (OutputRole("logits", LOGITS.axes),)
+    outputs = (OutputRole("logits", LOGITS.axes),)
 
     def options(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         return parameters
