@@ -12,10 +12,22 @@ from hf_transformer.tasks.generation_settings import USUAL, GenerationSettings
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization
 
-Item = TypeVar("Item")
-Options = TypeVar("Options")
-Part = TypeVar("Part")
 OutputFormat = Literal["kserve", "pipeline"]
+Overflow = Literal["truncate", "error", "window"]
+"""A text longer than the model is cut, refused, or read in windows."""
+
+
+class TaskOptions(Protocol):
+    """One request's choices, of which each task has a class of its own."""
+
+    @property
+    def overflow(self) -> Overflow:
+        """How the request treats a text that is too long."""
+
+
+Item = TypeVar("Item")
+Options = TypeVar("Options", bound=TaskOptions)
+Part = TypeVar("Part")
 
 
 class TaskTokenizer(Protocol):
@@ -43,10 +55,6 @@ class TaskTokenizer(Protocol):
     def first_token_id(self, text: str) -> int | None: ...
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
-
-
-Overflow = Literal["truncate", "error", "window"]
-"""A text longer than the model is cut, refused, or read in windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +221,7 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     def overflow(self, options: Options) -> Overflow:
         """How this request treats a text that is too long."""
-        return self.settings.on_overflow
+        return options.overflow
 
     def check(self, encoding: Encoding, where: str) -> None:
         """Raises InvalidInput where the task can't be done on these tokens."""

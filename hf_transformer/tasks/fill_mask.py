@@ -67,9 +67,6 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         overflow = read_truncation(given, self.settings)
         return FillMaskOptions(form, given.integer("top_k", DEFAULT_TOP_K, 1), self._targets(given), overflow)
 
-    def overflow(self, options: FillMaskOptions) -> Overflow:
-        return options.overflow
-
     def _targets(self, given: Parameters) -> Array | None:
         """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
         words = given.strings("targets")

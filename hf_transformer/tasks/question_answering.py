@@ -35,7 +35,7 @@ MAX_SEQ_LEN, MAX_ANSWER_LEN, MAX_QUESTION_LEN = 384, 15, 64
 VALUES = 4
 """Of one answer: score, start, end and the text."""
 CANDIDATE_COST = 10
-"""Of one answer asked for, in units of Task.decode_cost; about two spans are candidates for it."""
+"""Of one answer, in units of Task.decode_cost; about two spans are candidates for it."""
 FIELDS = ("question", "context")
 NO_SPAN_KEY = ""
 
@@ -62,13 +62,13 @@ class QuestionAnsweringOptions:
 
     @property
     def candidates(self) -> int:
-        """Spans that are taken from a window: some of them become one when they are aligned to words."""
+        """Spans that are taken from a window; aligned to words, some of them become one."""
         return self.top_k * 2 + 10 if self.align_to_words else self.top_k
 
 
 @dataclass(slots=True)
 class AnswerSpan:
-    """An answer: its score, the higher the better, and its characters in the context."""
+    """An answer: its score and its characters in the context."""
 
     score: float
     start: int
@@ -77,7 +77,7 @@ class AnswerSpan:
 
 @dataclass(frozen=True, slots=True)
 class WindowSpans:
-    """What one window says: spans by their text in lower case, the best first, and the score of "no answer"."""
+    """The spans of one window by their text in lower case, the best first, and the score of "no answer"."""
 
     spans: dict[str, AnswerSpan] = field(default_factory=dict)
     null_score: float = 0.0
@@ -86,13 +86,12 @@ class WindowSpans:
 class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
     """Reads ``start_logits`` and ``end_logits`` [tokens] at the tokens of the context.
 
-    The answer of an instance, in both output formats (KServe has no such task), is that of the question-answering
-    pipeline of transformers 4.57: {score, start, end, answer}, with characters of the client's context; a list of
-    these, the best first, where ``top_k`` asks for more than one and there is more than one. Scores of the same text
-    add up, so one may be above 1.
+    The answer of an instance is that of the pipeline, in both output formats, since KServe has no such task: {score,
+    start, end, answer}, with characters of the client's context. It is a list of these, the best first, where ``top_k``
+    asks for several and there are several. Scores of the same text add up, so one may be above 1.
 
-    As in that pipeline the question comes first, or second if the tokenizer pads on the left. There the pipeline lets
-    tokens of the question be answers (its mask is all zero by a slip of operator precedence), which this does not do.
+    As in the pipeline the question comes first, or second if the tokenizer pads on the left. In the second case the
+    pipeline takes tokens of the question for answers (a slip of operator precedence in its mask); this does not.
     """
 
     name = "question_answering"
@@ -132,7 +131,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         )
 
     def _overflow(self, given: Parameters) -> Overflow:
-        """Windows, as in the pipeline, unless too long contexts are to be refused or the request says what to do."""
+        """Windows, as in the pipeline, unless the service refuses long texts or the request has ``truncation``."""
         if "truncation" in given:
             return "truncate" if given.flag("truncation", True) else "error"
         return "error" if self.settings.on_overflow == "error" else "window"
@@ -177,18 +176,15 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             only_first=not self._question_first,
         )
 
-    def overflow(self, options: QuestionAnsweringOptions) -> Overflow:
-        return options.overflow
-
     def answer_size(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
         return VALUES * self._answers(encoding, options)
 
     def decode_cost(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        """Every token is looked at, and every candidate's characters are found."""
+        """The tokens of the window, and the candidates whose characters are found."""
         return len(encoding) + CANDIDATE_COST * self._answers(encoding, options)
 
     def _answers(self, encoding: Encoding, options: QuestionAnsweringOptions) -> int:
-        """Answers at most: those asked for, but no more than there are spans."""
+        """Answers at most: no more than there are spans."""
         return min(options.top_k, len(encoding) * min(options.max_answer_len, len(encoding)))
 
     def decode(
@@ -209,7 +205,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
             if place is not None:
                 _add(spans, item.context[place[0] : place[1]].lower(), AnswerSpan(score, *place))
         if len(found[0]) < options.candidates or not spans:
-            # The pipeline fills up with spans of score 0, such as that from [CLS] to [CLS], which are all empty.
+            # The pipeline fills up with empty spans of score 0, such as that from [CLS] to [CLS].
             _add(spans, NO_SPAN_KEY, AnswerSpan(0.0, 0, 0))
         return WindowSpans(spans, null_score)
 
@@ -221,9 +217,9 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
         return slice(start, start + sides.count(side))
 
     def _allowed(self, encoding: Encoding, context: slice) -> tuple[int | None, list[slice]]:
-        """The tokenizer's own [CLS], which stands for "no answer", and all tokens that count.
+        """The tokenizer's own [CLS], which stands for "no answer", and all tokens that can be in an answer.
 
-        As in the pipeline these are the context's and every [CLS], also one that the client wrote into the question.
+        As in the pipeline these are the context's and every [CLS], also one in the client's question.
         """
         cls_id = self._cls_id
         if cls_id is None:
@@ -255,7 +251,7 @@ class QuestionAnswering(Task[Question, QuestionAnsweringOptions, WindowSpans]):
 
 
 def _add(spans: dict[str, AnswerSpan], text: str, span: AnswerSpan) -> None:
-    """Adds a span's score to that of the same text, which stays where it was found first."""
+    """Adds a span, or its score to that of a span with the same text."""
     known = spans.get(text)
     if known is None:
         spans[text] = AnswerSpan(span.score, span.start, span.end)
@@ -264,15 +260,15 @@ def _add(spans: dict[str, AnswerSpan], text: str, span: AnswerSpan) -> None:
 
 
 def probabilities(start_logits: Array, end_logits: Array, allowed: Sequence[slice]) -> Array:
-    """How likely each token is the first one of the answer, and how likely the last one.
+    """The probabilities of each token to be the first one of the answer, and the last one.
 
     Args:
         start_logits: floats [tokens].
         end_logits: floats [tokens].
-        allowed: the tokens that may be; the others don't count in the softmax.
+        allowed: the tokens that can be; the softmax leaves the others out.
 
     Returns:
-        float32 [2, tokens], 0 where a token is not allowed. Each row adds up to 1, or to 0 if no token is allowed.
+        float32 [2, tokens], 0 for tokens that are not allowed.
 
     Raises:
         PredictorError: logits of allowed tokens are not finite.
@@ -303,10 +299,10 @@ def best_spans(starts: Array, ends: Array, count: int, longest: int) -> tuple[Ar
     width = min(longest, tokens)
     padded = np.zeros(tokens + width - 1, np.float32)
     padded[:tokens] = ends
-    # Column f of this view is ends[f], ends[f + 1], ...; building it costs nothing.
+    # Column f of this view is ends[f], ends[f + 1], ...; it needs no copy.
     last = np.ndarray((width, tokens), np.float32, padded, strides=(padded.itemsize, padded.itemsize))
     scores = starts * last
-    # The best ``count`` spans begin at no more than so many tokens, which are those with the best span of their own.
+    # The best ``count`` spans begin at ``count`` tokens at most: those with the best spans of their own.
     begins = np.sort(top_k(scores.max(axis=0), count))
     among = scores[:, begins].T.ravel()
     best = top_k(among, count)
@@ -317,12 +313,12 @@ def best_spans(starts: Array, ends: Array, count: int, longest: int) -> tuple[Ar
 
 
 class Characters:
-    """Where the tokens of one window lie in the context.
+    """The places of one window's tokens in the context.
 
     Args:
         encoding: the window, with details.
         context: its tokens of the context.
-        whole_words: whether a span that begins or ends inside a word takes in all of it, as far as it is in the window.
+        whole_words: whether a span is extended to whole words, as far as they are in the window.
     """
 
     def __init__(self, encoding: Encoding, context: slice, *, whole_words: bool) -> None:
@@ -332,22 +328,22 @@ class Characters:
         self._words: dict[int, tuple[int, int] | None] = {}
 
     def span(self, first: int, last: int) -> tuple[int, int] | None:
-        """The characters from one token to another; None if these are none of the context."""
+        """The characters from one token to another; None if they are not in the context."""
         found = self._word(first), self._word(last)
         if found[0] is not None and found[1] is not None:
             start, end = found[0][0], found[1][1]
         elif first >= self._context.start and last < self._context.stop:
-            # Tokenizers that know of no words, and tokens that belong to none.
+            # For tokenizers without words, and tokens outside of words.
             start, end = self._offsets[first][0], self._offsets[last][1]
         else:
             return None
         return (start, end) if start <= end else None
 
     def _word(self, token: int) -> tuple[int, int] | None:
-        """The characters of the context's word with the number of the token's word.
+        """The characters of the context's word that has the number of the token's word.
 
-        The token of a [CLS] that the client wrote into the question has the number of a word in the question. The
-        pipeline takes the context's word of that number, and so does this.
+        A [CLS] in the client's question has the number of a word of the question. As in the pipeline, it stands for the
+        context's word of that number.
         """
         number = self._word_ids[token] if self._word_ids else None
         if number is None:

@@ -100,9 +100,6 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     def text_name(self, where: str, number: int) -> str:
         return f"{where}.texts[{number}]"
 
-    def overflow(self, options: RerankOptions) -> Overflow:
-        return options.overflow
-
     def answer_size(self, encoding: Encoding, options: RerankOptions) -> int:
         return 2 + len(encoding) * options.return_documents
 

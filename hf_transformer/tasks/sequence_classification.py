@@ -83,9 +83,6 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     def texts(self, item: TextInput, options: SequenceClassificationOptions) -> Sequence[TextInput]:
         return (item,)
 
-    def overflow(self, options: SequenceClassificationOptions) -> Overflow:
-        return options.overflow
-
     def answer_size(self, encoding: Encoding, options: SequenceClassificationOptions) -> int:
         if options.form == "plain":
             return 1

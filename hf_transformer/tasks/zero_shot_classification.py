@@ -116,9 +116,6 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     def tokenization(self, options: ZeroShotOptions) -> Tokenization:
         return HYPOTHESES_WHOLE
 
-    def overflow(self, options: ZeroShotOptions) -> Overflow:
-        return options.overflow
-
     def answer_size(self, encoding: Encoding, options: ZeroShotOptions) -> int:
         return 2
 
