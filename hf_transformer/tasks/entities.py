@@ -61,41 +61,29 @@ class _Units:
     words: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class _Scores:
     """The best label of each token and its probability, both [tokens], from logits [tokens, labels]."""
 
-    best: Array
-    top: Array
-    exponentials: Array
-    sums: Array
-
-    @classmethod
-    def of(cls, logits: Array) -> _Scores:
+    def __init__(self, logits: Array) -> None:
         columns = np.ascontiguousarray(logits.T, np.float32)
         maxima = columns.max(axis=0)
         require_finite(maxima)
-        best = columns.argmax(axis=0)
+        self.best = columns.argmax(axis=0)
+        self.exponentials = np.exp(columns - maxima)
+        self.sums = self.exponentials.sum(axis=0)
         # The softmax of the best label is exp(0) over the sum.
-        exponentials = np.exp(columns - maxima)
-        sums = exponentials.sum(axis=0)
-        return cls(best, 1 / sums, exponentials, sums)
+        self.top = 1 / self.sums
 
 
 class _Text:
     """An encoding and its sentence."""
 
-    __slots__ = ("_offsets", "_sentence", "_word_ids", "ids")
-
     def __init__(self, sentence: Sentence, encoding: Encoding) -> None:
         self.ids = encoding.ids
+        self.characters = sentence.text
         self._offsets = encoding.offsets or []
         self._word_ids = (encoding.word_ids or []) if sentence.words is not None else None
-        self._sentence = sentence
-
-    @property
-    def characters(self) -> str:
-        return self._sentence.text
+        self._starts = sentence.starts
 
     def span(self, index: int) -> tuple[int, int]:
         """A token's start and end in the sentence, in characters."""
@@ -103,7 +91,7 @@ class _Text:
         if self._word_ids is not None:
             word = self._word_ids[index]
             if word is not None:
-                place = self._sentence.starts[word]
+                place = self._starts[word]
                 return place + start, place + end
         return start, end
 
@@ -115,7 +103,7 @@ class _Text:
             number = ids[index]
             if number == unknown:
                 start, end = self.span(index)
-                pieces.append(self._sentence.text[start:end])
+                pieces.append(self.characters[start:end])
             else:
                 pieces.append(to_token(number) or "")
         return pieces
@@ -141,7 +129,7 @@ class EntityFinder:
         Raises:
             PredictorError: the logits are not numbers.
         """
-        scores = _Scores.of(logits)
+        scores = _Scores(logits)
         text = _Text(sentence, encoding)
         special = np.frombuffer(bytes(encoding.special_mask or ()), np.bool_)
         if strategy == "none":

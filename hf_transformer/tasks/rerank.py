@@ -41,12 +41,12 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     """Reads ``logits`` [1] of each pair (query, text).
 
     The answer is a list with an object per text, the best first, equal scores in the order of the texts:
-        kserve          {"index", "score"} and, if documents are wanted, "text"; KServe has no such task, and this is
-                        the answer of text-embeddings-inference
-        pipeline        {"corpus_id", "score"} and "text", the answer of CrossEncoder.rank in sentence-transformers
+        kserve          {"index", "score"} and, if documents are wanted, "text", as in text-embeddings-inference
+                        (KServe has no such task)
+        pipeline        {"corpus_id", "score"} and "text", as CrossEncoder.rank in sentence-transformers
 
-    The score is the sigmoid of the logit, or the logit itself where config.json names torch's Identity as activation
-    function, as CrossEncoder does it.
+    The score is the sigmoid of the logit. As in CrossEncoder it is the logit itself where config.json names torch's
+    Identity as activation function.
     """
 
     name = "rerank"
