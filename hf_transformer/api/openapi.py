@@ -1,6 +1,6 @@
 """GET /openapi.json: one OpenAPI 3.1 document of all HTTP routes, from openapi.yaml beside this file.
 
-The file describes every task and every setting. ``document`` leaves out what is not about this service.
+The file describes every task and every setting. ``document`` leaves out all but those of one service.
 
 Source: https://spec.openapis.org/oas/v3.1.1.html
 """
