@@ -349,8 +349,8 @@ class HttpConnection(asyncio.Protocol):
             raise _Refused
 
     def on_headers_complete(self) -> None:
-        parser, fields = self._parser, self._fields or []
-        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
+        parser, fields, method = self._parser, self._fields or [], self._parser.get_method().decode("latin-1")
+        if parser.should_upgrade() and method != "CONNECT":
             return  # _decline_upgrade follows
         self._fields = None
         if self._behind or self._since_progress > self._limits.header_bytes:
@@ -359,7 +359,7 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse_head()
                 raise _Refused
         self._since_progress = self._trailer = 0
-        method, version = parser.get_method().decode("latin-1"), parser.get_http_version()
+        version = parser.get_http_version()
         raw_path, _, query = self._url.partition(b"?")
         if raw_path[:1] != b"/":
             raw_path, query = self._absolute()
