@@ -141,7 +141,7 @@ def both_files(draft: Draft, pair: tuple[str, str], what: str) -> None:
 def access_log(draft: Draft) -> None:
     """An atom that is not known is found at the start, not by the first request."""
     if "access_log_format" in draft.given:
-        from hf_transformer.observability.access_format import check_format  # only here: most services log no accesses
+        from hf_transformer.observability.access_log import check_format  # only here: most services log no accesses
 
         check_format(draft.values["access_log_format"], draft.source("access_log_format"))
 
