@@ -31,12 +31,9 @@ FLOCK = "hhqqi"
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 HEADER = struct.Struct("<QII")
 """In front of a copy: its number, counted from 1, its length, and the CRC-32 of its content and number."""
-ROOM = 1 << 30
-"""Bytes from one copy to the next. A copy has some 20 KiB, and only written pages take memory."""
-TRIES = 100
-"""Reads of a copy that was replaced each time. Its worker replaces it once in PERIOD, and at each scrape."""
-PERIOD = 1.0
-"""Seconds between two copies of a worker's metrics, so the oldest age at which another worker shows them."""
+ROOM = 1 << 30  # bytes from one copy to the next; a copy has some 20 KiB, and only written pages take memory
+TRIES = 100  # reads of a copy that is replaced each time; its worker does that once in PERIOD, and at each scrape
+PERIOD = 1.0  # seconds between two copies of a worker's metrics: the other workers show none that are older
 
 Family = list[Any]
 """A metric in a copy: name, text, type and samples; a sample is its name, labels and value."""

@@ -33,10 +33,7 @@ ACCESS_LOGGER = "hf_transformer.access"
 LATENCY_LOGGER = "hf_transformer.latency"
 PERIOD = 0.1
 """Seconds that a line of the latency log may wait for others."""
-UNUSABLE = (
-    *(OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError),
-    configparser.Error,
-)
+UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
 """What the logging module raises for a configuration that it can't use."""
 
 
@@ -93,20 +90,19 @@ def _load_file(path: Path) -> None:
         logging.config.fileConfig(path, disable_existing_loggers=False, encoding="utf-8")
         return
     text = path.read_text(encoding="utf-8")
-    value = json.loads(text) if path.suffix == ".json" else _parse_yaml(text)
+    if path.suffix == ".json":
+        value = json.loads(text)
+    else:
+        import yaml  # only here: few services have such a file
+
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as exc:
+            raise ValueError(f"not YAML: {exc}") from exc
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
     # The default, true, would silence the loggers that exist by now and that the file does not name: most of ours.
     logging.config.dictConfig({"disable_existing_loggers": False, **value})
-
-
-def _parse_yaml(text: str) -> Any:
-    import yaml  # only here: few services have such a file
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise ValueError(f"not YAML: {exc}") from exc
 
 
 class JsonFormatter(logging.Formatter):
@@ -164,22 +160,16 @@ class LatencyLog:
 
     def __init__(self) -> None:
         self._logger = logging.getLogger(LATENCY_LOGGER)
-        self._handler: LineHandler | None = None
-        self._json = False
+        self._handler = only_handler(self._logger)
+        self._json = self._handler is not None and isinstance(self._handler.formatter, JsonFormatter)
         self._lines: list[str] = []
         self._moment, self._prefix = 0, ""
         """Milliseconds since 1970 of the last line, and how it began."""
 
     def add(self, context: Context) -> None:
         """Logs a request that was answered just now."""
-        if not self._lines:
-            # Looked up once for several lines: handlers may change while the service runs.
-            if not self._logger.isEnabledFor(logging.INFO):
-                return
-            self._handler = only_handler(self._logger)
-            if self._handler is not None:
-                self._json = isinstance(self._handler.formatter, JsonFormatter)
-                asyncio.get_running_loop().call_later(PERIOD, self.flush)
+        if self._handler is None and not self._logger.isEnabledFor(logging.INFO):
+            return
         timings = context.timings
         before, predict, after = timings.preprocess * 1e3, timings.predict * 1e3, timings.postprocess * 1e3
         message = (
@@ -189,6 +179,8 @@ class LatencyLog:
         if self._handler is None:
             self._logger.info("%s", message, extra={REQUEST_ID: context.request_id})
             return
+        if not self._lines:
+            asyncio.get_running_loop().call_later(PERIOD, self.flush)
         now = time.time()
         if self._json:
             more = {
@@ -213,13 +205,13 @@ class LatencyLog:
 
 
 def only_handler(logger: logging.Logger) -> LineHandler | None:
-    """The service's own handler, if records of the logger go there and nowhere else, unfiltered and unchanged."""
+    """The service's own handler, if records of INFO go there and nowhere else, unfiltered and unchanged."""
     found: list[logging.Handler] = []
     current: logging.Logger | None = logger
     while current is not None:
         found += current.handlers
         current = current.parent if current.propagate else None
-    if logger.filters or len(found) != 1:
+    if logger.filters or len(found) != 1 or not logger.isEnabledFor(logging.INFO):
         return None
     handler = found[0]
     plain = not handler.filters and handler.level <= logging.INFO

@@ -28,6 +28,9 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
+Described = Mapping[str, tuple[str, Mapping[str, str]]]
+"""Text and labels of histograms by their names."""
+
 ENDINGS = ("stop", "length", "error", "abandoned")
 """How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
 
@@ -47,66 +50,47 @@ class Metrics:
         self._registry = self._shown = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self.generation = GenerationMetrics(self._registry)
-        self._add_times()
         self._add_requests()
         self._add_predictor()
 
-    def _add_times(self) -> None:
-        model = {"model_name": self._model_name}
-        self._stages = LightHistograms(
-            self._registry,
-            SECONDS,
-            ("request_preprocess_seconds", "pre-process request latency", model),
-            ("request_predict_seconds", "predict request latency", model),
-            ("request_postprocess_seconds", "post-process request latency", model),
-            (
-                "hf_transformer_queue_seconds",
-                "Time until all instances of a request are on their way to the predictor.",
-                {},
-            ),
-        )
-        LightHistograms(self._registry, SECONDS, ("request_explain_seconds", "explain request latency", model))
-
     def _add_requests(self) -> None:
+        model = {"model_name": self._model_name}
+        waiting = "Time until all instances of a request are on their way to the predictor."
+        stages: Described = {
+            "request_preprocess_seconds": ("pre-process request latency", model),
+            "request_predict_seconds": ("predict request latency", model),
+            "request_postprocess_seconds": ("post-process request latency", model),
+            "hf_transformer_queue_seconds": (waiting, {}),
+        }
+        self._stages = LightHistograms(self._registry, SECONDS, stages)
+        LightHistograms(self._registry, SECONDS, {"request_explain_seconds": ("explain request latency", model)})
         self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
-        self._truncated = self._counter(
-            "truncated_instances",
-            "Instances whose text was longer than the model takes and was cut off.",
-            "model_name",
-        )
+        text = "Instances whose text was longer than the model takes and was cut off."
+        self._truncated = self._counter("truncated_instances", text, "model_name")
         self._truncated.add(0, self._model_name)
         self._in_flight = self._gauge("requests_in_flight", "Predict requests being worked on.")
-        self._tokens_in_flight = self._gauge(
-            "tokens_in_flight",
-            "Tokens of the predict requests being worked on, guessed by the body's size until they are counted.",
-        )
-        self._refused = self._counter(
-            "refused_requests", "Predict requests that found no room, by which limit kept them out.", "limit"
-        )
+        text = "Tokens of the predict requests being worked on, guessed by the body's size until they are counted."
+        self._tokens_in_flight = self._gauge("tokens_in_flight", text)
+        text = "Predict requests that found no room, by which limit kept them out."
+        self._refused = self._counter("refused_requests", text, "limit")
 
     def _add_predictor(self) -> None:
-        self._batches = LightHistograms(
-            self._registry,
-            BATCH_SIZES,
-            ("hf_transformer_batch_instances", "Instances in a batch, of one request or of several.", {}),
-        )
+        sizes: Described = {
+            "hf_transformer_batch_instances": ("Instances in a batch, of one request or of several.", {})
+        }
+        self._batches = LightHistograms(self._registry, BATCH_SIZES, sizes)
         self._tokens = self._counter("batch_tokens", "Tokens in batches, by whether they are real or padding.", "kind")
         for kind in ("real", "padding"):
             self._tokens.add(0, kind)
         self._retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
-        self._retries_denied = self._counter(
-            "predictor_retries_denied",
-            "Calls that were not made again because too many had been (--predictor_retry_budget).",
-        )
-        self._predictor_errors = self._counter(
-            "predictor_errors", "Calls to the predictor that failed, retries included, by what happened.", "kind"
-        )
-        self._circuit_open = self._gauge(
-            "predictor_circuit_open", "1 while the predictor counts as dead and no call is sent to it, else 0."
-        )
-        self._ready = self._gauge(
-            "model_ready", "1 once the predictor was found and fits the tokenizer, else 0.", "model_name"
-        ).labels(self._model_name)
+        text = "Calls that were not made again because too many had been (--predictor_retry_budget)."
+        self._retries_denied = self._counter("predictor_retries_denied", text)
+        text = "Calls to the predictor that failed, retries included, by what happened."
+        self._predictor_errors = self._counter("predictor_errors", text, "kind")
+        text = "1 while the predictor counts as dead and no call is sent to it, else 0."
+        self._circuit_open = self._gauge("predictor_circuit_open", text)
+        text = "1 once the predictor was found and fits the tokenizer, else 0."
+        self._ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
 
     def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
         return LightCounter(self._registry, f"hf_transformer_{name}", text, *labels)
@@ -225,12 +209,10 @@ class LightHistograms(Collector):
     Args:
         registry: shows them.
         bounds: upper bounds of the buckets, ascending, without infinity.
-        histograms: name, text and labels of each; the labels have the same values for all observations.
+        histograms: text and labels of each by its name; the labels have the same values for all observations.
     """
 
-    def __init__(
-        self, registry: CollectorRegistry, bounds: Sequence[float], *histograms: tuple[str, str, Mapping[str, str]]
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, bounds: Sequence[float], histograms: Described) -> None:
         self._bounds = numpy.array(bounds, numpy.float64)
         self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
         self._histograms = histograms
@@ -258,7 +240,8 @@ class LightHistograms(Collector):
         """The histograms as they are now. A bucket's count includes those of all buckets below it."""
         if self._new:
             self._fold()
-        for (name, text, labels), counts, total in zip(self._histograms, self._counts, self._sums, strict=True):
+        described = zip(self._histograms.items(), self._counts, self._sums, strict=True)
+        for (name, (text, labels)), counts, total in described:
             family = HistogramMetricFamily(name, text, labels=list(labels))
             buckets = list(zip(self._names, counts.cumsum().tolist(), strict=True))
             family.add_metric(list(labels.values()), buckets, float(total))
@@ -274,24 +257,12 @@ class GenerationMetrics(Collector):
         self._running = 0
         self._ended = dict.fromkeys(ENDINGS, 0)
         registry.register(self)
-        self.first_token = LightHistograms(
-            registry,
-            FIRST_TOKEN_SECONDS,
-            (
-                "hf_transformer_time_to_first_token_seconds",
-                "Time from a request's arrival to the first new token of any of its texts.",
-                {},
-            ),
-        )
-        self.per_token = LightHistograms(
-            registry,
-            PER_TOKEN_SECONDS,
-            (
-                "hf_transformer_time_per_output_token_seconds",
-                "Mean time between the new tokens of a text, of each that ended as it should.",
-                {},
-            ),
-        )
+        text = "Time from a request's arrival to the first new token of any of its texts."
+        first: Described = {"hf_transformer_time_to_first_token_seconds": (text, {})}
+        self.first_token = LightHistograms(registry, FIRST_TOKEN_SECONDS, first)
+        text = "Mean time between the new tokens of a text, of each that ended as it should."
+        per_token: Described = {"hf_transformer_time_per_output_token_seconds": (text, {})}
+        self.per_token = LightHistograms(registry, PER_TOKEN_SECONDS, per_token)
 
     def begin(self) -> None:
         """Counts a text whose generation begins."""

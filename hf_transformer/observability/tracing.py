@@ -176,7 +176,10 @@ class Tracing:
     def _end(self, trace: Trace, name: str, attributes: dict[str, Any], error: str, context: Context | None) -> None:
         ended = time.perf_counter()
         if self._made - self._exporter.taken >= MOST_WAITING:
-            self._lose(ended)
+            self._lost += 1
+            if ended - self._told >= SILENCE:
+                self._told = ended
+                logger.warning("the collector takes spans too slowly: those of %d requests are lost so far", self._lost)
             return
         attributes["hf_transformer.model"] = self._model
         if error:
@@ -189,14 +192,14 @@ class Tracing:
                 attributes["hf_transformer.tokens"] = context.tokens
             self._add_stages(trace, context, ended, status)
         whole = {"attributes": attributes, "status": status, "kind": SpanKind.SERVER}
-        self._add(trace, name, trace.started, ended, trace.server, trace.parent, **whole)
+        self._add(trace, name, trace.started, ended, trace.server, **whole)
 
     def _add_stages(self, trace: Trace, context: Context, ended: float, status: Status) -> None:
         """Makes the spans of the stages that the request came to."""
         timings = context.timings
         if not timings.tokenize:
             return
-        was_sent, was_answered = timings.queue or timings.predict, bool(timings.predict)
+        was_sent, was_answered = timings.queue or timings.predict, timings.predict > 0
         read = timings.arrived + timings.parse
         encoded = read + timings.tokenize
         sent = encoded + timings.queue if was_sent else ended
@@ -206,46 +209,25 @@ class Tracing:
         if was_sent:
             # A batch is sent with the traceparent of one of its requests. The others link to that.
             other = parse_traceparent(context.sent_with)
-            more = {"kind": SpanKind.CLIENT, "links": () if other is None else (Link(other),)}
-            failed = {} if was_answered else {"status": status}
-            self._add(trace, "predict", sent, answered, trace.predict, trace.server, **more, **failed)
+            more: dict[str, Any] = {"kind": SpanKind.CLIENT, "links": () if other is None else (Link(other),)}
+            if not was_answered:
+                more["status"] = status
+            self._add(trace, "predict", sent, answered, trace.predict, **more)
         if was_answered:
             self._add(trace, "decode", answered, answered + timings.postprocess)
 
     def _add(
-        self,
-        trace: Trace,
-        name: str,
-        start: float,
-        end: float,
-        context: SpanContext | None = None,
-        parent: SpanContext | None = None,
-        **more: Any,
+        self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **more: Any
     ) -> None:
-        """Makes one span, of perf_counter's times; a stage without children needs no context of its own."""
+        """Makes one span; ``start`` and ``end`` are perf_counter's. Without a ``context`` it gets a new one."""
         server = trace.server
         if context is None:
-            context, parent = SpanContext(server.trace_id, IDS.generate_span_id(), False, server.trace_flags), server
-        self._processor.on_end(
-            ReadableSpan(
-                name,
-                context,
-                parent,
-                self._resource,
-                start_time=trace.began + int((start - trace.started) * 1e9),
-                end_time=trace.began + int((end - trace.started) * 1e9),
-                instrumentation_scope=SCOPE,
-                **more,
-            )
-        )
+            context = SpanContext(server.trace_id, IDS.generate_span_id(), False, server.trace_flags)
+        more["start_time"] = trace.began + int((start - trace.started) * 1e9)
+        more["end_time"] = trace.began + int((end - trace.started) * 1e9)
+        parent = trace.parent if context is server else server
+        self._processor.on_end(ReadableSpan(name, context, parent, self._resource, instrumentation_scope=SCOPE, **more))
         self._made += 1
-
-    def _lose(self, now: float) -> None:
-        """Counts a request whose spans find no room, and says so from time to time."""
-        self._lost += 1
-        if now - self._told >= SILENCE:
-            self._told = now
-            logger.warning("the collector takes spans too slowly: those of %d requests are lost so far", self._lost)
 
 
 class CountingExporter(trace_exporter.OTLPSpanExporter):

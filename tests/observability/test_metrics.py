@@ -54,8 +54,8 @@ def test_a_series_was_created_when_it_was_first_added_to() -> None:
 
 def test_histograms() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    labels = ({"model_name": "bert"}, {})
-    light = LightHistograms(ours, BOUNDS, *((f"seconds{one}", "Some text.", labels[one]) for one in (0, 1)))
+    labels: tuple[dict[str, str], ...] = ({"model_name": "bert"}, {})
+    light = LightHistograms(ours, BOUNDS, {f"seconds{one}": ("Some text.", labels[one]) for one in (0, 1)})
     full = [Histogram(f"seconds{one}", "Some text.", labels[one], registry=theirs, buckets=BOUNDS) for one in (0, 1)]
     for value in VALUES:
         light.observe(value, 2 * value)
@@ -67,13 +67,13 @@ def test_histograms() -> None:
 
 def test_a_histogram_without_observations() -> None:
     registry = CollectorRegistry()
-    LightHistograms(registry, (1, 2), ("rows", "Rows.", {}))
+    LightHistograms(registry, (1, 2), {"rows": ("Rows.", {})})
     assert 'rows_bucket{le="+Inf"} 0.0' in generate_latest(registry).decode()
 
 
 def test_more_observations_than_wait_to_be_sorted() -> None:
     registry = CollectorRegistry()
-    light = LightHistograms(registry, (1,), ("rows", "Rows.", {}))
+    light = LightHistograms(registry, (1,), {"rows": ("Rows.", {})})
     for number in range(2 * FOLD + 1):
         light.observe(number % 3)
     assert registry.get_sample_value("rows_bucket", {"le": "1.0"}) == sum(n % 3 < 2 for n in range(2 * FOLD + 1))
