@@ -107,7 +107,12 @@ class Tracing:
         except Exception as error:  # the exporter has no error of its own for this
             shown, reason = without_userinfo(endpoint), without_userinfo(str(error))
             raise ConfigError(f"--otlp_endpoint={shown}: the exporter can't be made: {reason}") from error
-        self._processor = BatchSpanProcessor(self._exporter, MOST_WAITING + TOGETHER, PERIOD * 1e3, TOGETHER)
+        self._processor = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=MOST_WAITING + TOGETHER,
+            schedule_delay_millis=PERIOD * 1e3,
+            max_export_batch_size=TOGETHER,
+        )
         ours = Resource({"service.name": "hf-transformer", "service.version": __version__, "process.pid": os.getpid()})
         self._resource = ours.merge(OTELResourceDetector().detect())
         self._made = self._lost = 0
@@ -237,8 +242,8 @@ class CountingExporter(trace_exporter.OTLPSpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Sends spans, and waits until they are taken or TIMEOUT is over."""
-        result = super().export(spans)
         self.taken += len(spans)
+        result = super().export(spans)
         self.failing = result is not SpanExportResult.SUCCESS
         return result
 

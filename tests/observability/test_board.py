@@ -250,11 +250,3 @@ def test_the_sum_of_one_looks_as_it_does_alone() -> None:
         return [one for one in text.splitlines() if "process_" not in one and "_created" not in one]
 
     assert lines(shared) == lines(alone)
-
-
-def test_metrics_of_any_length_are_shared(board: Board) -> None:
-    metrics, _ = worker(board, 0, True)
-    for number in range(20_000):
-        metrics.count_request("v1", number)
-    assert value(metrics, V1) == 1
-    assert len(str(board.read(0))) > 1_000_000
