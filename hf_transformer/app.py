@@ -15,7 +15,6 @@ from starlette.applications import Starlette
 from hf_transformer.api import docs, health, openapi, tokenize, v1, v2, v2_generate
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
-from hf_transformer.api.body import Bodies
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.config.options import Config
@@ -130,16 +129,16 @@ def _served_model(
 def _service(
     config: Config, model: ServedModel, metrics: Metrics, executor: ThreadPoolExecutor, tracing: Tracing | None
 ) -> Service:
+    most_bytes = max(config.max_bytes_in_flight, config.max_request_bytes)
     return Service(
         models=Models([model]),
-        admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics),
+        admission=Admission(config.max_concurrent_requests, config.max_queued_tokens, metrics, most_bytes),
         metrics=metrics,
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
         server_timing=config.enable_server_timing,
         tracing=tracing,
         executor=executor,
-        bodies=Bodies(max(config.max_bytes_in_flight, config.max_request_bytes), metrics.count_refused),
     )
 
 

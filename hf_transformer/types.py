@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any, ClassVar, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -254,63 +253,66 @@ class Query:
     name: str = "instances"
 
 
-@dataclass(slots=True)
-class Timings:
-    """Seconds that one request spent in each stage; ``queue`` is the part of ``predict`` until its last instance left
-    for the predictor.
-
-    ``parse`` goes from ``arrived`` (of time.perf_counter, when its whole body was there) until its texts were known,
-    and ``tokenize`` from then until they were encoded; ``preprocess`` is KServe's, the part of these within the
-    pipeline.
-    """
-
-    preprocess: float = 0.0
-    queue: float = 0.0
-    predict: float = 0.0
-    postprocess: float = 0.0
-    parse: float = 0.0
-    tokenize: float = 0.0
-    arrived: float = field(default_factory=perf_counter)
-
-    def tokenized(self, started: float, read: float) -> float:
-        """The texts are encoded; the pipeline began at ``started``, and had read the texts at ``read``. Gives the time
-        now."""
-        now = perf_counter()
-        self.preprocess = now - started
-        self.parse = read - self.arrived
-        self.tokenize = now - read
-        return now
-
-
 class Budget(Protocol):
     """What is told how many tokens a request has, once that is known."""
 
     def charge(self, tokens: int) -> None: ...
     def expect(self, characters: int) -> None: ...
+    def leave(self) -> None: ...
 
 
-@dataclass(slots=True)
 class Context:
-    """What goes along with one request: its id, the headers that the predictor gets too, and its stopwatch.
+    """What goes along with one request, with its stopwatch: seconds that it spent in each stage.
 
-    ``deadline`` is when the caller stops waiting, in seconds of the event loop's clock; None if it did not say.
-    ``place`` is what the request takes of the service's budget. ``instances`` and ``tokens`` say how much was asked,
-    once that is known. ``sent_with`` is the traceparent of another request, with whose headers a batch was sent that
-    has some of this one's instances.
+    Attributes:
+        request_id: what logs and the response call it.
+        headers: what the predictor gets too, names in lower case.
+        deadline: when the caller stops waiting, in seconds of the event loop's clock; None if it did not say.
+        place: what the request takes of the service's budget; None where nothing is counted.
+        instances, tokens: how much was asked, once that is known.
+        sent_with: the traceparent of another request, with whose headers a batch was sent that has some of this one's
+            instances.
+        arrived: of time.perf_counter, when the whole body was there.
+        parse: from then until the texts were known.
+        tokenize: from then until they were encoded.
+        preprocess: KServe's stage, the part of these two within the pipeline.
+        queue: the part of ``predict`` until the last instance left for the predictor.
+        predict: from the encodings to the answers, decoding left out.
+        postprocess: decoding, and putting the answers together.
     """
 
-    request_id: str
-    headers: Mapping[str, str]
-    timings: Timings = field(default_factory=Timings)
-    deadline: float | None = None
-    place: Budget | None = None
-    instances: int = 0
-    tokens: int = 0
-    sent_with: str = ""
+    __slots__ = (
+        "arrived",
+        "deadline",
+        "headers",
+        "instances",
+        "parse",
+        "place",
+        "postprocess",
+        "predict",
+        "preprocess",
+        "queue",
+        "request_id",
+        "sent_with",
+        "tokenize",
+        "tokens",
+    )
+
+    def __init__(self, request_id: str, headers: Mapping[str, str], *, deadline: float | None = None) -> None:
+        self.request_id = request_id
+        self.headers = headers
+        self.deadline = deadline
+        self.place: Budget | None = None
+        self.instances = self.tokens = 0
+        self.sent_with = ""
+        self.arrived = self.parse = self.tokenize = self.preprocess = self.queue = self.predict = self.postprocess = 0.0
 
 
 class ClientGone(Exception):
     """The client has closed its connection: there is nobody to answer."""
+
+
+NO_PARAMS: Final[Mapping[str, str]] = {}
 
 
 class Request(ABC):
@@ -328,9 +330,11 @@ class Request(ABC):
         route: the template of the path, once it is known.
         params: what the path names, such as the model.
         log: what the access log keeps of it, None without one.
+        at_end: whether ``read`` has given all of the body.
     """
 
     __slots__ = (
+        "at_end",
         "fields",
         "headers",
         "id",
@@ -363,10 +367,10 @@ class Request(ABC):
         self.headers = dict(fields)
         self.version = version
         self.scheme = scheme
-        self.id = ""
-        self.route = ""
+        self.id = self.route = ""
         self.params: Mapping[str, str] = NO_PARAMS
         self.log: Any = None
+        self.at_end = False
 
     @abstractmethod
     async def read(self) -> bytes:
@@ -399,8 +403,6 @@ class Request(ABC):
             "server": self.server,
         }
 
-
-NO_PARAMS: Mapping[str, str] = {}
 
 HeaderLines: TypeAlias = list[tuple[bytes, bytes]]
 """Header lines in their order, names in lower case."""
@@ -436,4 +438,5 @@ class Application(Protocol):
         """The answer to a request that the server can't take. If its head could not be read, it has no fields."""
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
-        """Notes the end of a request. ``answer`` is None if its client has left; ``sent`` is in bytes of the body."""
+        """Notes the end of a request whose ``log`` is set. ``answer`` is None if its client has left; ``sent`` is in
+        bytes of the body."""

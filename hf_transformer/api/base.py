@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Never, Protocol
 
 import orjson
 from starlette.responses import Response as StarletteResponse
 
-from hf_transformer.api.body import Bodies, parse_json, to_utf8
+from hf_transformer.api.body import USUAL_TYPES, parse_json, to_utf8
 from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import UnknownModel
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 B3 = ("traceid", "spanid", "parentspanid", "sampled", "flags")
 """The headers x-b3-... of Zipkin. Source: https://github.com/openzipkin/b3-propagation"""
 FORWARDED_PREFIX = b"x-b3-"
-FORWARDED = frozenset((b"x-request-id", b"traceparent", b"tracestate", b"authorization")) | {
+FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization")) | {
     FORWARDED_PREFIX + name.encode() for name in B3
 }
-"""Headers that the predictor gets too, so that traces and permissions reach it."""
+"""Headers that the predictor gets too, beside the request's id, so that traces and permissions reach it."""
 JSON = b"application/json"
 
 
@@ -66,28 +66,23 @@ class Model(Protocol):
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
 
 
-class Models:
-    """The models by name; today there is one."""
+class Models(dict[str, Model]):
+    """The models by name; today there is one. Another name raises UnknownModel."""
 
     def __init__(self, models: Sequence[Model]) -> None:
-        self._models = {model.name: model for model in models}
+        super().__init__({model.name: model for model in models})
 
     @property
     def names(self) -> list[str]:
-        return list(self._models)
+        return list(self)
 
     @property
     def generate(self) -> bool:
         """Whether one of them generates text."""
-        return any(isinstance(model.task, TextGeneration) for model in self._models.values())
+        return any(isinstance(model.task, TextGeneration) for model in self.values())
 
-    def __getitem__(self, name: str) -> Model:
-        """Raises UnknownModel, naming the ones that there are."""
-        try:
-            return self._models[name]
-        except KeyError:
-            known = ", ".join(self._models)
-            raise UnknownModel(f"model {name[:200]!r} is not served here; served: {known}") from None
+    def __missing__(self, name: str) -> Never:
+        raise UnknownModel(f"model {name[:200]!r} is not served here; served: {', '.join(self)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +92,7 @@ class Service:
     ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
     one may have in any form: the larger of --max_instances and --max_sequences. ``server_timing`` says whether answers
     tell how long they took; without ``tracing`` there are no spans. ``executor`` has the threads for long work, None
-    is the event loop's own. ``bodies`` counts the bytes of all bodies,
-    ``streams`` are the answers that are sent as they come.
+    is the event loop's own. ``streams`` are the answers that are sent as they come.
     """
 
     models: Models
@@ -109,7 +103,6 @@ class Service:
     server_timing: bool = True
     tracing: Tracing | None = None
     executor: Executor | None = None
-    bodies: Bodies = field(default_factory=Bodies)
     streams: OpenStreams = field(default_factory=OpenStreams)
 
 
@@ -132,7 +125,10 @@ class Call:
             InvalidInput: it is not JSON.
             TooLarge: it has more lists, objects, keys or values than are taken.
         """
-        return parse_json(to_utf8(self.body, self.headers), self.limits)
+        body = self.body
+        if self.headers.get(b"content-type", b"") not in USUAL_TYPES or body[:1] != b"{":
+            body = to_utf8(body, self.headers)
+        return parse_json(body, self.limits)
 
 
 RenderError = Callable[[str, int], bytes]
@@ -168,10 +164,10 @@ def error_json(message: str, status: int) -> bytes:
 
 def context_of(request: Request) -> Context:
     """A request's context: its id, and the headers that the predictor gets too."""
-    headers = {}
-    for name in FORWARDED & request.headers.keys():
-        headers[name.decode("latin-1")] = request.headers[name].decode("latin-1")
-    headers["x-request-id"] = request.id
+    headers = {"x-request-id": request.id}
+    if not FORWARDED.isdisjoint(request.headers):
+        for name in FORWARDED & request.headers.keys():
+            headers[name.decode("latin-1")] = request.headers[name].decode("latin-1")
     return Context(request.id, headers)
 
 

@@ -154,6 +154,7 @@ class Gateway:
         self._metrics = metrics
         self._keys = settings.keys
         self._cors = Cors(settings.origins) if settings.origins else None
+        self._is_guarded = self._keys is not None or self._cors is not None
         self._log_format, self._logger = settings.access_log, settings.logger
         self._proxies = ProxyHeadersMiddleware(_nothing, settings.trusted_proxies)
         if settings.access_log:
@@ -161,30 +162,33 @@ class Gateway:
 
     async def handle(self, request: Request) -> Response | Stream:
         """Answers one request. Raises what no endpoint should, and ClientGone."""
-        request.id = _id_of(request)
+        given = request.headers.get(b"x-request-id")
+        request.id = new_request_id() if given is None else _usable_id(given)
         if self._logger is not None:
             scope = request.scope()
             await self._proxies(scope, _nothing, _nothing)  # type: ignore[arg-type]  # a part of one
             request.log = Exchange(scope)
-        if (answer := self._before(request)) is not None:
-            return self._completed(request, answer)
-        return self._completed(request, await (self.router.find(request) or self._others)(request))
+        answer: Response | Stream | None = self._before(request) if self._is_guarded else None
+        if answer is None:
+            answer = await (self.router.find(request) or self._others)(request)
+        self._complete(request, answer)
+        return answer
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
         """The answer to a request that the server can't take. If its head could not be read, it has no fields."""
         answer = error_response(self._errors_by_path(request.path), message, status)
         if status == 503:
             answer.headers.append((b"retry-after", b"1"))
-        request.id = request.id or _id_of(request)
+        request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
         if self._logger is not None and request.log is None:
             request.log = Exchange(request.scope())
-        self._completed(request, answer)
+        self._complete(request, answer)
         return answer
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:
         """Logs a request. ``answer`` is None if its client has left; ``sent`` counts the bytes of the body."""
-        exchange: Exchange | None = request.log
-        if exchange is None or self._logger is None or self._log_format is None:
+        exchange: Exchange = request.log
+        if self._logger is None or self._log_format is None:
             return
         if answer is not None:
             exchange.status, exchange.sent_headers, exchange.body_bytes = answer.status, answer.headers, sent
@@ -209,17 +213,16 @@ class Gateway:
         answer.headers.append((b"www-authenticate", b"Bearer"))
         return answer
 
-    def _completed(self, request: Request, answer: Response | Stream) -> Response | Stream:
+    def _complete(self, request: Request, answer: Response | Stream) -> None:
+        """Adds the header lines that every response has."""
         answer.headers.append((b"x-request-id", request.id.encode("latin-1")))
         if self._cors is not None:
             answer.headers += self._cors.lines(request)
-        return answer
 
 
-def _id_of(request: Request) -> str:
-    """The client's own id of a request if it sent one that can be logged, else a new one."""
-    given = request.headers.get(b"x-request-id")
-    return given.decode("latin-1") if given is not None and _USABLE_ID.fullmatch(given) else new_request_id()
+def _usable_id(given: bytes) -> str:
+    """The client's own id of a request if it can be logged, else a new one."""
+    return given.decode("latin-1") if _USABLE_ID.fullmatch(given) else new_request_id()
 
 
 async def _nothing(*args: Any) -> None:

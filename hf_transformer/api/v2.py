@@ -188,6 +188,6 @@ def _parse(call: Call, max_texts: int) -> InferRequest:
     """
     given = call.headers.get(HEADER)
     with clients_fault():
-        length = parse_header_length(None if given is None else given.decode("latin-1"))
+        length = None if given is None else parse_header_length(given)
         body = to_utf8(call.body, call.headers) if length is None else call.body
         return decode_infer_request(body, length, max_texts)

@@ -47,12 +47,12 @@ class Form(ABC, Generic[Item]):
     costs: BatchCosts | None = None
 
     @abstractmethod
-    def length(self, item: Item) -> int:
-        """Its size in tokens, at least 1: the limits count it, and items of similar sizes share batches."""
+    def bucket(self, item: Item) -> tuple[str, int]:
+        """Its group and its length.
 
-    @abstractmethod
-    def group(self, item: Item) -> str:
-        """Items of different groups never share a batch."""
+        Items of different groups never share a batch. The length is in tokens, at least 1: the limits count it, and
+        items of similar lengths share batches.
+        """
 
     @abstractmethod
     def limits(self, item: Item) -> BatchLimits:
@@ -150,13 +150,11 @@ class EncodingForm(Form[Encoding]):
             more=more if all(output.row_bytes(1) is not None for output in signature.outputs) else None,
         )
 
-    def length(self, item: Encoding) -> int:
-        """The width of a batch of this text alone, so that texts which are padded alike count as equally long."""
+    def bucket(self, item: Encoding) -> tuple[str, int]:
+        """All share one group. The length is the width of a batch of this text alone, so that texts which are padded
+        alike count as equally long."""
         size, widths = len(item.ids), self._filling.widths
-        return size if widths is None else widths.of(size)
-
-    def group(self, item: Encoding) -> str:
-        return ""
+        return "", size if widths is None else widths.of(size)
 
     def limits(self, item: Encoding) -> BatchLimits:
         return self._limits

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
 
 from hf_transformer.errors import TooLarge, TooManyRequests
 from hf_transformer.observability.metrics import Metrics
@@ -15,20 +16,105 @@ BYTES_PER_TOKEN = 4
 """About how long a token's text is, to guess a request's tokens by the size of its body before it is read."""
 LARGEST_GUESS = 8
 """A guess is at most this part of the budget: a large body may turn out to be anything."""
+MOST_BYTES: Final = 256 * 2**20
+"""Bytes of all bodies where nobody says how many."""
 
 
-class Admitted:
-    """What one request takes of the budget until it leaves."""
+class Admission:
+    """Counts the predict requests in the service, their tokens and the bytes of their bodies, and refuses what is too
+    much.
 
-    __slots__ = ("_admission", "tokens")
+    A request is admitted while there is any room, however large it is, so that small requests can't keep large ones
+    out for ever. The last one admitted may exceed the budget of tokens. Bytes count from the first that comes: without
+    that, as many clients as there may be connections could each have us hold a body of the largest size.
 
-    def __init__(self, admission: Admission, tokens: int) -> None:
-        self._admission = admission
+    Args:
+        max_requests: how many requests may be there (--max_concurrent_requests).
+        max_tokens: how many tokens they may have together before others are refused (--max_queued_tokens).
+        max_bytes: bytes of all bodies that are there, whole or in part (--max_bytes_in_flight); no fewer than one
+            request may have, or it would never come in.
+    """
+
+    def __init__(self, max_requests: int, max_tokens: int, metrics: Metrics, max_bytes: int = MOST_BYTES) -> None:
+        self.largest_guess = max(1, max_tokens // LARGEST_GUESS)
+        self.requests = 0
+        self.tokens = 0
+        self.bytes = 0
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self.max_bytes = max_bytes
+        metrics.watch_in_flight(lambda: self.requests, lambda: self.tokens)
+        self._refused = metrics.count_refused
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next request would be admitted."""
+        return self.requests < self._max_requests and self.tokens < self._max_tokens
+
+    def require(self) -> None:
+        """Raises TooManyRequests, and counts it, if the next request would be refused. Nothing is taken."""
+        if self.requests >= self._max_requests:
+            self._refused("requests")
+            raise TooManyRequests(
+                f"{self.requests} requests are in flight, as many as --max_concurrent_requests allows; try again"
+            )
+        if self.tokens >= self._max_tokens:
+            self._refused("tokens")
+            raise TooManyRequests(
+                f"the requests in flight have {self.tokens} tokens, --max_queued_tokens allows {self._max_tokens}; "
+                "try again"
+            )
+
+    def require_bytes(self, size: int) -> None:
+        """The same for so many bytes more."""
+        if self.bytes + size > self.max_bytes and size > 0:
+            self._refused("bytes")
+            raise TooManyRequests(
+                f"the requests that are there or on their way have {self.bytes} bytes, --max_bytes_in_flight allows "
+                f"{self.max_bytes}; try again"
+            )
+
+
+class Place:
+    """What one request takes of the service: the bytes of its body, and from ``enter`` on its tokens.
+
+    As a context manager it gives them back at the end.
+    """
+
+    __slots__ = ("_admitted", "admission", "bytes", "tokens")
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self._admitted = False
+        self.bytes = self.tokens = 0
+
+    def hold(self, size: int) -> None:
+        """Counts bytes that have come; fewer than none gives some back. Raises TooManyRequests where there is no room
+        for them."""
+        admission = self.admission
+        if admission.bytes + size > admission.max_bytes:
+            admission.require_bytes(size)
+        admission.bytes += size
+        self.bytes += size
+
+    def enter(self) -> None:
+        """Admits the request, whose tokens are guessed from its bytes until they are known.
+
+        Raises:
+            TooManyRequests: there is no room.
+        """
+        admission, tokens = self.admission, self.bytes // BYTES_PER_TOKEN + 1
+        admission.require()
+        if tokens > admission.largest_guess:
+            tokens = admission.largest_guess
+        admission.requests += 1
+        admission.tokens += tokens
         self.tokens = tokens
+        self._admitted = True
 
     def charge(self, tokens: int) -> None:
         """Replaces the guess by the number of tokens that the request really has."""
-        self._admission.tokens += tokens - self.tokens
+        self.admission.tokens += tokens - self.tokens
         self.tokens = tokens
 
     def expect(self, characters: int) -> None:
@@ -38,74 +124,22 @@ class Admitted:
             self.charge(tokens)
 
     def leave(self) -> None:
-        """Gives the budget back; to be called once."""
-        self._admission.requests -= 1
-        self._admission.tokens -= self.tokens
+        """Gives everything back; calling it again does nothing."""
+        admission = self.admission
+        admission.bytes -= self.bytes
+        self.bytes = 0
+        if self._admitted:
+            self._admitted = False
+            admission.requests -= 1
+            admission.tokens -= self.tokens
 
+    def __enter__(self) -> Self:
+        return self
 
-class Admission:
-    """Counts the predict requests in the service and their tokens, over all APIs, and refuses what is too much.
-
-    A request is admitted while there is any room, however large it is, so that small requests can't keep large ones
-    out for ever. The last one admitted may exceed the budget of tokens.
-
-    Args:
-        max_requests: how many requests may be there (--max_concurrent_requests).
-        max_tokens: how many tokens they may have together before others are refused (--max_queued_tokens).
-    """
-
-    def __init__(self, max_requests: int, max_tokens: int, metrics: Metrics) -> None:
-        self._max_requests = max_requests
-        self._max_tokens = max_tokens
-        self._largest_guess = max(1, max_tokens // LARGEST_GUESS)
-        self.requests = 0
-        self.tokens = 0
-        metrics.watch_in_flight(lambda: self.requests, lambda: self.tokens)
-        self._refused = metrics.count_refused
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the next request would be admitted."""
-        return self.requests < self._max_requests and self.tokens < self._max_tokens
-
-    def enter(self, size: int) -> Admitted:
-        """Admits a request with a body of ``size`` bytes.
-
-        Raises:
-            TooManyRequests: there is no room.
-        """
-        self.require()
-        tokens = min(size // BYTES_PER_TOKEN + 1, self._largest_guess)
-        self.requests += 1
-        self.tokens += tokens
-        return Admitted(self, tokens)
-
-    def require(self) -> None:
-        """Raises TooManyRequests if the next request would be refused. Nothing is taken."""
-        if not self.has_room:
-            raise self._no_room()
-
-    def _no_room(self) -> TooManyRequests:
-        """Counts a refused request, and says why it was refused."""
-        if self.requests >= self._max_requests:
-            self._refused("requests")
-            return TooManyRequests(
-                f"{self.requests} requests are in flight, as many as --max_concurrent_requests allows; try again"
-            )
-        self._refused("tokens")
-        return TooManyRequests(
-            f"the requests in flight have {self.tokens} tokens, --max_queued_tokens allows {self._max_tokens}; "
-            "try again"
-        )
-
-    @contextmanager
-    def place(self, size: int) -> Iterator[Admitted]:
-        """``enter``, and ``leave`` at the end."""
-        admitted = self.enter(size)
-        try:
-            yield admitted
-        finally:
-            admitted.leave()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
 
 
 @dataclass(frozen=True, slots=True)

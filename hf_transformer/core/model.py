@@ -151,15 +151,19 @@ class ServedModel:
             NotReady: no model that fits was found yet.
             RequestError: whatever else keeps the request from being answered.
         """
-        serving = self._require_serving()
-        serving.enter()
+        serving = self._serving
+        if serving is None:
+            raise self._not_ready()
+        serving.users += 1
         try:
             answers = await serving.pipeline(query, context)
         except PREDICTORS as error:
             self._note_failure(error)
             raise
         finally:
-            serving.leave()
+            serving.users -= 1
+            if serving.retired:
+                serving.left()
         self._note_answer(context)
         return answers
 
@@ -174,7 +178,7 @@ class ServedModel:
         serving = self._require_serving()
         if serving.generating is None:
             raise InvalidInput(f"model {self.name!r} does {self.task.name}, which generates no text")
-        serving.enter()
+        serving.users += 1
         try:
             generation = await serving.generating.start(request, context)
         except BaseException:
@@ -203,8 +207,11 @@ class ServedModel:
 
     def _require_serving(self) -> Serving:
         if self._serving is None:
-            raise NotReady(f"model {self.name!r} is not ready: {self._problem}")
+            raise self._not_ready()
         return self._serving
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"model {self.name!r} is not ready: {self._problem}")
 
     def _note_answer(self, context: Context) -> None:
         """Counts a request that was answered whole."""
@@ -213,7 +220,7 @@ class ServedModel:
             self._errors = 0
             if self._away:
                 self._look_soon()
-        self._metrics.observe(context.timings)
+        self._metrics.observe(context)
         if self._latency_log is not None:
             self._latency_log.add(context)
 
@@ -274,7 +281,7 @@ class ServedModel:
         if self._check_health:
             await self.look()
         if self._problem:
-            raise NotReady(f"model {self.name!r} is not ready: {self._problem}")
+            raise self._not_ready()
         if self._board is not None and (missing := self._board.waiting_for):
             raise NotReady(f"model {self.name!r} is not ready: {missing} of the --workers are not yet")
 
@@ -424,8 +431,10 @@ class Serving:
     def __init__(self, pipeline: PredictPipeline) -> None:
         self.pipeline = pipeline
         self.generating = pipeline if isinstance(pipeline, GeneratePipeline) else None
-        self._users = 0
-        self._retired = False
+        self.users = 0
+        """Those who use it; each calls ``leave`` in the end."""
+        self.retired = False
+        """Whether there are no new users."""
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -433,21 +442,21 @@ class Serving:
         """Whether the pipeline was closed."""
         return self._closing is not None and self._closing.done()
 
-    def enter(self) -> None:
-        """Counts a user, who will call ``leave``."""
-        self._users += 1
-
     def leave(self) -> None:
         """Counts a user out."""
-        self._users -= 1
-        if self._retired and not self._users:
+        self.users -= 1
+        if self.retired:
+            self.left()
+
+    def left(self) -> None:
+        """A user has left after it was retired: the last one closes it."""
+        if not self.users:
             self._begin_close()
 
     def retire(self) -> None:
         """Says that there are no new users."""
-        self._retired = True
-        if not self._users:
-            self._begin_close()
+        self.retired = True
+        self.left()
 
     async def close(self) -> None:
         """Closes the pipeline, also while it is used: the service ends."""

@@ -9,20 +9,21 @@ No I/O of its own, and nothing of a request is kept on the pipeline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from itertools import accumulate, islice
 from time import perf_counter
 from typing import Any
 
 from hf_transformer.core.limits import Limits
-from hf_transformer.core.scheduler import Scheduler
+from hf_transformer.core.scheduler import Entry, Scheduler
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, Query, TextInput, Tokenization
+from hf_transformer.types import PLAIN, Answers, Context, Encoding, Query, TextInput, Tokenization
 
 TRIAL = "A short text."
 INLINE_VALUES = 20_000
@@ -59,7 +60,10 @@ class Pipeline:
         self._metrics = metrics
         self._log_texts = log_texts
         self._default_options = task.options({})
-        self._checks = type(task).check is not Task.check
+        # Hooks that a task leaves as they are need not be called for each text.
+        self._checks = _has_own(task, "check")
+        self._has_own_cost = _has_own(task, "decode_cost")
+        self._has_beside = _has_own(task, "beside")
 
     async def __call__(self, query: Query, context: Context) -> Answers:
         """Gives one prediction per instance, in their order.
@@ -67,36 +71,40 @@ class Pipeline:
         Raises:
             RequestError: one error for the whole request; no instance of it is answered then.
         """
-        started, task = perf_counter(), self._task
+        began, task, place = perf_counter(), self._task, context.place
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
         items, texts, counts, length = self._read(query, options)
         if self._log_texts is not None:
             self._log_texts(texts, context)
-        if context.place is not None:
-            context.place.expect(length)
-        read = perf_counter()
         how = task.tokenization(options)
         if how.windows:
             how = replace(how, max_windows=self._limits.max_sequences)
-        windows = await self.tokenizer.encode_off_loop(texts, self._executor, how)
-        request = RequestState(task, options, items, counts, windows)
-        size = self._check(request, query)
-        context.instances, context.tokens = len(items), request.tokens
-        if context.place is not None:
-            context.place.charge(request.tokens)
-        timings = context.timings
-        tokenized = timings.tokenized(started, read)
-        parts = await self._scheduler.run(request.flat, request.decode, context, request.costs)
+        if place is not None:
+            place.expect(length)
+        read = perf_counter()
+        windows = await self.tokenizer.encode_off_loop(texts, self._executor, how, length)
+        entries, tokens, size = self._entries(query, options, items, counts, windows)
+        context.instances, context.tokens = len(items), tokens
+        if place is not None:
+            place.charge(tokens)
+        encoded = perf_counter()
+        context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
+        submission = self._scheduler.submit(entries, task.decode, options, context)
+        try:
+            await submission.future
+        finally:
+            self._scheduler.leave(submission)
         answered = perf_counter()
-        waited = answered - tokenized - timings.postprocess
-        timings.predict = waited if waited > 0.0 else 0.0
+        waited = answered - encoded - context.postprocess
+        context.predict = waited if waited > 0.0 else 0.0
         if size <= INLINE_VALUES:
-            answers = request.answers(parts, query.tensors)
+            answers = self._answers(query, options, items, counts, windows, entries)
         else:
-            loop = asyncio.get_running_loop()
-            answers = await loop.run_in_executor(self._executor, request.answers, parts, query.tensors)
-        timings.postprocess += perf_counter() - answered
+            loop, make = asyncio.get_running_loop(), self._answers
+            answers = await loop.run_in_executor(self._executor, make, query, options, items, counts, windows, entries)
+        answers.tokens = tokens
+        context.postprocess += perf_counter() - answered
         return answers
 
     async def trial(self) -> None:
@@ -127,27 +135,27 @@ class Pipeline:
 
     def _read(self, query: Query, options: Any) -> tuple[list[Any], list[TextInput], list[int], int]:
         """The items, the texts of all items, the number of texts of each, and their characters; within the limits."""
-        task, limits, name = self._task, self._limits, query.name
+        task, limits, name, instances = self._task, self._limits, query.name, query.instances
         items: list[Any] = []
         texts: list[TextInput] = []
         counts: list[int] = []
         total = 0
-        if not query.instances:
+        if not instances:
             raise InvalidInput(f"{name}: expected at least one, got none")
-        if len(query.instances) > limits.max_instances:
-            limits.check_instances(len(query.instances), name)
-        for index, instance in enumerate(query.instances):
+        if len(instances) > limits.max_instances:
+            limits.check_instances(len(instances), name)
+        for index, instance in enumerate(instances):
             where = f"{name}[{index}]"
             item = task.item(instance, where, options)
             own = task.texts(item, options)
-            for number, text in enumerate(own):
+            for text in own:
                 length = len(text) if type(text) is str else characters(text)
                 if length > limits.max_text_length:
-                    raise limits.too_long(length, task.text_name(where, number))
+                    raise limits.too_long(length, task.text_name(where, own.index(text)))
                 total += length
             items.append(item)
-            texts += own
             counts.append(len(own))
+            texts += own
             if len(texts) > limits.max_sequences:
                 limits.check_sequences(len(texts), name)
             if total > limits.max_total_length:
@@ -157,36 +165,63 @@ class Pipeline:
                 )
         return items, texts, counts, total
 
-    def _check(self, request: RequestState, query: Query) -> int:
-        """Checks the encodings, by the task and against the limits. Returns the number of values in all answers."""
-        task, options, limits = self._task, request.options, self._limits
-        if len(request.flat) > limits.max_sequences:
-            limits.check_sequences(len(request.flat), query.name)
-        if self._checks or request.is_unusual:
-            self._check_each(request, query.name)
-        size = request.size + task.beside_size(request.encodings, options)
+    def _entries(
+        self,
+        query: Query,
+        options: Any,
+        items: Sequence[Any],
+        counts: Sequence[int],
+        windows: Sequence[Sequence[Encoding]],
+    ) -> tuple[list[Entry[Encoding]], int, int]:
+        """An entry per encoding, their tokens, and the number of values in all answers; within the limits.
+
+        ``counts`` has the number of texts of each item, ``windows`` the encodings of each text.
+        """
+        task, limits, has_own_cost = self._task, self._limits, self._has_own_cost
+        entries: list[Entry[Encoding]] = []
+        tokens = size = text = 0
+        is_unusual = self._checks
+        for item, count in zip(items, counts, strict=True):
+            for own in windows[text : text + count]:
+                for one in own:
+                    length, values = len(one.ids), task.answer_size(one, options)
+                    if one.truncated or not length:
+                        is_unusual = True
+                    tokens += length
+                    size += values
+                    entries.append(Entry(one, item, task.decode_cost(one, options) if has_own_cost else values))
+            text += count
+        if len(entries) > limits.max_sequences:
+            limits.check_sequences(len(entries), query.name)
+        if is_unusual:
+            self._check_each(query, options, _per_item(counts, windows))
+        if self._has_beside:
+            size += task.beside_size(_per_item(counts, windows), options)
         if query.tensors:
-            lengths = [sum([len(one) for windows in texts for one in windows]) for texts in request.encodings]
+            lengths = [sum([len(one) for own in texts for one in own]) for texts in _per_item(counts, windows)]
             size = max(size, task.tensor_size(lengths, options))
         if size > limits.max_answer_values:
             raise TooLarge(
                 f"{query.name}: the answer would hold about {size} values, at most {limits.max_answer_values} "
                 "are given in one (--max_answer_values); send fewer instances or ask for less of each"
             )
-        return size
+        return entries, tokens, size
 
-    def _check_each(self, request: RequestState, name: str) -> None:
-        """Raises RequestError for an encoding that can't be predicted, and counts the items that were truncated."""
+    def _check_each(self, query: Query, options: Any, encodings: Sequence[Sequence[Sequence[Encoding]]]) -> None:
+        """Raises RequestError for an encoding that can't be predicted, and counts the items that were truncated.
+
+        ``encodings`` are per item, text and window.
+        """
         task, truncated = self._task, set()
-        for index, texts in enumerate(request.encodings):
-            where = f"{name}[{index}]"
+        for index, texts in enumerate(encodings):
+            where = f"{query.name}[{index}]"
             for number, windows in enumerate(texts):
                 for encoding in windows:
                     if not encoding.ids:
                         raise InvalidInput(f"{task.text_name(where, number)}: the text has no tokens")
                     if encoding.truncated:
                         truncated.add(index)
-                        if task.overflow(request.options) == "error":
+                        if task.overflow(options) == "error":
                             raise TooLarge(
                                 f"{task.text_name(where, number)}: the text is longer than the {len(encoding)} tokens "
                                 "that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
@@ -195,68 +230,39 @@ class Pipeline:
         if truncated:
             self._metrics.count_truncated(len(truncated))
 
-
-class RequestState:
-    """The encodings of one request, and what makes answers of their outputs.
-
-    Attributes:
-        items: what ``task.item`` made of each instance.
-        encodings: per item, text and window.
-        flat: all encodings, one after the other; ``owners`` has the index of the item of each, and ``costs`` what it
-            takes to decode it.
-        tokens, size: tokens, and values in the answers, of all encodings.
-        is_unusual: whether an encoding is empty or truncated.
-    """
-
-    __slots__ = ("costs", "encodings", "flat", "is_unusual", "items", "options", "owners", "size", "task", "tokens")
-
-    def __init__(
+    def _answers(
         self,
-        task: Task[Any, Any, Any],
+        query: Query,
         options: Any,
-        items: list[Any],
+        items: Sequence[Any],
         counts: Sequence[int],
-        windows: Sequence[list[Encoding]],
-    ) -> None:
-        """``counts`` has the number of texts of each item, ``windows`` the encodings of each text."""
-        self.task = task
-        self.options = options
-        self.items = items
-        self.encodings: list[Sequence[list[Encoding]]] = []
-        self.flat: list[Encoding] = []
-        self.owners: list[int] = []
-        self.costs: list[int] = []
-        self.is_unusual = False
-        start = tokens = size = 0
-        for index, count in enumerate(counts):
-            own = windows[start : start + count]
-            start += count
-            self.encodings.append(own)
-            for encodings in own:
-                for one in encodings:
-                    length = len(one.ids)
-                    if one.truncated or not length:
-                        self.is_unusual = True
-                    tokens += length
-                    size += task.answer_size(one, options)
-                    self.flat.append(one)
-                    self.owners.append(index)
-                    self.costs.append(task.decode_cost(one, options))
-        self.tokens, self.size = tokens, size
+        windows: Sequence[Sequence[Encoding]],
+        entries: Sequence[Entry[Encoding]],
+    ) -> Answers:
+        """Gives each item the answers of its own entries, a list per text; the predictions as a tensor too if the query
+        asks for it."""
+        task = self._task
+        predictions, text, rest = [], 0, iter(entries)
+        for item, count in zip(items, counts, strict=True):
+            parts = []
+            for own in windows[text : text + count]:
+                parts.append([entry.answer for entry in islice(rest, len(own))])
+            text += count
+            predictions.append(task.answer(item, parts, options))
+        answers = Answers(predictions)
+        if query.tensors:
+            answers.tensor = task.tensor(predictions, options)
+        if self._has_beside:
+            answers.outputs = task.beside(_per_item(counts, windows), options)
+        return answers
 
-    def decode(self, index: int, rows: Mapping[str, Array]) -> Any:
-        """The part that one encoding has of its item's answer."""
-        return self.task.decode(self.items[self.owners[index]], self.flat[index], rows, self.options)
 
-    def answers(self, parts: Sequence[Any], tensors: bool) -> Answers:
-        """Gives each item the parts of its own encodings; the predictions as a tensor too if ``tensors`` says so."""
-        task, options = self.task, self.options
-        predictions, start = [], 0
-        for index, texts in enumerate(self.encodings):
-            own = []
-            for windows in texts:
-                own.append(parts[start : start + len(windows)])
-                start += len(windows)
-            predictions.append(task.answer(self.items[index], own, options))
-        tensor = task.tensor(predictions, options) if tensors else None
-        return Answers(predictions, task.beside(self.encodings, options), self.tokens, tensor)
+def _per_item(counts: Sequence[int], windows: Sequence[Sequence[Encoding]]) -> list[Sequence[Sequence[Encoding]]]:
+    """The encodings per item, text and window."""
+    ends = accumulate(counts)
+    return [windows[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _has_own(task: Task[Any, Any, Any], name: str) -> bool:
+    """Whether a task has a method of its own in place of Task's."""
+    return getattr(type(task), name) is not getattr(Task, name)

@@ -30,8 +30,9 @@ from hf_transformer.types import Array, Context, Tensor
 
 Item = TypeVar("Item")
 
-Decode = Callable[[int, Mapping[str, Array]], Any]
-"""Called with an instance's index and its own part of the outputs, by role; what it returns is the answer."""
+Decode = Callable[[Any, Any, Mapping[str, Array], Any], Any]
+"""Called with an entry's owner and item, its own part of the outputs by role, and the request's options; what it
+returns is the answer. See Task.decode."""
 
 INLINE_COST = 20_000
 """A batch that costs more to decode (see Task.decode_cost) is decoded in a thread; about 5 ms of work, as long as a
@@ -133,22 +134,29 @@ class FailureIsolation:
 
 
 class Submission:
-    """One request's instances on their way.
+    """One request's entries on their way.
 
-    ``future`` is done once all ``answers`` are there, in the order of the instances, or the request has failed.
+    ``future`` is done once all of them have answers, or the request has failed.
     """
 
-    __slots__ = ("answers", "context", "decode", "entries", "future", "left", "since", "timer")
+    __slots__ = ("context", "decode", "entries", "future", "left", "options", "since", "timer")
 
-    def __init__(self, count: int, decode: Decode, context: Context, future: asyncio.Future[None]) -> None:
-        self.answers: list[Any] = [None] * count
-        self.left = count
+    def __init__(
+        self,
+        entries: Sequence[Entry[Any]],
+        decode: Decode,
+        options: Any,
+        context: Context,
+        future: asyncio.Future[None],
+    ) -> None:
+        self.entries = entries
+        self.left = len(entries)
         self.decode = decode
+        self.options = options
         self.context = context
         self.future = future
         self.since = perf_counter()
         self.timer: asyncio.TimerHandle | None = None
-        self.entries: list[Entry[Any]] = []
 
     def fail(self, error: Exception) -> None:
         """Fails the whole request. Each request gets an error of its own, since raising one changes it."""
@@ -157,16 +165,26 @@ class Submission:
 
 
 class Entry(Generic[Item]):
-    """One instance of a request. ``item`` is what the model gets: one encoding, or one step of a text."""
+    """One instance of a request.
 
-    __slots__ = ("cost", "index", "item", "key", "length", "request")
+    Attributes:
+        item: what the model gets: one encoding, or one step of a text.
+        owner: what the caller knows it by.
+        cost: how long ``decode`` takes for it, in the units of INLINE_COST.
+        answer: what ``decode`` has made of its outputs, or the error that it has raised.
+        length, key: the scheduler's; entries with different keys never share a batch.
+    """
 
-    def __init__(self, request: Submission, index: int, item: Item, length: int, key: str, cost: int) -> None:
-        self.request = request
-        self.index = index
+    __slots__ = ("answer", "cost", "item", "key", "length", "owner", "request")
+
+    request: Submission
+    length: int
+    key: str
+    answer: Any
+
+    def __init__(self, item: Item, owner: Any, cost: int) -> None:
         self.item = item
-        self.length = length
-        self.key = key
+        self.owner = owner
         self.cost = cost
 
 
@@ -205,47 +223,35 @@ class Scheduler(Generic[Item]):
         self._limit = ConcurrencyLimit(settings.max_batches_in_flight) if limit is None else limit
         self._queue: Queue[Entry[Item]] = Queue(lambda entry: form.limits(entry.item))
         self._batches: set[asyncio.Task[None]] = set()  # the event loop itself holds tasks weakly
-        self._pump_handle: asyncio.Handle | None = None
+        self._departure: asyncio.Task[None] | None = None
+        """The batch that leaves in the next turn of the event loop."""
         self._unanswered: dict[Submission, None] = {}  # those without a deadline of their own, the oldest first
         self._timer: asyncio.TimerHandle | None = None  # one for all of these: a timer costs 3 us
         self._isolation = FailureIsolation()
 
-    async def run(self, items: Sequence[Item], decode: Decode, context: Context, costs: Sequence[int]) -> list[Any]:
-        """Gives one answer per item, in their order.
+    def submit(self, entries: Sequence[Entry[Item]], decode: Decode, options: Any, context: Context) -> Submission:
+        """Queues the entries of a request. The caller awaits the ``future`` of what is returned, and calls ``leave`` in
+        the end, whatever happens.
 
         Args:
-            decode: makes an answer of an instance's outputs while the predictor's buffer is held; in a thread if the
+            decode: makes an answer of an entry's outputs while the predictor's buffer is held; in a thread if the
                 batch costs much.
-            costs: how long ``decode`` takes for each item, in the units of INLINE_COST.
 
-        Raises:
+        The future raises:
             PredictorTimeout: not all answers were there in time.
             CallersDeadline: not all answers were there before ``context.deadline``.
-            RequestError: the first failure of an instance. The others of the request are then dropped.
+            RequestError: the first failure of an entry. The others of the request are then dropped.
         """
-        if not items:
-            return []
-        request = self.submit(items, decode, context, costs)
-        try:
-            await request.future
-        finally:
-            self.leave(request)
-        return request.answers
-
-    def submit(self, items: Sequence[Item], decode: Decode, context: Context, costs: Sequence[int]) -> Submission:
-        """The first half of ``run``: queues a request, whose ``future`` the caller awaits.
-
-        The caller calls ``leave`` in the end, whatever happens.
-        """
-        loop, form = self._loop, self._form
-        request = Submission(len(items), decode, context, loop.create_future())
+        loop, bucket, queue = self._loop, self._form.bucket, self._queue
+        request = Submission(entries, decode, options, context, loop.create_future())
+        if not entries:
+            request.future.set_result(None)
         owner = context.headers.get("authorization", "")
-        for index, item in enumerate(items):
-            group = form.group(item)
-            key = f"{owner} {group}" if group else owner
-            entry = Entry(request, index, item, form.length(item), key, costs[index])
-            request.entries.append(entry)
-            self._queue.add(entry)
+        for entry in entries:
+            group, entry.length = bucket(entry.item)
+            entry.key = f"{owner} {group}" if group else owner
+            entry.request = request
+            queue.add(entry)
         deadline = context.deadline
         if deadline is not None and deadline < loop.time() + self._timeout:
             error = CallersDeadline("no answer before the caller's deadline")
@@ -254,11 +260,8 @@ class Scheduler(Generic[Item]):
             self._unanswered[request] = None
             if self._timer is None:
                 self._timer = loop.call_later(self._timeout, self._expire)
-        if not self._limit.has_room:
-            self._limit.call_when_free(self._pump)
-        elif self._pump_handle is None:
-            # At the end of this turn of the event loop, so that what arrives in one turn leaves together.
-            self._pump_handle = loop.call_soon(self._pump)
+        if self._departure is None:
+            self._pump()
         return request
 
     def leave(self, request: Submission) -> None:
@@ -271,12 +274,12 @@ class Scheduler(Generic[Item]):
             request.future.cancel()
             for entry in request.entries:
                 self._queue.discard(entry)
-        request.entries.clear()  # they refer to the request, which would be left to the garbage collector
+        request.entries = ()  # they refer to the request, which would be left to the garbage collector
 
     def submit_step(
         self, item: Item, decode: Decode, context: Context, cost: int, done: Callable[[Exception | None], None]
     ) -> Callable[[], object]:
-        """``run`` of one item for a caller that has no task to wait in.
+        """``submit`` of one item for a caller that has no task to wait in.
 
         Args:
             done: called once ``decode`` has been called, or with the error. What it submits can be in the very next
@@ -285,7 +288,8 @@ class Scheduler(Generic[Item]):
         Returns:
             What withdraws the item if it is not answered yet; ``done`` is then not called.
         """
-        request = self.submit((item,), decode, context, (cost,))
+        entry = Entry(item, None, cost)
+        request = self.submit((entry,), decode, None, context)
 
         def ended(future: asyncio.Future[None]) -> None:
             self.leave(request)
@@ -325,24 +329,36 @@ class Scheduler(Generic[Item]):
             request.fail(PredictorTimeout(f"no answer from the predictor in {limit}, waiting for its turn included"))
 
     def _pump(self) -> None:
-        """Sends what is queued, as far as the concurrency limit allows."""
-        self._pump_handle = None
-        while self._queue:
-            if not self._limit.has_room:
-                self._limit.call_when_free(self._pump)
-                return
-            self._limit.take()
-            task = self._loop.create_task(self._send(self._queue.take(self._limit.count + 1)))
-            self._batches.add(task)
-            task.add_done_callback(self._batches.discard)
+        """Has a batch leave if there is anything to send, and room for it.
 
-    async def _send(self, taken: Sequence[Entry[Item]]) -> None:
-        """One batch: one call to the predictor, and the answers of its instances."""
-        entries = [entry for entry in taken if not entry.request.future.done()]
+        It leaves in the next turn of the event loop, with all that is queued by then.
+        """
+        if self._departure is None and self._queue:
+            if self._limit.has_room:
+                self._limit.take()
+                self._departure = self._loop.create_task(self._depart())
+                self._batches.add(self._departure)
+                self._departure.add_done_callback(self._batches.discard)
+            else:
+                self._limit.call_when_free(self._pump)
+
+    async def _depart(self) -> None:
+        """One batch: one call to the predictor, and the answers of its entries."""
+        self._departure = None
+        taken = self._queue.take(self._limit.count + 1)
+        self._pump()
+        try:
+            await self._send([entry for entry in taken if not entry.request.future.done()])
+        finally:
+            self._queue.answered(len(taken))
+            # Once those who were answered have run: what they send next can be in the very next batch.
+            self._loop.call_soon(self._limit.give_back)
+
+    async def _send(self, entries: Sequence[Entry[Item]]) -> None:
+        if not entries:
+            return
         timing = reply = None
         try:
-            if not entries:
-                return
             started = perf_counter()
             items = [entry.item for entry in entries]
             if self._form.pack_cost(items) <= INLINE_COST:
@@ -351,7 +367,7 @@ class Scheduler(Generic[Item]):
                 packed = await self._loop.run_in_executor(self._executor, self._form.pack, items)
                 if not _wanted(entries):
                     return
-            _depart(entries, started)
+            cost = _note_departure(entries, started)
             self._metrics.observe_batch(len(entries), packed.real, packed.padding)
             if self._costs is not None:
                 timing = self._costs.sent(perf_counter())
@@ -365,7 +381,7 @@ class Scheduler(Generic[Item]):
             try:
                 if timing is not None:
                     timing.ended(perf_counter(), packed.real + packed.padding)
-                if sum([entry.cost for entry in entries]) <= INLINE_COST:
+                if cost <= INLINE_COST:
                     self._decode(entries, items, packed, reply.tensors)
                 else:
                     await self._loop.run_in_executor(
@@ -384,26 +400,23 @@ class Scheduler(Generic[Item]):
         finally:
             if timing is not None and not timing.over:
                 timing.ended(perf_counter())
-            self._queue.answered(len(taken))
-            # Once those who were answered have run: what they send next can be in the very next batch.
-            self._loop.call_soon(self._limit.give_back)
 
     def _decode(
         self, entries: Sequence[Entry[Item]], items: Sequence[Item], packed: Packed, outputs: Mapping[str, Tensor]
     ) -> None:
-        """Verifies a batch's outputs, and decodes every instance's own part. An instance that can't be decoded keeps
-        its error in place of an answer."""
+        """Verifies a batch's outputs, and decodes each entry's own part. One that can't be decoded keeps its error in
+        place of an answer."""
         began = perf_counter()
         for entry, rows in zip(entries, self._form.unpack(items, packed, outputs), strict=True):
             request = entry.request
             if request.future.done():
                 continue
             try:
-                request.answers[entry.index] = request.decode(entry.index, rows)
+                entry.answer = request.decode(entry.owner, entry.item, rows, request.options)
             except Exception as error:
-                request.answers[entry.index] = error
+                entry.answer = error
             now = perf_counter()
-            request.context.timings.postprocess += now - began
+            request.context.postprocess += now - began
             began = now
 
     def _settle(self, entries: Sequence[Entry[Item]]) -> None:
@@ -412,13 +425,14 @@ class Scheduler(Generic[Item]):
         wrong = False
         for entry in entries:
             request = entry.request
-            answer = request.answers[entry.index]
-            if isinstance(answer, Exception):
-                wrong = wrong or isinstance(answer, PredictorError)
-                request.fail(answer)
+            if request.future.done():
+                continue
+            if isinstance(entry.answer, Exception):
+                wrong = wrong or isinstance(entry.answer, PredictorError)
+                request.fail(entry.answer)
                 continue
             request.left -= 1
-            if not request.left and not request.future.done():
+            if not request.left:
                 request.future.set_result(None)
         if wrong:
             self._metrics.count_predictor_error(BAD_ANSWER)
@@ -446,15 +460,18 @@ def _wanted(entries: Sequence[Entry[Any]]) -> bool:
     return any(not entry.request.future.done() for entry in entries)
 
 
-def _depart(entries: Sequence[Entry[Any]], started: float) -> None:
-    """Notes in all requests of a batch how long they were queued, and with whose trace it is sent."""
+def _note_departure(entries: Sequence[Entry[Any]], started: float) -> int:
+    """Notes in all requests of a batch how long they were queued, and with whose trace it is sent. Returns what it
+    costs to decode the batch."""
     first = entries[0].request
     traceparent = first.context.headers.get("traceparent")
+    cost = 0
     for entry in entries:
         request = entry.request
-        timings = request.context.timings
+        cost += entry.cost
         waited = started - request.since
-        if waited > timings.queue:
-            timings.queue = waited
+        if waited > request.context.queue:
+            request.context.queue = waited
         if traceparent and request is not first:
             request.context.sent_with = traceparent
+    return cost

@@ -81,15 +81,14 @@ class StepForm(Form[Running]):
         self._token_bytes = sum(one.token_bytes for one in self._growing)
         self._limits: dict[tuple[bool, int], BatchLimits] = {}
 
-    def length(self, item: Running) -> int:
+    def bucket(self, item: Running) -> tuple[str, int]:
+        group = "next" if begun(item) else "first" if self._binding.caches else ""
+        if self._binding.encoder_decoder:
+            group = f"{group} {self._source_width(item)}"
         cache, widths = item.cache, self._widths
         if self._goes_on(item) and cache is not None:
-            return cache.length
-        return len(item.tokens) if widths is None else widths.of(len(item.tokens))
-
-    def group(self, item: Running) -> str:
-        stage = "next" if begun(item) else "first" if self._binding.caches else ""
-        return f"{stage} {self._source_width(item)}" if self._binding.encoder_decoder else stage
+            return group, cache.length
+        return group, len(item.tokens) if widths is None else widths.of(len(item.tokens))
 
     def limits(self, item: Running) -> BatchLimits:
         key = (begun(item), self._source_width(item))

@@ -103,7 +103,8 @@ class GenerationPipeline:
         plans = [one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)]
         self._generator.check([(one.prompt, one.sampling) for one in plans])
         context.instances, context.tokens = len(prompts), tokens
-        context.timings.tokenized(began, read)
+        encoded = time.perf_counter()
+        context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
         if place is not None:
             place.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
@@ -128,7 +129,7 @@ class GenerationPipeline:
         written = time.perf_counter()
         predictions = task.answers(query, collected.texts, collected.finishes)
         tensor = task.tensor(predictions, task.options(query.parameters)) if query.tensors else None
-        context.timings.postprocess += time.perf_counter() - written
+        context.postprocess += time.perf_counter() - written
         return Answers(predictions, (), context.tokens, tensor)
 
     async def encode(

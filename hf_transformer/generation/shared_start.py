@@ -75,9 +75,9 @@ class SharedStart(Running):
             self._withdraw()
             self._withdraw = None
 
-    def _decode(self, index: int, rows: Mapping[str, Array]) -> None:
+    def _decode(self, owner: object, item: object, rows: Mapping[str, Array], options: object) -> None:
         for text in tuple(self._texts):  # perhaps in a thread, while one leaves
-            text.decode(index, rows)
+            text.decode(owner, item, rows, options)
 
     def _done(self, error: Exception | None) -> None:
         self._withdraw = None

@@ -145,7 +145,7 @@ class Continuation(Running):
         else:
             self._withdraw = start.join(self, cost)
 
-    def decode(self, index: int, rows: Mapping[str, Array]) -> None:
+    def decode(self, owner: object, item: object, rows: Mapping[str, Array], options: object) -> None:
         """Chooses the token and keeps what is new of the cache, while the predictor's buffer is held."""
         self._chosen = self._chooser.choose(rows[LOGITS])
         cache = self._cache

@@ -34,14 +34,13 @@ class Tally:
         now = perf_counter()
         if not self._has_begun:
             self._has_begun = True
-            self.metrics.first_token.observe(now - self.context.timings.arrived)
+            self.metrics.first_token.observe(now - self.context.arrived)
         return now
 
     def gives(self) -> None:
         """A reader gets a piece: the first of a request is what the model has taken, for who is told by then."""
-        timings = self.context.timings
-        if not timings.predict:
-            timings.predict = perf_counter() - self._made
+        if not self.context.predict:
+            self.context.predict = perf_counter() - self._made
 
     def add(self, tokens: int) -> None:
         """New tokens are known."""

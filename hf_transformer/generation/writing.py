@@ -303,7 +303,7 @@ class Generation:
         """One more text is written."""
         self._unwritten -= 1
         if not self._unwritten:
-            self._tally.context.timings.predict = perf_counter() - self._entered
+            self._tally.context.predict = perf_counter() - self._entered
             if self._timer is not None:
                 self._timer.cancel()
 

@@ -170,8 +170,7 @@ class LatencyLog:
         """Logs a request that was answered just now."""
         if self._handler is None and not self._logger.isEnabledFor(logging.INFO):
             return
-        timings = context.timings
-        before, predict, after = timings.preprocess * 1e3, timings.predict * 1e3, timings.postprocess * 1e3
+        before, predict, after = context.preprocess * 1e3, context.predict * 1e3, context.postprocess * 1e3
         message = (
             f"requestId: {context.request_id}, preprocess_ms: {before:.3f}, explain_ms: 0, "
             f"predict_ms: {predict:.3f}, postprocess_ms: {after:.3f}"
@@ -186,7 +185,7 @@ class LatencyLog:
             more = {
                 REQUEST_ID: context.request_id,
                 "preprocess_ms": round(before, 3),
-                "queue_ms": round(timings.queue * 1e3, 3),
+                "queue_ms": round(context.queue * 1e3, 3),
                 "predict_ms": round(predict, 3),
                 "postprocess_ms": round(after, 3),
             }

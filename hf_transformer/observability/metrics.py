@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from hf_transformer.observability.board import Board, SharedMetrics
-from hf_transformer.types import Timings
+from hf_transformer.types import Context
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -98,9 +98,9 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
 
-    def observe(self, timings: Timings) -> None:
+    def observe(self, context: Context) -> None:
         """Adds the stages of one answered request."""
-        self._stages.observe(timings.preprocess, timings.predict, timings.postprocess, timings.queue)
+        self._stages.observe(context.preprocess, context.predict, context.postprocess, context.queue)
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Adds one batch on its way to the predictor."""

@@ -201,14 +201,13 @@ class Tracing:
 
     def _add_stages(self, trace: Trace, context: Context, ended: float, status: Status) -> None:
         """Makes the spans of the stages that the request came to."""
-        timings = context.timings
-        if not timings.tokenize:
+        if not context.tokenize:
             return
-        was_sent, was_answered = timings.queue or timings.predict, timings.predict > 0
-        read = timings.arrived + timings.parse
-        encoded = read + timings.tokenize
-        sent = encoded + timings.queue if was_sent else ended
-        answered = encoded + max(timings.queue, timings.predict) if was_answered else ended
+        was_sent, was_answered = context.queue or context.predict, context.predict > 0
+        read = context.arrived + context.parse
+        encoded = read + context.tokenize
+        sent = encoded + context.queue if was_sent else ended
+        answered = encoded + max(context.queue, context.predict) if was_answered else ended
         self._add(trace, "tokenize", read, encoded)
         self._add(trace, "queue", encoded, sent)
         if was_sent:
@@ -219,7 +218,7 @@ class Tracing:
                 more["status"] = status
             self._add(trace, "predict", sent, answered, trace.predict, **more)
         if was_answered:
-            self._add(trace, "decode", answered, answered + timings.postprocess)
+            self._add(trace, "decode", answered, answered + context.postprocess)
 
     def _add(
         self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **more: Any

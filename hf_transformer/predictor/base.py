@@ -282,10 +282,9 @@ def parse_address(settings: PredictorSettings) -> Address:
     return Address(host, int(found["port"] or (443 if use_ssl else 80)), use_ssl)
 
 
-_NAME = re.compile(r"[0-9a-z_.-]+")
-_VALUE = re.compile(r"[ -~\x80-\xff]*")
-"""Octets without control characters, decoded as latin-1, as they came (RFC 9110, 5.5). Other characters came in no
-header, and can't leave in one."""
+_FIELD = re.compile(r"[0-9a-z_.-]+: [ -~\x80-\xff]*")
+"""A name that is a token, and octets without control characters, decoded as latin-1, as they came (RFC 9110, 5.5).
+Other characters came in no header, and can't leave in one."""
 MOST_HEADERS = 8000
 """Characters of all names and values together. gRPC refuses a call with more than 8 to 16 KiB of metadata, and no
 client's header is worth its request."""
@@ -309,7 +308,7 @@ def forwarded(headers: Mapping[str, str]) -> Sequence[tuple[str, str]]:
     for name, value in headers.items():
         name = name.lower()
         size = len(name) + len(value)
-        if size <= left and name not in _OWN_HEADERS and _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+        if size <= left and name not in _OWN_HEADERS and _FIELD.fullmatch(f"{name}: {value}"):
             left -= size
             passed.append((name, value))
     return passed

@@ -49,7 +49,7 @@ _MOST_UNREAD: Final = 2**17
 _STALE: Final = frozenset({400, 408})
 """Statuses with which servers and proxies close an idle connection: 408 by RFC 9110 (15.5.9), 400 by habit."""
 
-Room = Callable[[int, Mapping[str, str]], memoryview]
+Room = Callable[[int, Mapping[bytes, bytes]], memoryview]
 """Allocates the memory for a body of so many bytes, whose answer has these header fields. Its errors reach the caller
 of the request."""
 
@@ -91,7 +91,7 @@ class Answer:
     """A whole answer. Field names are lower-case; the values of a repeated field are joined by commas."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
     body: memoryview
 
 
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _reset(self, whole: bool) -> None:
         self.status = 0
-        self.headers: dict[str, str] = {}
+        self.headers: dict[bytes, bytes] = {}
         self.keep_alive = False
         self._whole = whole
         self._complete = False
@@ -360,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._fail(self._described(exc, nbytes))
         except Exception as exc:  # the event loop would only log it
             self._fail(exc)
-        if self._complete or not self._whole:
+        if self._waiter is not None and (self._complete or not self._whole):
             self._wake()
 
     def eof_received(self) -> None:
@@ -388,33 +388,40 @@ class Connection(asyncio.BufferedProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.status:  # a trailer field
             return
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")
-        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+        name, headers = name.lower(), self.headers
+        headers[name] = headers[name] + b", " + value if name in headers else value
 
     def on_headers_complete(self) -> None:
-        status, version = self._parser.get_status_code(), self._parser.get_http_version()
+        parser, headers = self._parser, self.headers
+        status, version = parser.get_status_code(), parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise NotHttp(f"it answers in version {version}")
-        if status == 101:
-            raise MalformedAnswer("it changes to another protocol, which was not asked for")
-        if status < 100:
-            raise MalformedAnswer(f"its status is {status}")
         if status < 200:
+            self._check_interim(status)
             self.headers = {}
             return
-        coding, length = self.headers.get("transfer-encoding"), self.headers.get("content-length")
-        # Two readers of such an answer may see two ends of it, which is how answers are smuggled.
-        if coding is not None and (coding.lower() != "chunked" or version == "1.0"):
-            raise MalformedAnswer(f"the Transfer-Encoding is {coding[:80]!r}, in HTTP/{version}")
+        coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
+        if coding is not None:
+            # Two readers of such an answer may see two ends of it, which is how answers are smuggled.
+            if coding.strip().lower() != b"chunked" or version == "1.0":
+                shown = coding[:80].decode("latin-1")
+                raise MalformedAnswer(f"the Transfer-Encoding is {shown!r}, in HTTP/{version}")
+            self._chunked = True
         self.status = status
-        self.keep_alive = self._parser.should_keep_alive()
-        self._chunked = coding is not None
+        self.keep_alive = parser.should_keep_alive()
         if status in (204, 304):
             self._length = 0
         elif length is not None:
             self._length = int(length)
             if self._whole and self._length > self._client.largest_body:
-                raise AnswerTooLarge(f"it has {length} bytes, the limit is {self._client.largest_body}")
+                raise AnswerTooLarge(f"it has {self._length} bytes, the limit is {self._client.largest_body}")
+
+    def _check_interim(self, status: int) -> None:
+        """Raises MalformedAnswer for a status below 200 that is no interim answer."""
+        if status == 101:
+            raise MalformedAnswer("it changes to another protocol, which was not asked for")
+        if status < 100:
+            raise MalformedAnswer(f"its status is {status}")
 
     def on_body(self, piece: bytes) -> None:
         self._framing = 0

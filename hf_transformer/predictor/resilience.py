@@ -25,7 +25,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import count
+from functools import partial
 from types import TracebackType
 from typing import Final, Never, Self, TypeVar
 from weakref import WeakSet
@@ -54,6 +54,35 @@ PROBE_SECONDS = 5.0
 
 FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
 """Seconds before a probe, doubling from the first to the longest; a call that is answered begins anew."""
+
+
+class Bound:
+    """Cancels the current task after so many seconds. asyncio.timeout does the same, and takes 5 us instead of 1.
+
+    Attributes:
+        ends: when, on the event loop's clock.
+        timer: to be cancelled when the task is done with what is bounded.
+    """
+
+    __slots__ = ("_cancelled", "_others", "_task", "ends", "timer")
+
+    def __init__(self, seconds: float) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None:
+            raise RuntimeError("there is no task to cancel")
+        self._task = task
+        self._others = task.cancelling()
+        self._cancelled = False
+        self.ends = loop.time() + seconds
+        self.timer = loop.call_at(self.ends, self._pass)
+
+    def _pass(self) -> None:
+        self._cancelled = True
+        self._task.cancel()
+
+    def has_passed(self) -> bool:
+        """Whether a cancellation is this one's alone. It is then over; to be asked once."""
+        return self._cancelled and self._task.uncancel() <= self._others
 
 
 class Resilience(Predictor):
@@ -156,10 +185,8 @@ class Resilience(Predictor):
         wanted: Callable[[], bool] | None = None,
         cancellable: bool = False,
     ) -> Reply:
-        return await self._answer(
-            lambda: self.inner.infer(inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable),
-            wanted,
-        )
+        call = partial(self.inner.infer, inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable)
+        return await self._answer(call, wanted)
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
@@ -188,35 +215,39 @@ class Resilience(Predictor):
         """What one call gives, tried again where that may be."""
         if self._reason is not None:
             self._refuse(self._reason)
-        generation = self._generation
-        self._budget = min(self._budget + self._budget_per_call, self._budget_limit)
+        generation, retry = self._generation, 0
+        budget = self._budget + self._budget_per_call
+        self._budget = budget if budget < self._budget_limit else self._budget_limit
+        bound = Bound(self._timeout)
         try:
-            async with asyncio.timeout(self._timeout) as bound:
-                for retry in count():
-                    try:
-                        answer = await call()
-                    except PredictorUnavailable as error:
-                        await self._pause_or_raise(error, retry, bound, wanted)
-                    else:
-                        break
+            while True:
+                try:
+                    answer = await call()
+                    break
+                except PredictorUnavailable as error:
+                    await self._pause_or_raise(error, retry, bound.ends, wanted)
+                    retry += 1
         except RequestError as error:
             self._count_failure(error, generation)
             raise
-        except TimeoutError as exc:
-            raise self._too_late() from exc
+        except asyncio.CancelledError:
+            if bound.has_passed():
+                raise self._too_late() from None
+            raise
+        finally:
+            bound.timer.cancel()
         self._failures_in_a_row = 0
         self._probe_pause = FIRST_PROBE
         return answer
 
     async def _pause_or_raise(
-        self, error: PredictorUnavailable, retry: int, bound: asyncio.Timeout, wanted: Callable[[], bool] | None
+        self, error: PredictorUnavailable, retry: int, ends: float, wanted: Callable[[], bool] | None
     ) -> None:
         """Returns when the next try may begin; raises ``error`` if there is to be none."""
         if retry >= self._retries or error.kind not in failures.RETRIED:
             raise error
         pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
-        ends = bound.when()
-        if ends is not None and asyncio.get_running_loop().time() + pause >= ends:
+        if asyncio.get_running_loop().time() + pause >= ends:
             raise error
         if wanted is not None and not wanted():
             raise error

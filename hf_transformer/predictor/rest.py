@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import io
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import quote
@@ -65,7 +65,7 @@ _OF_PROXIES: Final = frozenset({408, 429, 502, 504})
 """Statuses that a proxy sends for a call that may still go on behind it."""
 
 _JOINED: Final = 2**16
-"""Larger pieces of a request are sent from where they are: joining 100 MB of keys and values takes 50 ms."""
+"""Tensors of a larger request are sent from where they are: joining 100 MB of keys and values takes 50 ms."""
 
 _ALIGNMENT: Final = 64
 _WORTH_ALIGNING: Final = 2**14
@@ -74,7 +74,7 @@ _WORTH_ALIGNING: Final = 2**14
 _ERROR_BYTES: Final = 2**16
 """How much is read of a stream's answer that is an error."""
 
-_LENGTH_KEY: Final = codec.HEADER_LENGTH.lower()
+_LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
 
 
 class RestPredictor(AdminTransport):
@@ -129,7 +129,7 @@ class RestPredictor(AdminTransport):
                 answer = await self._request_once(request, destination)
         except (OSError, HttpError) as exc:
             raise _mapped(exc, self._where) from exc
-        if answer.status != 200 or "content-encoding" in answer.headers:
+        if answer.status != 200 or b"content-encoding" in answer.headers:
             if answer.status == 404:
                 self._check_region(answer, placements)
             self._raise_for_status(answer)
@@ -147,7 +147,9 @@ class RestPredictor(AdminTransport):
         header, chunks, length = codec.encode_infer_request(inputs, outputs, placements)
         fields = header_lines(headers)
         head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(header), length, fields)
-        return _joined((head, header, *chunks))
+        if length <= _JOINED:
+            return [b"".join((head, header, *chunks))]
+        return [head + header, *chunks]
 
     async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
@@ -207,13 +209,13 @@ class RestPredictor(AdminTransport):
     async def _check_stream(self, connection: Connection) -> None:
         """Raises the predictor's error, or PredictorError for an answer that is no stream of events."""
         headers = connection.headers
-        if connection.status != 200 or "content-encoding" in headers:
+        if connection.status != 200 or b"content-encoding" in headers:
             body = b""
             while len(body) < _ERROR_BYTES and (data := await connection.read()):
                 body += data
             body = body.removeprefix(b"data: ")  # Triton's body is JSON, or an event where the model failed
             self._raise_for_status(Answer(connection.status, headers, memoryview(body)))
-        content_type = headers.get("content-type", "")
+        content_type = headers.get(b"content-type", b"").decode("latin-1")
         if not content_type.startswith("text/event-stream"):
             raise PredictorError(
                 f"the predictor at {self._where} answered with the content type {content_type[:80]!r}, expected "
@@ -274,7 +276,7 @@ class RestPredictor(AdminTransport):
             raise _mapped(exc, self._where) from exc
 
     def _raise_for_status(self, answer: Answer) -> None:
-        encoding = answer.headers.get("content-encoding", "identity").lower()
+        encoding = answer.headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if answer.status != 200:
             raise _refusal(answer.status, self._where, _message_of(answer.body, encoding))
         if encoding != "identity":
@@ -321,24 +323,7 @@ def _escaped(name: str) -> str:
     return quote(name, safe="")
 
 
-def _joined(pieces: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
-    """The same bytes in fewer pieces: large ones as they are, the small ones between them joined."""
-    joined: list[bytes | memoryview] = []
-    small: list[bytes | memoryview] = []
-    for piece in pieces:
-        if len(piece) <= _JOINED:
-            small.append(piece)
-            continue
-        if small:
-            joined.append(b"".join(small))
-            small = []
-        joined.append(piece)
-    if small:
-        joined.append(b"".join(small))
-    return joined
-
-
-def _room(size: int, headers: Mapping[str, str]) -> memoryview:
+def _room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
     """Memory for a body in which the first binary tensor, behind the JSON header, is aligned.
 
     Over elements at odd addresses numpy's argmax takes more than twice as long.
@@ -353,10 +338,13 @@ def _room(size: int, headers: Mapping[str, str]) -> memoryview:
     return room.data[start : start + size]
 
 
-def _header_length(headers: Mapping[str, str]) -> int | None:
+def _header_length(headers: Mapping[bytes, bytes]) -> int | None:
     """Bytes of the JSON header of a body; None where all of it is JSON. Raises PredictorError."""
+    given = headers.get(_LENGTH_KEY)
+    if given is None:
+        return None
     try:
-        return codec.parse_header_length(headers.get(_LENGTH_KEY))
+        return codec.parse_header_length(given.strip())
     except Malformed as exc:
         raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 

@@ -31,6 +31,8 @@ from hf_transformer.protocol.tensors import (
 from hf_transformer.types import Json, ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+MOST_DIGITS = 19
+_BINARY: Json = {"binary_data": True}
 
 # Inference
 
@@ -53,19 +55,19 @@ def encode_infer_request(
     with AsPredictorError("the request can't be written"):
         for tensor in inputs:
             chunk = raw_view(tensor)
+            size = len(chunk)
             chunks.append(chunk)
-            length += len(chunk)
-            shape, parameters = tensor.data.shape, {"binary_data_size": len(chunk)}
-            entries.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "parameters": parameters})
-    header: dict[str, Json] = {"inputs": entries}
-    if outputs:  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
-        header["outputs"] = [
-            {"name": name, "parameters": placements[name].parameters if name in placements else {"binary_data": True}}
-            for name in outputs
-        ]
-    else:
-        header["parameters"] = {"binary_data_output": True}
-    text = orjson.dumps(header)
+            length += size
+            about = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.data.shape}
+            entries.append({**about, "parameters": {"binary_data_size": size}})
+    if not outputs:
+        text = orjson.dumps({"inputs": entries, "parameters": {"binary_data_output": True}})
+        return text, chunks, len(text) + length
+    # Each asks for binary itself: beside a list of outputs Triton ignores binary_data_output.
+    wanted: list[Json] = []
+    for name in outputs:
+        wanted.append({"name": name, "parameters": placements[name].parameters if name in placements else _BINARY})
+    text = orjson.dumps({"inputs": entries, "outputs": wanted})
     return text, chunks, len(text) + length
 
 
@@ -109,9 +111,9 @@ def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]
         if size is not None:
             if "data" in entry:
                 raise Malformed(f"tensor {name!r} has both data and binary_data_size")
-            data = decode_raw(name, datatype, shape, raw[position : position + size])
-            tensors[name] = Tensor(name, datatype, data)
-            position += size
+            end = position + size
+            tensors[name] = Tensor(name, datatype, decode_raw(name, datatype, shape, raw[position:end]))
+            position = end
         elif "data" in entry:
             tensors[name] = Tensor(name, datatype, decode_json(name, datatype, shape, entry["data"]))
         elif name in placements:
@@ -138,13 +140,11 @@ def binary_size(name: str, parameters: Mapping[str, Json], left: int) -> int | N
     return size
 
 
-def parse_header_length(text: str | None) -> int | None:
-    """The value of the HTTP header HEADER_LENGTH, None where there is none. Raises Malformed for other text."""
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise Malformed(f"{HEADER_LENGTH} is {shorten(text)}, expected a number of bytes")
-    return int(text)
+def parse_header_length(value: bytes) -> int:
+    """The value of the HTTP header HEADER_LENGTH. Raises Malformed for anything but a number."""
+    if not value.isdigit() or len(value) > MOST_DIGITS:
+        raise Malformed(f"{HEADER_LENGTH} is {shorten(value.decode('latin-1'))}, expected a number of bytes")
+    return int(value)
 
 
 def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview, memoryview]:

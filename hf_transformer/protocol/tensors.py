@@ -102,10 +102,12 @@ def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
         raise Malformed(f"tensor {name!r} has no shape, expected a list of integers")
     if len(shape) > _MAX_RANK:
         raise Malformed(f"tensor {name!r} has {len(shape)} axes, more than {_MAX_RANK}")
+    extent = 1
     for size in shape:
         if type(size) is not int or size < 0:
             raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
-    if extent_of(shape) > _MAX_ELEMENTS:
+        extent *= size or 1
+    if extent > _MAX_ELEMENTS:
         raise Malformed(f"tensor {name!r} has the absurd shape {shorten(shape)}")
     return tuple(shape)
 
@@ -163,9 +165,9 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: memoryview)
     ``datatype`` and ``shape`` come from checked_datatype and checked_shape. BF16 is widened to float32, BYTES gives an
     object array of bytes. The array is read-only where ``data`` is. Raises Malformed unless the bytes fit the shape.
     """
-    if datatype == "BYTES":
+    dtype = _AS_BYTES.get(datatype)
+    if dtype is None:
         return _object_array(shape, raw_elements(name, shape, data))
-    dtype = _AS_BYTES[datatype]
     size = math.prod(shape) * dtype.itemsize
     if size != len(data):
         raise Malformed(f"tensor {name!r} has {len(data)} bytes, but {datatype} {list(shape)} takes {size}")
@@ -203,21 +205,27 @@ def raw_view(tensor: Tensor) -> bytes | memoryview:
     Integers may be wider or narrower than the datatype (they are cast), but floats are never cut to integers: data
     that can't be written as the datatype raises Malformed.
     """
-    checked_datatype(tensor.name, tensor.datatype)
+    data = tensor.data
     if tensor.datatype == "BYTES":
         written: list[bytes] = []
-        for value in tensor.data.flat:
+        for value in data.flat:
             element = value.encode() if isinstance(value, str) else bytes(value)
             written += (_LENGTH.pack(len(element)), element)
         return b"".join(written)
+    if data.dtype is not NUMPY_DTYPES.get(tensor.datatype):
+        data = _as_datatype(tensor)
+    return data.tobytes() if data.nbytes < _WORTH_A_VIEW else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+
+
+def _as_datatype(tensor: Tensor) -> Array:
+    """The data as the numpy type that travels for its datatype. Raises Malformed where it can't be written so."""
+    checked_datatype(tensor.name, tensor.datatype)
     try:
-        data = tensor.data.astype(_AS_VALUES[tensor.datatype], order="C", casting="same_kind", copy=False)
+        data = tensor.data.astype(_AS_VALUES[tensor.datatype], casting="same_kind")
     except TypeError as exc:
         message = f"tensor {tensor.name!r} is {tensor.datatype}, its data is {tensor.data.dtype}"
         raise Malformed(message) from exc
-    if tensor.datatype == "BF16":
-        data = _round_to_bfloat16(data)
-    return data.tobytes() if data.nbytes < _WORTH_A_VIEW else data.reshape(-1).view(np.uint8).data
+    return _round_to_bfloat16(data) if tensor.datatype == "BF16" else data
 
 
 def _round_to_bfloat16(data: Array) -> Array:

@@ -168,7 +168,8 @@ class AsgiApplication:
                     part = await anext(answer.parts, None)
                 await send({"type": "http.response.body"})
         finally:
-            self.application.finished(request, answer if sent else None, size)
+            if request.log is not None:
+                self.application.finished(request, answer if sent else None, size)
 
 
 class _AsgiRequest(Request):

@@ -44,10 +44,12 @@ JOINED: Final = 2**16
 """Bytes of a body that is copied behind its head, so that both leave in one write."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus} | {
-    499: b"HTTP/1.1 499 Client Closed Request\r\n"
+STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus} | {
+    499: b"HTTP/1.1 499 Client Closed Request"
 }
 _BODILESS: Final = frozenset((204, 304))
+_JOIN_FIELD: Final = b": ".join
+_END_OF_HEAD: Final = (b"", b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class HttpRequest(Request):
 
     Attributes:
         keep_alive: whether the client lets the connection go on behind it.
+        pieces: what has come of the body and was not read yet, ``size`` bytes.
         complete: whether all of its body has come.
         expects: whether the client waits to be asked for the body.
         begun: whether its task has.
@@ -101,38 +104,43 @@ class HttpRequest(Request):
 
     __slots__ = (
         "_connection",
-        "_pieces",
-        "_size",
         "answered",
         "begun",
         "complete",
         "expects",
         "keep_alive",
+        "pieces",
         "refusal",
         "sent",
+        "size",
         "waiter",
     )
 
-    def __init__(self, connection: HttpConnection, fields: HeaderLines, keep_alive: bool, *target: Any) -> None:
-        method, path, raw_path, query, version, scheme = target
-        super().__init__(method, path, raw_path, query, fields, version, scheme)
+    def __init__(
+        self,
+        connection: HttpConnection,
+        keep_alive: bool,
+        method: str,
+        path: str,
+        raw_path: bytes,
+        query: bytes,
+        fields: HeaderLines,
+        version: str,
+    ) -> None:
+        super().__init__(method, path, raw_path, query, fields, version, connection.scheme)
         self._connection = connection
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self.pieces: list[bytes] = []
+        self.size = self.sent = 0
+        self.waiter: asyncio.Future[None] | None = None
         self.keep_alive = keep_alive
-        self.sent = 0
-        self.complete = self.begun = self.answered = False
-        self.expects = False
+        self.complete = self.expects = self.begun = self.answered = False
+        self.refusal: Refusal | None = None
         if b"expect" in self.headers and version == "1.1":  # older ones would take 100 for the answer
             self.expects = self.headers[b"expect"].lower() == b"100-continue"
-        self.refusal: Refusal | None = None
-        self.waiter: asyncio.Future[None] | None = None
 
     async def read(self) -> bytes:
         connection = self._connection
-        while not self._pieces:
-            if self.complete:
-                return b""
+        while not self.pieces and not self.complete:
             if connection.lost:
                 raise ClientGone
             if self.expects:
@@ -140,19 +148,12 @@ class HttpRequest(Request):
                 connection.transport.write(CONTINUE)
             self.waiter = connection.loop.create_future()
             await self.waiter
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces, self._size = [], 0
-        connection.resume_reading()
+        pieces = self.pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.pieces, self.size, self.at_end = [], 0, self.complete
+        if connection.is_paused:
+            connection.resume_reading()
         return body
-
-    def add(self, piece: bytes) -> bool:
-        """Takes a piece of the body; whether there is room for more. Behind the answer it is dropped."""
-        if self.answered:
-            return True
-        self._pieces.append(piece)
-        self._size += len(piece)
-        self.wake()
-        return self._size < UNREAD
 
     def wake(self) -> None:
         """Something has happened to its body."""
@@ -162,7 +163,8 @@ class HttpRequest(Request):
 
     @property
     def has_room(self) -> bool:
-        return self._size < UNREAD or self.answered
+        """Whether more of its body may come. Behind the answer it is dropped."""
+        return self.size < UNREAD or self.answered
 
     @property
     def client(self) -> tuple[str, int] | None:
@@ -196,7 +198,7 @@ class HttpConnection(asyncio.Protocol):
         self._application = config.application
         self._limits = config.client_limits
         self._state = server_state
-        self._scheme = "http"
+        self.scheme = "http"
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[HttpRequest] = deque()
         """Those that are not answered yet; the first one has a task."""
@@ -213,7 +215,7 @@ class HttpConnection(asyncio.Protocol):
         self._trailer = 0
         self._deaf = False
         """Nothing that comes is looked at any more: the client was refused, or has said that it is done."""
-        self._paused = False
+        self.is_paused = False
         self._writable: asyncio.Future[None] | None = None
         self._deadline = math.inf
         self._unsent = 0
@@ -223,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self._scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
+        self.scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
         connections = self._state.connections
         connections.add(self)
         if self._settings.ending:
@@ -252,26 +254,22 @@ class HttpConnection(asyncio.Protocol):
         del self._parser
 
     def data_received(self, data: bytes) -> None:
-        self._behind = self._behind and self._fields is not None
+        if self._fields is None:
+            self._behind = False
         rest: bytes | memoryview = data
         while rest and not self._deaf:
-            rest = self._parse(rest)
-
-    def _parse(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Gives the parser what was read, and returns what it has left."""
-        self._since_progress += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade()
-            return memoryview(data)[upgrade.args[0] :]
-        except httptools.HttpParserError as error:
-            if not self._deaf:
-                self._refuse(400, f"the request can't be read: {str(error)[:200]}")
-        else:
-            if self._since_progress > self._limits.header_bytes and not self._deaf:
-                self._refuse_head()
-        return b""
+            self._since_progress += len(rest)
+            try:
+                self._parser.feed_data(rest)
+                rest = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+                self._decline_upgrade()
+            except httptools.HttpParserError as error:
+                if not self._deaf:
+                    self._refuse(400, f"the request can't be read: {str(error)[:200]}")
+        if self._since_progress > self._limits.header_bytes and not self._deaf:
+            self._refuse_head()
 
     def _decline_upgrade(self) -> None:
         """Reads the head again without Upgrade: the parser takes what follows, the body too, for another protocol."""
@@ -280,8 +278,9 @@ class HttpConnection(asyncio.Protocol):
             return
         lines = b"".join([b"%b: %b\r\n" % line for line in fields if line[0] != b"upgrade"])
         start = b"%b %b HTTP/%b\r\n" % (before.get_method(), self._url, before.get_http_version().encode())
+        self._fields = None
         self._parser = httptools.HttpRequestParser(self)
-        self._parse(b"%b%b\r\n" % (start, lines))
+        self.data_received(b"%b%b\r\n" % (start, lines))
 
     def eof_received(self) -> None:
         """The client has closed its side. The transport closes the other one, since None is returned."""
@@ -321,7 +320,7 @@ class HttpConnection(asyncio.Protocol):
         if unsent:
             if now - self._unsent_since > seconds:
                 self.transport.abort()
-        elif now > self._deadline and not self._paused:
+        elif now > self._deadline and not self.is_paused:
             incoming = self._incoming
             if self._fields is None and (incoming is None or incoming.answered):
                 self.transport.close()
@@ -330,16 +329,15 @@ class HttpConnection(asyncio.Protocol):
 
     # What the parser calls. What these raise ends the parsing.
 
-    def on_message_begin(self) -> None:
+    def on_url(self, url: bytes) -> None:
+        if self._fields is not None:  # more of it
+            self._url += url
+            return
         if self._deaf:
             raise _Refused
-        self._url = b""
-        self._fields = []
+        self._url, self._fields = url, []
         if not self._requests:
             self._deadline = self.loop.time() + self._limits.seconds
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._fields is not None:
@@ -370,8 +368,7 @@ class HttpConnection(asyncio.Protocol):
             path = unquote(path)
         # What follows CONNECT belongs to a tunnel, which there is not, and is no request (RFC 9110, 9.3.6).
         keep_alive = parser.should_keep_alive() and version == "1.1" and method != "CONNECT"
-        request = HttpRequest(self, fields, keep_alive, method, path, raw_path, query, version, self._scheme)
-        self._incoming = request
+        request = self._incoming = HttpRequest(self, keep_alive, method, path, raw_path, query, fields, version)
         self._requests.append(request)
         if len(self._requests) == 1:
             self._task = self.loop.create_task(self._serve(request))
@@ -386,7 +383,14 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         self._since_progress = 0
-        if self._incoming is not None and not self._incoming.add(piece):
+        request = self._incoming
+        if request is None or request.answered:
+            return
+        request.pieces.append(piece)
+        request.size += len(piece)
+        if request.waiter is not None:
+            request.wake()
+        if request.size >= UNREAD:
             self._pause_reading()
 
     def on_message_complete(self) -> None:
@@ -397,7 +401,8 @@ class HttpConnection(asyncio.Protocol):
         if request is None:
             return
         request.complete = True
-        request.wake()
+        if request.waiter is not None:
+            request.wake()
         if self._requests:
             self._deadline = math.inf
         else:  # it was answered before
@@ -459,21 +464,25 @@ class HttpConnection(asyncio.Protocol):
             logger.exception("request %s could not be answered by a fault of the service", request.id)
             self.transport.abort()
         finally:
-            self._application.finished(request, answer if request.answered else None, request.sent)
+            if request.log is not None:
+                self._application.finished(request, answer if request.answered else None, request.sent)
         self._answered(request)
 
     def _send(self, request: HttpRequest, response: Response) -> None:
         """Writes a whole response."""
         body = response.body
-        length = b"" if response.status in _BODILESS else b"content-length: %d\r\n" % len(body)
-        if request.method == "HEAD" or not length:
-            body = b""
-        head = self._head(request, response.status, response.headers, length)
-        if len(body) <= JOINED:
-            self.transport.write(head + body)
+        if response.status in _BODILESS:
+            data, body = self._head(request, response.status, response.headers), b""
         else:
-            self.transport.writelines((head, body))
+            length = (b"content-length", b"%d" % len(body))
+            data = self._head(request, response.status, [*response.headers, length])
+            if request.method == "HEAD":
+                body = b""
         request.sent = len(body)
+        if len(body) <= JOINED:
+            self.transport.write(data + body)
+        else:
+            self.transport.writelines((data, body))
 
     async def _send_stream(self, request: HttpRequest, stream: Stream) -> None:
         """Writes a response part by part, each once the client has read."""
@@ -481,10 +490,12 @@ class HttpConnection(asyncio.Protocol):
             if self.lost:
                 return
             is_chunked, has_body = request.version == "1.1", request.method != "HEAD"
-            framing = b"transfer-encoding: chunked\r\n" if is_chunked else b""
-            if not is_chunked:  # the end of the connection is that of the body (RFC 9112, 6.3)
+            headers, part = stream.headers, stream.first
+            if is_chunked:
+                headers = [*headers, (b"transfer-encoding", b"chunked")]
+            else:  # the end of the connection is that of the body (RFC 9112, 6.3)
                 request.keep_alive = False
-            data, part = self._head(request, stream.status, stream.headers, framing), stream.first
+            data = self._head(request, stream.status, headers)
             try:
                 while True:
                     if part and has_body:
@@ -506,39 +517,43 @@ class HttpConnection(asyncio.Protocol):
         if is_chunked and has_body:
             self.transport.write(b"0\r\n\r\n")
 
-    def _head(self, request: HttpRequest, status: int, headers: HeaderLines, framing: bytes) -> bytes:
+    def _head(self, request: HttpRequest, status: int, headers: HeaderLines) -> bytes:
         """The head of a response, whose writing begins now."""
         request.answered = True
-        is_last = len(self._requests) == 1 and (self._settings.ending or self._limits.idle_seconds == 0)
+        is_last = len(self._requests) == 1 and (self._settings.ending or not self._limits.idle_seconds)
         if is_last or (request.expects and not request.complete):
             request.keep_alive = False
-        lines = b"".join([b"%b: %b\r\n" % line for line in (*self._state.default_headers, *headers)])
-        closing = b"" if request.keep_alive else b"connection: close\r\n"
-        return b"%b%b%b%b\r\n" % (STATUS_LINES[status], lines, closing, framing)
+        lines = [STATUS_LINES[status], *map(_JOIN_FIELD, self._state.default_headers), *map(_JOIN_FIELD, headers)]
+        if not request.keep_alive:
+            lines.append(b"connection: close")
+        lines += _END_OF_HEAD
+        return b"\r\n".join(lines)
 
     def _answered(self, request: HttpRequest) -> None:
         """Goes on behind a request that was answered."""
         self._task = None
-        self._state.total_requests += 1
         if self.lost or self.transport.is_closing():
             return
-        self._requests.popleft()
+        requests = self._requests
+        requests.popleft()
         if not request.keep_alive:
             self._close(linger=not request.complete or request.refusal is not None)
-        elif self._requests:
-            self._task = self.loop.create_task(self._serve(self._requests[0]))
-            self.resume_reading()  # the rest of its body may be still to come
-        else:
-            self.resume_reading()
-            if request.complete:
-                self._await_next()
+            return
+        if requests:
+            self._task = self.loop.create_task(self._serve(requests[0]))
+        if self.is_paused:
+            self.resume_reading()  # the rest of a body may be still to come
+        if not requests and request.complete:
+            self._await_next()
 
     def _await_next(self) -> None:
         """Nothing is to be answered: the client has its time for the next request, or the rest of it."""
-        if self._settings.ending and self._fields is None:
-            self.transport.close()
-        limits = self._limits
-        self._deadline = self.loop.time() + (limits.idle_seconds if self._fields is None else limits.seconds)
+        seconds = self._limits.seconds
+        if self._fields is None:
+            seconds = self._limits.idle_seconds
+            if self._settings.ending:
+                self.transport.close()
+        self._deadline = self.loop.time() + seconds
 
     def _close(self, *, linger: bool) -> None:
         """Closes the connection; with ``linger`` its client may go on sending for a while, unheard."""
@@ -564,8 +579,8 @@ class HttpConnection(asyncio.Protocol):
         refusal, first = Refusal(status, message), self._requests[0] if self._requests else None
         culprit = first if status == 503 else self._incoming
         if culprit is None:
-            path = self._url.partition(b"?")[0].decode("latin-1")
-            culprit = HttpRequest(self, [], False, "-", path, b"", b"", "1.1", self._scheme)
+            path = b"" if self._fields is None else self._url.partition(b"?")[0]
+            culprit = HttpRequest(self, False, "-", path.decode("latin-1"), b"", b"", [], "1.1")
             self._requests.append(culprit)
             if first is None:
                 self._task = self.loop.create_task(self._serve(culprit))
@@ -579,16 +594,16 @@ class HttpConnection(asyncio.Protocol):
         self.resume_reading()
 
     def _pause_reading(self) -> None:
-        if not self._paused and not self._deaf:
-            self._paused = True
+        if not self.is_paused and not self._deaf:
+            self.is_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """For a request that has read its body, too: reads on if nothing waits any more."""
         incoming = self._incoming
         has_room = len(self._requests) <= 1 and (incoming is None or incoming.has_room)
-        if self._paused and (has_room or self._deaf):
-            self._paused = False
+        if self.is_paused and (has_room or self._deaf):
+            self.is_paused = False
             self._deadline = math.inf if incoming is None else self.loop.time() + self._limits.seconds
             if not self.transport.is_closing():
                 self.transport.resume_reading()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import tokenizers
 
@@ -47,18 +48,35 @@ def too_many_tokens(how: Tokenization) -> TooLarge:
     )
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Encodes texts, truncated to ``max_length`` tokens. Threads share it."""
 
     max_length: int
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text, one unless ``how`` asks for more. No text comes in token ids.
+        """The windows of each text, one unless ``how`` asks for more. Token ids stay as they are.
 
         Raises:
             InvalidInput: a text is not Unicode, a pair can't fit, a stride is too long, or the tokenizer lacks this.
-            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
+            TooLarge: more than ``how.max_windows`` or ``how.max_tokens``, or too many token ids.
         """
+        if TokenIds not in map(type, texts):
+            return self._encode(texts, how)
+        rest = [text for text in texts if not isinstance(text, TokenIds)]
+        others = iter(self._encode(rest, how) if rest else ())
+        return [[self._as_given(text, how)] if isinstance(text, TokenIds) else next(others) for text in texts]
+
+    @abstractmethod
+    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """``encode`` for texts of which none comes in token ids."""
+
+    def _as_given(self, text: TokenIds, how: Tokenization) -> Encoding:
+        if len(text.ids) > self.max_length and not how.whole:
+            raise TooLarge(
+                f"{len(text.ids)} token ids in one text, and the model takes {self.max_length}; "
+                "they are not cut, since their special tokens would be lost"
+            )
+        return Encoding(list(text.ids), [0] * len(text.ids))
 
     def with_max_length(self, length: int) -> Self:
         """The same with another limit in tokens."""
@@ -97,21 +115,21 @@ class RustEngine(Engine):
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """See Engine. TooLarge is found before the windows are made."""
         if how is not PLAIN or self._words is None:
-            return self._encode(texts, how)
+            return super().encode(texts, how)
         limit, known = self.max_length, self._words.ids
         found: list[list[Encoding]] = []
-        others: list[int] = []
+        others: list[TextInput] = []
         for text in texts:
-            ids = known(text) if isinstance(text, str) else None
+            ids = known(text) if type(text) is str else None
             if ids is None or len(ids) > limit:
-                others.append(len(found))
+                others.append(text)
                 found.append([])
             else:
                 found.append([Encoding(ids, [0] * len(ids))])
-        if others:
-            for index, windows in zip(others, self._encode([texts[index] for index in others], how), strict=True):
-                found[index] = windows
-        return found
+        if not others:
+            return found
+        rest = iter(super().encode(others, how))
+        return [windows or next(rest) for windows in found]
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """What ``encode`` gives, without the word cache."""
@@ -338,8 +356,7 @@ class PythonEngine(Engine):
     max_length: int
     special_tokens: bool
 
-    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """See Engine."""
+    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         in_words = any(isinstance(text, Words) for text in texts)
         if how.whole and not in_words:
             return [[self._whole(text, how)] for text in texts]

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from hf_transformer.errors import InvalidInput, LoadError, TooLarge
+from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tokenizer.engine import Engine, PythonEngine, RustEngine, characters, too_many_tokens
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
 from hf_transformer.tokenizer.vocabulary import MANY_IDS, TokenVocabulary
-from hf_transformer.types import PLAIN, Encoding, Json, TextInput, TokenIds, Tokenization
+from hf_transformer.types import PLAIN, Encoding, Json, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
 """Up to this many characters are encoded on the event loop, more in a thread.
@@ -80,11 +80,7 @@ class Tokenizer(TokenVocabulary):
         return windows
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text; those that are tokens already have one."""
-        if TokenIds in map(type, texts):
-            rest = [text for text in texts if not isinstance(text, TokenIds)]
-            others = iter(self._encode(rest, how) if rest else ())
-            return [[self._as_given(text, how)] if isinstance(text, TokenIds) else next(others) for text in texts]
+        """The windows of each text, with the names of its tokens if they are asked for."""
         found = self._engine.encode(texts, how)
         if how.whole and how.detail:
             for [one] in found:
@@ -92,24 +88,19 @@ class Tokenizer(TokenVocabulary):
                 one.tokens = [names[number] for number in one.ids]
         return found
 
-    def _as_given(self, text: TokenIds, how: Tokenization) -> Encoding:
-        if len(text.ids) > self.max_length and not how.whole:
-            raise TooLarge(
-                f"{len(text.ids)} token ids in one text, and the model takes {self.max_length}; "
-                "they are not cut, since their special tokens would be lost"
-            )
-        return Encoding(list(text.ids), [0] * len(text.ids))
-
     async def encode_off_loop(
-        self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN
+        self, texts: Sequence[TextInput], executor: Executor, how: Tokenization = PLAIN, length: int | None = None
     ) -> list[list[Encoding]]:
         """``encode_windows`` that doesn't block the event loop: long texts are encoded in the executor.
 
         So are windows, and pairs of which one certain text is truncated, since these may wait for another request (see
-        RustEngine). When the caller is cancelled the work in the executor ends soon too.
+        RustEngine). When the caller is cancelled the work in the executor ends soon too. ``length`` is the characters
+        of all texts, if the caller knows.
         """
-        if (how is PLAIN or how.whole or how == DETAILED) and sum(map(characters, texts)) <= INLINE_CHARACTERS:
-            return self._encode_chunks((texts,), how) if how.whole else self._encode(texts, how)
+        if length is None:
+            length = sum(map(characters, texts))
+        if length <= INLINE_CHARACTERS and (how is PLAIN or how.whole or how == DETAILED):
+            return self._encode_chunks((texts,), how) if how.whole else self._engine.encode(texts, how)
         return await _in_thread(executor, lambda stop: self._encode_chunks(_chunks(texts), how, stop))
 
     async def decode_off_loop(

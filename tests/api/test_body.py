@@ -5,8 +5,10 @@ import zlib
 
 import pytest
 
-from hf_transformer.api.body import Bodies, parse_json, read_body, to_utf8
+from hf_transformer.api.body import parse_json, read_body, to_utf8
+from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnsupportedEncoding
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.types import ClientGone
 from tests.api.plain_request import PlainRequest
@@ -14,8 +16,18 @@ from tests.api.plain_request import PlainRequest
 BODY = b'{"instances": ["a"]}'
 
 
+def admission_of(max_bytes: int = 2**20) -> tuple[Admission, Metrics]:
+    metrics = Metrics("m")
+    return Admission(10, 1000, metrics, max_bytes), metrics
+
+
+def refused(metrics: Metrics) -> bool:
+    """Whether a request was counted that found no room for its bytes."""
+    return b'hf_transformer_refused_requests_total{limit="bytes"} 1.0' in metrics.render()
+
+
 async def read(*chunks: bytes, encoding: bytes = b"", limit: int = 1000, length: bytes = b"") -> bytes:
-    return await read_body(request(*chunks, encoding=encoding, length=length), limit, Bodies().portion())
+    return await read_body(request(*chunks, encoding=encoding, length=length), limit, Place(admission_of()[0]))
 
 
 def request(*chunks: bytes, encoding: bytes = b"", length: bytes = b"") -> PlainRequest:
@@ -29,7 +41,7 @@ async def test_chunks_are_joined() -> None:
 
 async def test_a_client_that_left_is_noticed() -> None:
     with pytest.raises(ClientGone):
-        await read_body(PlainRequest(b"abc", leaves=True), 1000, Bodies().portion())
+        await read_body(PlainRequest(b"abc", leaves=True), 1000, Place(admission_of()[0]))
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"x-gzip"])
@@ -94,14 +106,13 @@ async def test_the_limit_holds(chunks: tuple[bytes, ...], encoding: bytes, lengt
 async def test_what_the_head_says_is_refused_before_anything_is_read(
     encoding: bytes, length: bytes, error: type[RequestError], status: int
 ) -> None:
-    refused: list[str] = []
-    bodies = Bodies(most=200, refused=refused.append)
-    bodies.take(100)
+    admission, metrics = admission_of(200)
+    Place(admission).hold(100)
     sent = request(b"x" * 99, encoding=encoding, length=length)
     with pytest.raises(error) as caught:
-        await read_body(sent, 1000, bodies.portion())
-    assert (caught.value.status, sent.reads, bodies.held) == (status, 0, 100)
-    assert refused == (["bytes"] if status == 429 else [])
+        await read_body(sent, 1000, Place(admission))
+    assert (caught.value.status, sent.reads, admission.bytes) == (status, 0, 100)
+    assert refused(metrics) == (status == 429)
 
 
 async def test_a_body_of_the_limit_is_taken() -> None:
@@ -150,27 +161,26 @@ def test_json() -> None:
 
 
 async def test_bodies_have_a_limit_together() -> None:
-    refused: list[str] = []
-    bodies = Bodies(most=100, refused=refused.append)
-    first, second = bodies.portion(), bodies.portion()
+    admission, metrics = admission_of(100)
+    first, second = Place(admission), Place(admission)
     await read_body(PlainRequest(b"x" * 40, b"x" * 20), 100, first)
     with pytest.raises(TooManyRequests, match=r"have 90 bytes, --max_bytes_in_flight allows 100") as caught:
         await read_body(PlainRequest(b"x" * 30, b"x" * 11), 100, second)
-    assert (caught.value.status, caught.value.retry_after, refused) == (429, 1, ["bytes"])
-    assert bodies.held == 90  # what came of it is there until it is given back
-    second.give_back()
+    assert (caught.value.status, caught.value.retry_after, refused(metrics)) == (429, 1, True)
+    assert admission.bytes == 90  # what came of it is there until it is given back
+    second.leave()
     assert await read_body(PlainRequest(b"x" * 40), 100, second) == b"x" * 40
-    for portion in (first, second, second):
-        portion.give_back()
-    assert bodies.held == 0
+    for place in (first, second, second):
+        place.leave()
+    assert admission.bytes == 0
 
 
 async def test_a_compressed_body_counts_as_what_it_becomes() -> None:
-    bodies = Bodies(most=1000)
+    admission, _ = admission_of(1000)
     sent = gzip.compress(b"x" * 900)
-    with bodies.portion() as portion:
-        await read_body(request(sent, encoding=b"gzip"), 1000, portion)
-        assert bodies.held == 900
-        with bodies.portion() as other, pytest.raises(TooManyRequests):
+    with Place(admission) as place:
+        await read_body(request(sent, encoding=b"gzip"), 1000, place)
+        assert admission.bytes == 900
+        with Place(admission) as other, pytest.raises(TooManyRequests):
             await read_body(request(sent, encoding=b"gzip"), 1000, other)
-    assert bodies.held == 0
+    assert admission.bytes == 0

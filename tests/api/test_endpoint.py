@@ -14,7 +14,7 @@ import pytest
 from hf_transformer.api.base import Call, Models, Service, context_of, error_json, reply
 from hf_transformer.api.endpoint import Endpoint, server_timing
 from hf_transformer.api.streaming import LINES, StreamForm
-from hf_transformer.core.limits import Admission
+from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import Piece
 from hf_transformer.generation.writing import Generation
@@ -75,7 +75,7 @@ class Work:
         self.predict = 0.0
 
     async def handle(self, call: Call) -> Response | StreamForm:
-        call.context.timings.predict = self.predict
+        call.context.predict = self.predict
         self.contexts.append(call.context)
         found = await self.future
         return reply(found + call.body) if isinstance(found, bytes) else found
@@ -83,7 +83,7 @@ class Work:
     @property
     def held(self) -> tuple[int, int, int]:
         """Bytes, requests and tokens."""
-        return self.service.bodies.held, self.admission.requests, self.admission.tokens
+        return self.admission.bytes, self.admission.requests, self.admission.tokens
 
     @property
     def counted(self) -> dict[str, float]:
@@ -176,7 +176,8 @@ async def test_a_client_that_leaves_within_its_body_is_counted() -> None:
 
 async def test_no_body_is_read_of_a_request_that_finds_no_place() -> None:
     work = Work()
-    with work.admission.place(1):
+    with Place(work.admission) as place:
+        place.enter()
         request = PlainRequest(b"body")
         answer = await work.endpoint(request)
     assert answer.status == 429 and (b"retry-after", b"1") in answer.headers
@@ -205,7 +206,7 @@ async def test_the_predictor_gets_some_headers_and_the_id() -> None:
         assert context.request_id == number
         assert context.headers == {"x-b3-traceid": "1", "authorization": "Bearer a", "x-request-id": number}
     first, second = work.contexts
-    assert first.headers is not second.headers and first.timings is not second.timings
+    assert first.headers is not second.headers and first is not second
 
 
 async def test_what_a_header_holds_is_not_read_as_utf_8() -> None:
@@ -220,6 +221,6 @@ async def test_an_answer_tells_how_long_it_took(timed: bool, predict: float) -> 
     work.predict = predict
     work.future.set_result(b"")
     answer = await work.endpoint(PlainRequest())
-    expected = [(b"server-timing", server_timing(work.contexts[0].timings))] if timed and predict else []
+    expected = [(b"server-timing", server_timing(work.contexts[0]))] if timed and predict else []
     assert answer.headers == [(b"content-type", b"application/json"), *expected]
     assert not expected or b"predict;dur=250.000" in expected[0][1]

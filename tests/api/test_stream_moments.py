@@ -62,7 +62,7 @@ async def test_its_client_may_leave_at_any_moment(name: str) -> None:
     async with bench(text=TEXT) as made:
         for turns in range(TURNS):
             await ended(made, name, "left", turns)
-            assert made.in_flight == 0 and made.service.bodies.held == 0
+            assert made.in_flight == 0 and made.service.admission.bytes == 0
             assert all(one.running == 0 for one in made.generators)
             assert made.metric("hf_transformer_generations_in_flight") == 0
             assert sum(counted(made).values()) == turns + 1
@@ -77,7 +77,7 @@ async def test_the_service_may_end_at_any_moment(name: str) -> None:
     for turns in range(TURNS):
         async with bench(text=TEXT) as made:
             content = await ended(made, name, "over", turns)
-            assert made.service.bodies.held == 0
+            assert made.service.admission.bytes == 0
             assert made.metric("hf_transformer_generations_in_flight") == 0
             [(status, number)] = counted(made).items()
             assert number == 1 and content is not None

@@ -17,7 +17,8 @@ from hf_transformer.core.scheduler import Scheduler, SchedulerSettings
 from hf_transformer.errors import PredictorUnavailable
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import TOKENS, Axis
-from hf_transformer.types import Context, Encoding
+from hf_transformer.types import Encoding
+from tests.core.test_scheduler import run
 from tests.scripted_predictor import ScriptedPredictor
 
 IDS, MASK = (InputSignature(name, name, "INT64") for name in ("input_ids", "attention_mask"))
@@ -54,8 +55,7 @@ class Bench:
 
     async def send(self, *lengths: int) -> asyncio.Task[list[object]]:
         items = [Encoding([1] * length, [0] * length) for length in lengths]
-        run = self.scheduler.run(items, lambda index, rows: index, Context("id", {}), [1] * len(items))
-        task = asyncio.create_task(run)
+        task = asyncio.create_task(run(self.scheduler, items, lambda number, *rest: number))
         await self.turn()
         return task
 

@@ -4,50 +4,61 @@ from __future__ import annotations
 
 import pytest
 
-from hf_transformer.core.limits import BYTES_PER_TOKEN, LARGEST_GUESS, Admission
+from hf_transformer.core.limits import BYTES_PER_TOKEN, LARGEST_GUESS, Admission, Place
 from hf_transformer.errors import TooManyRequests
 from hf_transformer.observability.metrics import Metrics
 
 
+def entered(admission: Admission, size: int) -> Place:
+    """The place of a request with so many bytes."""
+    place = Place(admission)
+    place.hold(size)
+    place.enter()
+    return place
+
+
 def test_tokens_are_guessed_by_the_bytes_until_they_are_counted() -> None:
     admission = Admission(10, 1000, Metrics("bert"))
-    place = admission.enter(40)
+    place = entered(admission, 40)
     assert admission.tokens == 40 // BYTES_PER_TOKEN + 1
     place.charge(7)
-    assert (admission.requests, admission.tokens) == (1, 7)
+    assert (admission.requests, admission.tokens, admission.bytes) == (1, 7, 40)
     place.leave()
-    assert (admission.requests, admission.tokens) == (0, 0)
+    assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
+    place.leave()
+    assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
 
 
 def test_a_large_body_is_guessed_at_a_part_of_the_budget() -> None:
-    admission = Admission(10, 1000, Metrics("bert"))
-    assert admission.enter(2**30).tokens == 1000 // LARGEST_GUESS
+    admission = Admission(10, 1000, Metrics("bert"), max_bytes=2**30)
+    assert entered(admission, 2**30).tokens == 1000 // LARGEST_GUESS
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
 def test_small_and_large_requests_are_refused_alike(size: int) -> None:
     metrics = Metrics("bert")
     admission = Admission(10, 1000, metrics)
-    first = admission.enter(100)
+    first = entered(admission, 100)
     first.charge(999)
-    second = admission.enter(size)  # there was room for one token
-    with pytest.raises(TooManyRequests, match="--max_queued_tokens allows 1000") as refused:
-        admission.enter(size)
+    second = entered(admission, size)  # there was room for one token
+    with Place(admission) as third, pytest.raises(TooManyRequests, match="--max_queued_tokens allows 1000") as refused:
+        third.hold(size)
+        third.enter()
     assert refused.value.retry_after
     first.leave()
-    with admission.place(size):
+    with entered(admission, size):
         assert admission.requests == 2
     second.leave()
-    assert (admission.requests, admission.tokens) == (0, 0)
+    assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
     assert b'hf_transformer_refused_requests_total{limit="tokens"} 1.0' in metrics.render()
 
 
 def test_requests_are_counted_too() -> None:
     metrics = Metrics("bert")
     admission = Admission(1, 1000, metrics)
-    with admission.place(1), pytest.raises(TooManyRequests, match="1 requests are in flight"):
-        admission.enter(1)
-    with admission.place(1):
+    with entered(admission, 1), pytest.raises(TooManyRequests, match="1 requests are in flight"):
+        Place(admission).enter()
+    with entered(admission, 1):
         assert b"hf_transformer_requests_in_flight 1.0" in metrics.render()
         assert b"hf_transformer_tokens_in_flight 1.0" in metrics.render()
     assert b'hf_transformer_refused_requests_total{limit="requests"} 1.0' in metrics.render()
@@ -55,7 +66,7 @@ def test_requests_are_counted_too() -> None:
 
 def test_texts_that_count_more_than_once_raise_the_guess() -> None:
     admission = Admission(10, 1000, Metrics("bert"))
-    place = admission.enter(4)
+    place = entered(admission, 4)
     place.expect(400)
     assert admission.tokens == 400 // BYTES_PER_TOKEN
     place.expect(4)
@@ -67,9 +78,9 @@ def test_texts_that_count_more_than_once_raise_the_guess() -> None:
 def test_room() -> None:
     admission = Admission(1, 1000, Metrics("bert"))
     assert admission.has_room
-    with admission.place(1):
+    with entered(admission, 1):
         assert not admission.has_room
     wide = Admission(10, 1, Metrics("bert"))
-    with wide.place(1):
+    with entered(wide, 1):
         assert not wide.has_room
     assert wide.has_room

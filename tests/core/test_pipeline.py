@@ -125,7 +125,7 @@ async def test_each_instance_gets_its_own_answer() -> None:
         one = await b.ask("a short text")
         assert one.predictions == [b.ids("a short text")] and one.tensor is None
         assert (b.context.instances, b.context.tokens, one.tokens) == (1, one.tokens, len(b.ids("a short text")[0][0]))
-        assert b.context.timings.tokenize > 0 and b.context.timings.predict > 0
+        assert b.context.tokenize > 0 and b.context.predict > 0
         texts: list[Any] = ["one more", LONG, "a short text", ["two texts", "in one item"]]
         several = await b.ask(*texts)
         assert several.predictions == [b.ids(*one) if isinstance(one, list) else b.ids(one) for one in texts]

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,6 +24,8 @@ from hf_transformer.core.scheduler import (
     INLINE_COST,
     MOST_REFUSED,
     ConcurrencyLimit,
+    Decode,
+    Entry,
     FailureIsolation,
     Scheduler,
     SchedulerSettings,
@@ -50,12 +52,30 @@ SETTINGS = SchedulerSettings(
 TEXT = Encoding([101, 7, 102], [0, 0, 0])
 
 
-def first_logit(index: int, rows: Mapping[str, Array]) -> Any:
+def first_logit(number: int, item: Encoding, rows: Mapping[str, Array], options: Any) -> Any:
     return int(rows["logits"][0, 0])
 
 
-def nan(index: int, rows: Mapping[str, Array]) -> Any:
+def nan(number: int, item: Encoding, rows: Mapping[str, Array], options: Any) -> Any:
     raise PredictorError("NaN")
+
+
+async def run(
+    scheduler: Scheduler[Encoding],
+    items: Sequence[Encoding],
+    decode: Decode = first_logit,
+    context: Context | None = None,
+    *,
+    cost: int = 1,
+) -> list[Any]:
+    """The answers of one request; its entries are known by their numbers."""
+    entries = [Entry(item, number, cost) for number, item in enumerate(items)]
+    request = scheduler.submit(entries, decode, None, context or Context("id", {}))
+    try:
+        await request.future
+    finally:
+        scheduler.leave(request)
+    return [entry.answer for entry in entries]
 
 
 class Bench:
@@ -81,9 +101,8 @@ class Bench:
         """A request on its way, with an instance per number."""
         encodings = [Encoding([one] * length, [0] * length) for one in first]
         decode = options.pop("decode", first_logit)
-        costs = [options.pop("cost", 1)] * len(first)
         context = Context("id", options.pop("headers", {}), deadline=options.pop("deadline", None))
-        task = asyncio.create_task(self.scheduler.run(encodings, decode, context, costs))
+        task = asyncio.create_task(run(self.scheduler, encodings, decode, context, **options))
         await self.turn()
         return task
 
@@ -131,7 +150,7 @@ async def test_an_idle_service_sends_at_once_and_then_batches() -> None:
 async def test_what_arrives_in_one_turn_leaves_together() -> None:
     async with bench() as b:
         context = Context("id", {})
-        runs = [b.scheduler.run([Encoding([one], [0])], first_logit, context, [1]) for one in (1, 2, 3)]
+        runs = [run(b.scheduler, [Encoding([one], [0])], context=context) for one in (1, 2, 3)]
         together = asyncio.gather(*runs)
         await b.turn()
         assert b.sent == [[1, 2, 3]]
@@ -150,7 +169,7 @@ async def test_a_large_request_is_split_over_the_concurrency_limit() -> None:
 
 async def test_nothing_to_predict() -> None:
     async with bench() as b:
-        assert await b.scheduler.run([], first_logit, Context("id", {}), []) == []
+        assert await run(b.scheduler, []) == []
 
 
 async def test_requests_with_different_authorization_never_share_a_batch() -> None:
@@ -176,7 +195,7 @@ async def test_the_sizes_of_outputs_go_along_where_they_are_known() -> None:
 
 @pytest.mark.parametrize(("cost", "on_the_loop"), [(INLINE_COST, True), (INLINE_COST + 1, False)])
 async def test_long_decoding_is_done_in_a_thread(cost: int, on_the_loop: bool) -> None:
-    def where(index: int, rows: Mapping[str, Array]) -> Any:
+    def where(number: int, item: Encoding, rows: Mapping[str, Array], options: Any) -> Any:
         return threading.current_thread() is threading.main_thread()
 
     async with bench() as b:
@@ -203,9 +222,9 @@ async def test_the_wait_in_the_queue_is_known_when_the_predictor_is_called() -> 
         blocker = await b.send(1)
         b.scheduler.submit_step(Encoding([2], [0]), first_logit, context, 1, lambda error: None)
         await b.turn()
-        assert context.timings.queue == 0.0
+        assert context.queue == 0.0
         await b.answer(0)
-        assert b.sent == [[1], [2]] and context.timings.queue > 0.0
+        assert b.sent == [[1], [2]] and context.queue > 0.0
         await b.answer(1)
         assert await blocker == [1]
 
@@ -266,14 +285,14 @@ async def test_a_batch_is_not_sent_if_all_its_clients_have_left_before() -> None
     """Whether the request leaves before or after the batch is formed."""
     for turns in range(4):
         async with bench() as b:
-            run = asyncio.create_task(b.scheduler.run([TEXT], first_logit, Context("id", {}), [1]))
+            task = asyncio.create_task(run(b.scheduler, [TEXT]))
             for _ in range(turns):
                 await asyncio.sleep(0)
             if b.sent:
                 assert turns >= 2
                 await b.answer()
                 continue
-            run.cancel()
+            task.cancel()
             await b.turn()
             after = await b.send(2)
             assert b.sent == [[2]]
@@ -325,8 +344,8 @@ async def test_the_services_own_timeout() -> None:
 
 async def test_an_answered_request_leaves_no_work_to_the_collector() -> None:
     class Decode:
-        def __call__(self, index: int, rows: Mapping[str, Array]) -> Any:
-            return first_logit(index, rows)
+        def __call__(self, number: int, item: Encoding, rows: Mapping[str, Array], options: Any) -> Any:
+            return first_logit(number, item, rows, options)
 
     gc.collect()
     gc.disable()
@@ -349,7 +368,7 @@ async def test_an_answered_request_leaves_no_work_to_the_collector() -> None:
 
 
 async def test_an_instance_that_can_not_be_decoded_fails_its_own_request_alone() -> None:
-    def fault(index: int, rows: Mapping[str, Array]) -> Any:
+    def fault(number: int, item: Encoding, rows: Mapping[str, Array], options: Any) -> Any:
         raise ValueError("a fault of ours")
 
     async with bench() as b:
@@ -558,7 +577,7 @@ async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[A
             deadline = asyncio.get_running_loop().time() if late else None
             context = Context("id", {"authorization": owner}, deadline=deadline)
             texts = [Encoding([1] * (3 + number % 2), [0] * (3 + number % 2)) for number in range(count)]
-            requests.append(asyncio.create_task(b.scheduler.run(texts, first_logit, context, [1] * count)))
+            requests.append(asyncio.create_task(run(b.scheduler, texts, context=context)))
         case "step", length:
             text = Encoding([1] * length, [0] * length)
             ends.append(b.scheduler.submit_step(text, first_logit, Context("id", {}), 1, lambda error: None))

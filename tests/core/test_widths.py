@@ -73,8 +73,8 @@ def test_an_answer_has_the_tokens_of_its_text_alone() -> None:
 
 def test_texts_of_one_width_are_equally_long_for_the_queue_and_its_limits() -> None:
     rounded, exact = form(max_tokens=40), form(filling=replace(EIGHTS, widths=None))
-    assert [rounded.length(encoding(length)) for length in (1, 8, 9, 99, 100)] == [8, 8, 16, 100, 100]
-    assert [exact.length(encoding(length)) for length in (1, 8, 9)] == [1, 8, 9]
+    assert [rounded.bucket(encoding(length))[1] for length in (1, 8, 9, 99, 100)] == [8, 8, 16, 100, 100]
+    assert [exact.bucket(encoding(length))[1] for length in (1, 8, 9)] == [1, 8, 9]
     item = encoding(9)
     assert [rounded.limits(item).allow(rows, 16, 16 * rows) for rows in (2, 3)] == [True, False]
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hf_transformer.core.limits import Limits
+from hf_transformer.core.limits import Limits, Place
 from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.base import Generator, GeneratorSettings
@@ -108,8 +108,10 @@ def pipeline_of(
     return GenerationPipeline(PlainTask(), tokenizer, generator, settings, executor=executor, **chosen)
 
 
-def context(**options: Any) -> Context:
-    return Context(request_id="r", headers={}, **options)
+def context(*, place: Place | None = None, **options: Any) -> Context:
+    made = Context(request_id="r", headers={}, **options)
+    made.place = place
+    return made
 
 
 def asking(*prompts: Any, **options: Any) -> GenerationRequest:

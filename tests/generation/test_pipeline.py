@@ -34,7 +34,7 @@ async def test_a_text_comes_in_pieces(gpt2: Tokenizer, executor: ThreadPoolExecu
     assert pieces[-1].finish == "stop"
     assert generation.prompt_tokens == asked.tokens == len(ids_of(gpt2, PROMPT))
     assert generation.completion_tokens == sum(piece.count for piece in pieces) == len(ids_of(gpt2, " paris."))
-    assert asked.timings.predict > 0 and asked.timings.preprocess > 0
+    assert asked.predict > 0 and asked.preprocess > 0
     [(prompt, sampling)] = generator.asked
     assert prompt == Prompt(PROMPT, ids_of(gpt2, PROMPT), True)
     assert sampling.max_tokens == 64 - len(prompt.ids)

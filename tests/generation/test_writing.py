@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.core.limits import Admission
+from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import CallersDeadline, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.generation.writing import QUEUED_PIECES
@@ -211,7 +211,8 @@ async def test_streams_cut_at_random_moments(gpt2: Tokenizer, executor: ThreadPo
     chance = random.Random(5)
 
     async def client() -> None:
-        with admission.place(10) as place:
+        with Place(admission) as place:
+            place.enter()
             async with await pipeline.start(asking(n=chance.randint(1, 3)), context(place=place)) as generation:
                 for _ in range(chance.randint(0, 40)):
                     await anext(generation)
@@ -230,7 +231,8 @@ async def test_streams_cut_at_random_moments(gpt2: Tokenizer, executor: ThreadPo
 
 async def test_tokens_are_charged_as_they_come(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
     admission = Admission(10, 1000, Metrics("m"))
-    with admission.place(4) as place:
+    with Place(admission) as place:
+        place.enter()
         pipeline, asked = pipeline_of(gpt2, endless(), executor), context(place=place)
         async with await pipeline.start(asking(), asked) as generation:
             assert admission.tokens == generation.prompt_tokens
@@ -255,7 +257,8 @@ async def test_text_is_charged_by_its_length_until_its_tokens_are_known(
     metrics = Metrics("m")
     admission, charged, counted = Admission(10, 1000, metrics), [], []
     generator = ScriptedGenerator(lambda *_: [*[Step(text=" the capital")] * 9, Step(finish="stop")])
-    with admission.place(4) as place:
+    with Place(admission) as place:
+        place.enter()
         pipeline = pipeline_of(gpt2, generator, executor, metrics=metrics)
         async with await pipeline.start(asking(), context(place=place)) as generation:
             async for _ in generation:

@@ -25,7 +25,7 @@ from hf_transformer.observability.logging import (
     configure_logging,
     default_logging,
 )
-from hf_transformer.types import Context, Timings
+from tests.observability.measured import measured
 
 NAMES = ("", "uvicorn", "uvicorn.error", "hf_transformer", "hf_transformer.access", LATENCY_LOGGER, "probe")
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} ")
@@ -205,7 +205,7 @@ def latency() -> logging.Logger:
 
 
 def add(log: LatencyLog, request_id: str) -> None:
-    log.add(Context(request_id, {}, Timings(0.001, 0.0005, 0.0025, 0.000125)))
+    log.add(measured(request_id, preprocess=0.001, queue=0.0005, predict=0.0025, postprocess=0.000125))
 
 
 async def test_lines_are_written_together_and_look_like_records(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from hf_transformer.observability.metrics import FOLD, SECONDS, LightCounter, LightHistograms, Metrics
-from hf_transformer.types import Timings
+from tests.observability.measured import measured
 
 BOUNDS = (0.001, 0.5, 1, 10.0)
 VALUES = (0.0, 0.001, 0.0011, 0.5, 0.7, 1.0, 3.0, 10.0, 11.0)
@@ -84,7 +84,7 @@ def test_more_observations_than_wait_to_be_sorted() -> None:
 def test_every_stage_is_in_its_histogram(stage: str) -> None:
     metrics = Metrics("bert")
     for value in (0.0, 0.0005, 0.00051, 70.0):
-        metrics.observe(Timings(**{stage: value}))
+        metrics.observe(measured("r1", **{stage: value}))
     text = metrics.render().decode()
     name, label = f"request_{stage}_seconds", ',model_name="bert"'
     if stage == "queue":

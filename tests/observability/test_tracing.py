@@ -19,11 +19,12 @@ from hf_transformer import app
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability import tracing
 from hf_transformer.observability.tracing import Trace, Tracing, parse_traceparent
-from hf_transformer.types import Context, Encoding, Timings
+from hf_transformer.types import Context, Encoding
 from tests.api.plain_request import PlainRequest
 from tests.collector import Collector, attributes, collecting
 from tests.configuring import config
-from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench, first_logit
+from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench, run
+from tests.observability.measured import measured
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{IDS[0]}-{IDS[1]}-01"
@@ -98,14 +99,11 @@ def request(path: str = "/v1/models/bert:predict", method: str = "POST") -> Plai
     return made
 
 
-async def spans_of(timings: Timings, status: int, sent_with: str = "") -> tuple[Span, dict[str, Span], Any]:
+async def spans_of(status: int, **known: Any) -> tuple[Span, dict[str, Span], Any]:
     """The server's span, the stages by name, and what gives a span's start and end in ms since the trace's start."""
     async with traced() as (tracer, trace, collector):
         trace.started -= 0.010  # the request began 10 ms ago
-        timings.arrived = trace.started + 0.001
-        tracer.end_http(
-            trace, request(), status, Context("r1", {}, timings, instances=2, tokens=9, sent_with=sent_with)
-        )
+        tracer.end_http(trace, request(), status, measured(arrived=trace.started + 0.001, **known))
     stages = {span.name: span for span in collector.spans}
     server = stages.pop("POST /v1/models/{model}:predict")
     assert len(stages) == len(collector.spans) - 1
@@ -122,8 +120,8 @@ async def spans_of(timings: Timings, status: int, sent_with: str = "") -> tuple[
 
 
 async def test_spans_follow_the_timings() -> None:
-    timings = Timings(0.003, 0.002, 0.005, 0.001, parse=0.001, tokenize=0.002)
-    server, stages, times = await spans_of(timings, 200, TRACEPARENT)
+    known = {"parse": 0.001, "tokenize": 0.002, "queue": 0.002, "predict": 0.005, "postprocess": 0.001}
+    server, stages, times = await spans_of(200, sent_with=TRACEPARENT, **known)
     assert list(stages) == ["tokenize", "queue", "predict", "decode"]
     assert times("tokenize") == [2.0, 4.0]
     assert times("queue") == [4.0, 6.0]
@@ -135,18 +133,18 @@ async def test_spans_follow_the_timings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timings", "names", "broken"),
+    ("known", "names", "broken"),
     [
-        (Timings(), [], []),
-        (Timings(tokenize=0.001), ["tokenize", "queue"], []),
-        (Timings(tokenize=0.001, queue=0.001), ["tokenize", "queue", "predict"], ["predict"]),
+        ({}, [], []),
+        ({"tokenize": 0.001}, ["tokenize", "queue"], []),
+        ({"tokenize": 0.001, "queue": 0.001}, ["tokenize", "queue", "predict"], ["predict"]),
     ],
     ids=["not read", "not sent", "not answered"],
 )
 async def test_a_request_that_fails_has_the_spans_that_it_came_to(
-    timings: Timings, names: list[str], broken: list[str]
+    known: dict[str, float], names: list[str], broken: list[str]
 ) -> None:
-    server, stages, _ = await spans_of(timings, 502)
+    server, stages, _ = await spans_of(502, **known)
     assert list(stages) == names
     assert [name for name, span in stages.items() if span.status.code] == broken
     assert all(span.end_time_unix_nano == server.end_time_unix_nano for span in list(stages.values())[-1:])
@@ -154,7 +152,7 @@ async def test_a_request_that_fails_has_the_spans_that_it_came_to(
 
 @pytest.mark.parametrize("status", [200, 400, 499, 500, 504])
 async def test_only_faults_of_the_server_are_errors(status: int) -> None:
-    server, _, _ = await spans_of(Timings(), status)
+    server, _, _ = await spans_of(status)
     failed = status >= 500
     assert server.status.code == (Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_UNSET)
     assert attributes(server.attributes).get("error.type") == (str(status) if failed else None)
@@ -184,8 +182,8 @@ async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_wi
         contexts = [Context(str(one), {"traceparent": f"trace {one}"}) for one in range(4)]
         tasks = []
         for number, context in enumerate(contexts):
-            run = bench.scheduler.run([Encoding([number], [0])], first_logit, context, (1,))
-            tasks.append(asyncio.create_task(run))
+            request = run(bench.scheduler, [Encoding([number], [0])], context=context)
+            tasks.append(asyncio.create_task(request))
             await bench.turn()
         assert bench.sent == [[0]]
         await bench.answer(0)

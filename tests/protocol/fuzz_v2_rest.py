@@ -85,7 +85,11 @@ def bodies(random: Random) -> Iterator[Body]:
 
 def decode(body: Body) -> InferRequest | None:
     """The request, or None for a body that was refused."""
-    return request_in(lambda: decode_infer_request(body[0], parse_header_length(body[1]), MAX_ELEMENTS))
+    return request_in(
+        lambda: decode_infer_request(
+            body[0], None if body[1] is None else parse_header_length(body[1].encode()), MAX_ELEMENTS
+        )
+    )
 
 
 def assert_bounded(body: Body) -> None:

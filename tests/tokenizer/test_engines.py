@@ -80,7 +80,7 @@ class Waiting(Engine):
         self.begun = threading.Event()
         self.go_on = threading.Event()
 
-    def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+    def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         self.chunks.append(len(texts))
         self.begun.set()
         assert self.go_on.wait(30)

@@ -68,9 +68,11 @@ class Door:
         self.ends: list[tuple[Request, Response | Stream | None]] = []
 
     async def handle(self, request: Request) -> Response | Stream:
+        request.log = self
         return await call_asgi(self._app, request)
 
-    def refuse(self, request: Request | None, status: int, message: str) -> Response:
+    def refuse(self, request: Request, status: int, message: str) -> Response:
+        request.log = self
         return Response(status, message.encode(), [])
 
     def finished(self, request: Request, answer: Response | Stream | None, sent: int) -> None:

@@ -21,7 +21,7 @@ from hf_transformer.types import Context
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
-_FORWARDED = frozenset(name.decode() for name in FORWARDED)
+_FORWARDED = frozenset((REQUEST_ID, *(name.decode() for name in FORWARDED)))
 _PREFIX = FORWARDED_PREFIX.decode()
 _KEYS = frozenset(name.decode() for name in HEADERS)
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
@@ -62,7 +62,7 @@ class Caller:
     def context(self, message_id: str) -> Context:
         """The context of one request."""
         self.served = Context(self.identify(message_id), self.headers, deadline=self.deadline)
-        self.served.timings.arrived = self.arrived
+        self.served.arrived = self.arrived
         return self.served
 
     def fork(self) -> Caller:

@@ -16,6 +16,7 @@ from hf_transformer.api.endpoint import CLIENT_GONE, server_timing
 from hf_transformer.api.grpc.calls import Caller, our_fault, shutting_down
 from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.triton_tensors import infer
+from hf_transformer.core.limits import Place
 from hf_transformer.errors import RequestError, TooLarge
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
@@ -82,15 +83,13 @@ class Inference:
         """
         if self._closing.is_set():
             raise shutting_down()
-        service, size = self.service, len(body)
-        with Counted(service, caller, "ModelInfer"), service.bodies.portion(size):
-            place = service.admission.enter(size)
-            try:
-                answer = self.checked(await self.answer(body, caller, place))
-            finally:
-                place.leave()
+        service = self.service
+        with Counted(service, caller, "ModelInfer"), Place(service.admission) as place:
+            place.hold(len(body))
+            place.enter()
+            answer = self.checked(await self.answer(body, caller, place))
         if service.server_timing and caller.served is not None:
-            caller.trailers = (("server-timing", server_timing(caller.served.timings).decode()),)
+            caller.trailers = (("server-timing", server_timing(caller.served).decode()),)
         return answer
 
     async def answer(self, body: bytes, caller: Caller, place: Budget, *, final: bool = False) -> bytes:

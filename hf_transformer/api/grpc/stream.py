@@ -14,7 +14,7 @@ from hf_transformer.api.grpc.calls import REQUEST_ID, Caller, CallsInProgress, R
 from hf_transformer.api.grpc.infer import Counted, Inference
 from hf_transformer.api.grpc.pieces import Emit, form_of_pieces, pieces
 from hf_transformer.api.triton_tensors import infer
-from hf_transformer.core.limits import Admission, Admitted
+from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import CallersDeadline, RequestError
 from hf_transformer.protocol import grpc_inbound as wire
 
@@ -80,11 +80,13 @@ class StreamRoom:
         self._freed.set()
 
     @asynccontextmanager
-    async def place(self, size: int) -> AsyncIterator[Admitted]:
+    async def place(self, size: int) -> AsyncIterator[Place]:
         """A place for one request of ``size`` bytes. Raises TooManyRequests if others have all of them."""
-        while self._places and not self._admission.has_room:
-            await self._until_freed()
-        with self._admission.place(size) as place:
+        with Place(self._admission) as place:
+            place.hold(size)
+            while self._places and not self._admission.has_room:
+                await self._until_freed()
+            place.enter()
             self._places += 1
             try:
                 yield place
@@ -231,7 +233,7 @@ class InferStream:
         inference = self._inference
         service = inference.service
         try:
-            with Counted(service, caller, "ModelStreamInfer"), service.bodies.portion(len(body)):
+            with Counted(service, caller, "ModelStreamInfer"):
                 async with self._room.place(len(body)) as place:
                     if service.models.generate:
                         answer = await self._generated(body, caller, place, emit)
@@ -243,7 +245,7 @@ class InferStream:
             # The id is the client's, and may be as long as a message.
             return said if inference.fits(said) else wire.encode_stream_error(details_of(error), "")
 
-    async def _generated(self, body: bytes, caller: Caller, place: Admitted, emit: Emit) -> bytes:
+    async def _generated(self, body: bytes, caller: Caller, place: Place, emit: Emit) -> bytes:
         """The same for a model that generates: a request may ask for pieces."""
         inference = self._inference
         model, request, context = inference.read(body, caller, place)

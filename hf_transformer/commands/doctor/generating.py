@@ -56,7 +56,7 @@ async def golden_text(subject: Subject) -> Sequence[Finding]:
     answer = orjson.dumps(answers.predictions[0][0]["generated_text"].removeprefix(samples.TEXT)).decode()
     shown = answer if len(answer) <= SHOWN else f"{answer[:SHOWN]}..."
     return ok(
-        f"{context.tokens} tokens -> {shown}; tokenize {context.timings.preprocess * 1000:.1f} ms, "
+        f"{context.tokens} tokens -> {shown}; tokenize {context.preprocess * 1000:.1f} ms, "
         f"{NEW_TOKENS} tokens at most in {seconds * 1000:.1f} ms"
     )
 

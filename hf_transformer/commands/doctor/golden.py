@@ -30,7 +30,7 @@ async def golden_text(subject: Subject) -> Sequence[Finding]:
         answers = await pipeline(Query([text], {}), context)
     answer = orjson.dumps(answers.predictions[0], option=orjson.OPT_SERIALIZE_NUMPY).decode()
     shown = answer if len(answer) <= SHOWN else f"{answer[:SHOWN]}..."
-    times = context.timings
+    times = context
     stages = (
         ("tokenize", times.preprocess),
         ("queue", times.queue),
