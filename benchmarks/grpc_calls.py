@@ -35,8 +35,7 @@ from benchmarks.speed.lineup import variables
 from benchmarks.speed.repository import hugging_face_folder, lay_out
 from benchmarks.speed.texts import texts_of
 from benchmarks.speed.usage import cpu_seconds
-from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports
-from hf_transformer.commands.local_triton.child_process import ChildProcess, poll
+from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, free_ports, poll
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 

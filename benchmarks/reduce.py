@@ -35,7 +35,7 @@ import numpy as np
 from benchmarks.speed.bodies import v1
 from benchmarks.speed.load import run_wrk
 from benchmarks.stress.ground import ROOT, Model, Service
-from hf_transformer.commands.export import command as export
+from hf_transformer.commands.export.command import run
 from hf_transformer.commands.local_triton import LocalTriton
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "reduce.md"
@@ -113,7 +113,7 @@ def export_both(case: Case, repository: Path) -> None:
     """Both forms, for the Python backend: it is the one that the wheel's Triton has."""
     for name, flags in ((case.name, ()), (f"{case.name}_reduced", ("--reduce",))):
         with contextlib.redirect_stdout(io.StringIO()):
-            export.run(
+            run(
                 [
                     f"--model_id={case.source}",
                     f"--output={repository}",

@@ -28,7 +28,7 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.pair import BoundPair, Diagnose, no_diagnosis
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks.base import Task
-from hf_transformer.tasks.reductions import reading
+from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -178,7 +178,7 @@ def predictive_builder(
 def reader_of(task: Task[Any, Any, Any], spec: ModelSpec) -> Task[Any, Any, Any]:
     """The form of the task that reads what the model gives. Raises ContractError."""
     try:
-        return reading(task, (output.name for output in spec.outputs))
+        return fit_reduced(task, (output.name for output in spec.outputs))
     except ConfigError as error:
         raise ContractError(spec.name, [f"{error}."]) from error
 

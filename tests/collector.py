@@ -13,8 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, poll
 
 TRACEPARENT = re.compile(rb"\r\ntraceparent: ([^\r]*)\r\n", re.IGNORECASE)
 

@@ -14,8 +14,7 @@ from typing import Any, Self
 
 import httpx
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import ChildProcess, poll
+from hf_transformer.commands.local_triton import HOST, ChildProcess, poll
 
 LISTENING = re.compile(r"listening on https?://[\d.]+:(\d+)")
 GRPC_LISTENING = re.compile(r"listening on grpc://[\d.]+:(\d+)")

@@ -24,7 +24,7 @@ def test_the_wheel_carries_the_package_and_the_demo_model(tmp_path: Path) -> Non
     model = {name for name in model if "__pycache__" not in name}
     assert {"1/model.onnx", "1/model.py", "config.pbtxt", "configs/python.pbtxt", "tokenizer.json"} <= model
     assert {f"hf_transformer/_model_repository/bert/{name}" for name in model} <= names
-    assert "hf_transformer/cli.py" in names
+    assert {"hf_transformer/cli.py", "hf_transformer/api/openapi.yaml"} <= names
     page = ("index.html", "start.js", "swagger-ui-bundle.js.gz", "swagger-ui.css.gz", "LICENSE", "NOTICE")
     assert {f"hf_transformer/api/ui/{name}" for name in page} <= names
     assert {name.split("/")[0] for name in names} == {

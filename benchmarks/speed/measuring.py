@@ -15,8 +15,7 @@ from benchmarks.speed.cases import Cell
 from benchmarks.speed.load import LoadFailed
 from benchmarks.speed.subjects import Subject
 from benchmarks.speed.usage import cpu_seconds, settle
-from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.commands.local_triton.child_process import ChildProcess
+from hf_transformer.commands.local_triton import ChildProcess, LocalTriton
 
 Say = Callable[[str], None]
 FAILURES = (LoadFailed, ValueError, OSError, HTTPException)
@@ -112,7 +111,7 @@ def count_runs(subjects: Sequence[Subject], cells: Sequence[Cell]) -> int:
 def _start_again(triton: LocalTriton, say: Say) -> None:
     """On the same ports, so that all who use it find it again."""
     say(f"Triton has ended with {triton.child.exit_code} and is started again; the end of its log:")
-    say(triton.output_tail(15))
+    say(triton.child.output_tail(15))
     triton.restart()
 
 

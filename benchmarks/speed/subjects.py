@@ -16,8 +16,7 @@ from benchmarks.speed.http_calls import post, ready
 from benchmarks.speed.load import Load, LoadFailed, run_wrk
 from benchmarks.speed.repository import hugging_face_folder
 from benchmarks.speed.texts import texts_of, token_ids
-from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports
-from hf_transformer.commands.local_triton.child_process import ChildProcess
+from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, free_ports
 
 READY_SECONDS = 90.0
 PORT_TAKEN = "already in use"

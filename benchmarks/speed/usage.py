@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from hf_transformer.commands.local_triton.child_process import ChildProcess, session_members
+from hf_transformer.commands.local_triton import ChildProcess, session_members
 
 TICK_SECONDS = 0.01
 """The kernel counts CPU time in such steps."""

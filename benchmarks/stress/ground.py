@@ -22,8 +22,7 @@ from typing import Final, Self
 import numpy as np
 
 from benchmarks.pairs import Checkout
-from hf_transformer.commands.local_triton import HOST, LocalTriton
-from hf_transformer.commands.local_triton.child_process import ChildProcess, poll
+from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, poll
 
 ROOT: Final = Path(__file__).parents[2]
 DEMO: Final = ROOT / "deploy" / "model_repository" / "bert"

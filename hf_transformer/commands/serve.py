@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import resource
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from hf_transformer import __version__
 from hf_transformer.api.auth import read_keys
 from hf_transformer.app import build_app, clean_up
-from hf_transformer.commands.doctor.at_start import StartDiagnosis
-from hf_transformer.commands.listening import BACKLOG, allow_descriptors, listen, reserve_grpc_port
+from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.credentials import read_server_pair
+from hf_transformer.errors import ConfigError
 from hf_transformer.model_parts import load_parts
 from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import configure_logging
@@ -26,6 +28,11 @@ from hf_transformer.server.workers import Supervisor
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 2048
+"""Connections that wait in the kernel to be accepted."""
+OTHER_FILES = 512
+"""Descriptors that are not for HTTP connections: gRPC's, those to the predictor, and files."""
+
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP; a second one that comes more than a second later ends it at once.
@@ -34,7 +41,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     its workers could not start.
 
     Raises:
-        ConfigError: a flag or variable has a bad value.
+        ConfigError: a flag or variable has a bad value, or a port or a file that it names can't be used.
         LoadError: the tokenizer can't be loaded.
     """
     config, notes = parse_config(argv, environ)
@@ -56,14 +63,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     allow_descriptors(config.max_connections)
     with ExitStack() as stack:
         listening = stack.enter_context(listen(config))
-        config, reserved = reserve_grpc_port(config)
-        stack.enter_context(reserved)
+        if config.enable_grpc:
+            config = replace(config, grpc_port=stack.enter_context(grpc_port_reserved(config)))
         # uvicorn's own variable, which it reads itself where it is asked to trust proxies.
         trusted = environ.get("FORWARDED_ALLOW_IPS")
-        build = partial(build_app, config, diagnose=StartDiagnosis().look_soon, trusted_proxies=trusted)
+        build = partial(build_app, config, diagnose=StartAdvice(), trusted_proxies=trusted)
         if config.workers > 1:
-            del parts  # each worker loads its own
-            return _serve_with_workers(config, listening, build)
+            del parts  # each worker is a fresh interpreter that loads its own
+            build = partial(build, board=Board(config.workers))
+            return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
         server = Server(server_config(config, partial(build, parts=parts)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
@@ -83,8 +91,76 @@ def check_files(config: Config) -> None:
         read_keys(config.api_keys_file)
 
 
+def allow_descriptors(connections: int) -> None:
+    """Raises the soft limit of open files for ``connections``, and warns where the hard limit is lower.
+
+    A connection over the limit is not accepted until another one is closed.
+    """
+    wanted = connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        logger.warning(
+            "--max_connections=%d: this process may have only %d descriptors open (ulimit -n)", connections, allowed
+        )
+
+
+def listen(config: Config) -> socket.socket:
+    """The socket that the service listens on, for HTTP.
+
+    Raises:
+        ConfigError: the address or the port can't be had.
+    """
+    try:
+        listening = socket.create_server((config.host, config.http_port), family=_family(config), backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"--http_port={config.http_port}: can't listen on {config.host}: {error.strerror or error}; expected "
+            "a free port and an address of this machine"
+        ) from error
+    listening.set_inheritable(True)  # by worker processes
+    scheme = "https" if config.ssl_certfile else "http"
+    logger.info("listening on %s://%s:%d", scheme, config.host, listening.getsockname()[1])
+    return listening
+
+
+@contextmanager
+def grpc_port_reserved(config: Config) -> Iterator[int]:
+    """Keeps a port for the gRPC servers of all workers, and gives its number.
+
+    gRPC binds its own sockets, with SO_REUSEPORT. The one here is bound beside them and never listens: the kernel
+    hands connections to listening sockets only.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    with socket.socket(_family(config)) as reserved:
+        try:
+            # First without SO_REUSEPORT: with it a second service would take half of the first one's connections.
+            with socket.socket(_family(config)) as alone:
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                alone.bind((config.host, config.grpc_port))
+                port = int(alone.getsockname()[1])
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind((config.host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"--grpc_port={config.grpc_port}: can't listen on {config.host}: {error.strerror or error}; expected "
+                "a free port and an address of this machine, or --enable_grpc=false"
+            ) from error
+        logger.info("listening on grpc://%s:%d", config.host, port)
+        yield port
+
+
+def _family(config: Config) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in config.host else socket.AF_INET
+
+
 def server_config(config: Config, make: Callable[[], AsgiApplication]) -> ServerConfig:
-    """What the HTTP server is told."""
+    """The settings of the HTTP server, whose application ``make`` builds."""
     files = (config.ssl_certfile, config.ssl_keyfile)
     return ServerConfig(
         make,
@@ -106,15 +182,7 @@ def server_config(config: Config, make: Callable[[], AsgiApplication]) -> Server
     )
 
 
-def _serve_with_workers(config: Config, listening: socket.socket, build: Callable[..., AsgiApplication]) -> int:
-    """Processes that share one listening socket.
-
-    Each is a fresh interpreter that builds its own application from the frozen configuration.
-    """
-    build = partial(build, board=Board(config.workers))
-    return Supervisor(server_config(config, build), [listening], partial(_prepare_worker, config)).run()
-
-
 def _prepare_worker(config: Config) -> None:
+    """Runs first in a worker process."""
     handle_signals()
     set_up_logging(config)

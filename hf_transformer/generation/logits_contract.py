@@ -16,7 +16,7 @@ from typing import Final, Literal
 from hf_transformer.core.contract import DEFAULT_BATCH, POSITIONAL, ContractError, InputSignature, told
 from hf_transformer.generation.base import GeneratorSettings
 from hf_transformer.generation.cache import CacheTensor
-from hf_transformer.tasks.base import FLOATS, Vocabulary
+from hf_transformer.tasks.base import FLOATS, TaskTokenizer
 from hf_transformer.types import NUMPY_DTYPES, ModelSpec, TensorSpec
 
 DECODER: Final = ("input_ids", "attention_mask", "position_ids")
@@ -91,7 +91,7 @@ class LogitsBinding:
         return self.placed and not self.encoder_decoder
 
 
-def bind_logits(spec: ModelSpec, vocabulary: Vocabulary, settings: GeneratorSettings) -> LogitsBinding:
+def bind_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSettings) -> LogitsBinding:
     """Fits a model that gives logits to the tokenizer and the flags.
 
     Raises:
@@ -247,7 +247,7 @@ def _bind_logits(
     return found[0], positions, shape[-1] if shape[-1] > 0 else None
 
 
-def _least_vocabulary(vocabulary: Vocabulary, settings: GeneratorSettings) -> int:
+def _least_vocabulary(vocabulary: TaskTokenizer, settings: GeneratorSettings) -> int:
     """How many tokens the model has at least: some have less than their tokenizer, which then has a few that are never
     used, but none has less than config.json says."""
     declared = settings.model_config.get("vocab_size")

@@ -22,7 +22,7 @@ from hf_transformer.generation.stepping import Continuation, Extent
 from hf_transformer.generation.types import Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.tasks.base import Vocabulary
+from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.types import Context, ModelSpec
 
 HONOURED = frozenset(
@@ -50,7 +50,7 @@ HONOURED = frozenset(
 def make_logits_generator(
     spec: ModelSpec,
     predictor: Predictor,
-    tokenizer: Vocabulary,
+    tokenizer: TaskTokenizer,
     settings: GeneratorSettings,
     *,
     executor: Executor,

@@ -1,4 +1,4 @@
-"""The tasks that can be served. Adding one is a file here and a line in TASKS."""
+"""The tasks that can be served. A new one is a file here and a line in TASKS."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ TASKS: Sequence[tuple[type[Servable], str]] = (
     # Last: every bare encoder is called so, and some models with a head are too.
     (TextEmbedding, "Model"),
 )
-"""Each task, and the end of the architecture names in config.json that stand for it; empty for one that only --task
-chooses."""
+"""Each task, and the end of its architectures' names in config.json; empty for one that only --task chooses."""
 
 
 def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[Servable]:

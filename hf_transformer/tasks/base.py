@@ -1,4 +1,4 @@
-"""What a task is: how an instance becomes text, and how one instance's output rows become its answer."""
+"""The base of all tasks: how an instance becomes text, and how its output rows become its answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,26 @@ from hf_transformer.tasks.generation_settings import USUAL, GenerationSettings
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization
 
-Item = TypeVar("Item")
-Options = TypeVar("Options")
-Part = TypeVar("Part")
 OutputFormat = Literal["kserve", "pipeline"]
+Overflow = Literal["truncate", "error", "window"]
+"""A text longer than the model is cut, refused, or read in windows."""
 
 
-class Vocabulary(Protocol):
-    """The part of a tokenizer that tasks need. A "no such token" is None."""
+class TaskOptions(Protocol):
+    """One request's choices, of which each task has a class of its own."""
+
+    @property
+    def overflow(self) -> Overflow:
+        """How the request treats a text that is too long."""
+
+
+Item = TypeVar("Item")
+Options = TypeVar("Options", bound=TaskOptions)
+Part = TypeVar("Part")
+
+
+class TaskTokenizer(Protocol):
+    """The part of a tokenizer that tasks need. None stands for a token that it does not have."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -45,19 +57,18 @@ class Vocabulary(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
 
-Overflow = Literal["truncate", "error", "window"]
-"""What becomes of a text that is longer than the model."""
-
-
 @dataclass(frozen=True, slots=True)
 class SentenceTransformers:
-    """What the sentence-transformers files of a model folder say (modules.json and what it names).
+    """The settings in the sentence-transformers files of a model folder (modules.json and the files it names).
 
-    ``pooling`` are the modes that 1_Pooling/config.json switches on (mean, cls, max, lasttoken, mean_sqrt_len_tokens,
-    weightedmean), joined one behind the other if there are several; ``normalize`` whether a Normalize module follows;
-    ``prompts`` texts put in front, by name; ``include_prompt`` whether their tokens are pooled too; ``truncate_dim``
-    how many components of a vector are left; ``lower_case`` whether texts are lower-cased. ``inside`` names a module
-    that only the model itself can have done (Dense, ...), so that its output has to be the finished vector.
+    Attributes:
+        pooling: the modes that 1_Pooling/config.json switches on (keys of pooling.POOLING), joined in this order.
+        normalize: whether a Normalize module follows.
+        prompts: texts in front of each text, by name.
+        include_prompt: whether the prompt's tokens are pooled too.
+        truncate_dim: how many components of a vector are left, None for all.
+        lower_case: whether texts are lower-cased.
+        inside: a module that only the model itself can have done (Dense, ...); its output is the finished vector.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -73,10 +84,10 @@ class SentenceTransformers:
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What a task is built from: the model's config.json, the tokenizer, and the service's defaults."""
+    """The model's config.json, its tokenizer, and the service's defaults."""
 
     model_config: Mapping[str, Any]
-    vocabulary: Vocabulary
+    vocabulary: TaskTokenizer
     output_format: OutputFormat = "kserve"
     return_probabilities: bool = False
     return_raw_logits: bool = False
@@ -94,8 +105,10 @@ class TaskSettings:
 class Axis:
     """One axis of an output, without the batch axis.
 
-    ``tokens`` axes are as long as the instance's encoding. Others have a size between ``minimum`` and ``maximum``
-    (None: no bound), and ``why`` says in a few words where that bound comes from.
+    Attributes:
+        tokens: whether it is as long as the instance's encoding.
+        minimum, maximum: the bounds of any other axis; no maximum is no bound.
+        why: where the bounds come from, in a few words for error messages.
     """
 
     name: str
@@ -107,16 +120,19 @@ class Axis:
 
 TOKENS = Axis(name="tokens", tokens=True)
 
-
 FLOATS = ("FP16", "BF16", "FP32", "FP64")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRole:
-    """An output that a task reads. ``name`` is what exporters usually call it; ``axes`` its shape per instance.
+    """An output that a task reads.
 
-    ``other_names`` are names that it goes by too, the likelier first, and ``other_axes`` shapes that do as well; the
-    one that the model has is seen by the number of axes. ``datatypes`` are those that can be read.
+    Attributes:
+        name: its usual name.
+        axes: its shape per instance.
+        other_names: further names, the likelier first.
+        other_axes: further shapes, told apart by the number of axes.
+        datatypes: those that the task can read.
     """
 
     name: str
@@ -127,20 +143,20 @@ class OutputRole:
 
 
 class Servable(ABC):
-    """What the APIs see of a task, whether it predicts or generates. Pure: no I/O and no state per request."""
+    """A task that predicts or generates, as the APIs see it. It does no I/O and has no state per request."""
 
     name: ClassVar[str]
-    """The underscored name, as --task takes it."""
+    """The name for --task, underscored."""
     other_names: ClassVar[tuple[str, ...]] = ()
-    """Further names, underscored: those of Hugging Face pipelines."""
+    """Its names among Hugging Face pipelines, underscored."""
     has_windows: ClassVar[bool] = False
-    """Whether --on_overflow=window means anything here."""
+    """Whether it knows --on_overflow=window."""
     reads_sentence_transformers: ClassVar[bool] = False
-    """Whether the sentence-transformers files of a model folder are about this task."""
+    """Whether the sentence-transformers files of a model folder apply to it."""
     fields: ClassVar[tuple[Field, ...]] = (TEXT,)
-    """What an instance consists of, where it comes in tensors."""
+    """The parts of an instance, each a tensor in V2."""
     switched_on_by: ClassVar[Mapping[str, str]] = {}
-    """Tensors beside the predictions, each with the parameter of a request that asks for it."""
+    """Output tensors beside the predictions, each with the parameter that asks for it."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
@@ -162,27 +178,23 @@ class Servable(ABC):
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
-        """What ``tensor`` gives, and what is given beside it, where a request leaves the service's defaults; -1 is any
-        size."""
+        """The output tensors under the service's defaults; -1 is any size."""
         return (TensorSpec(OUTPUT, "BYTES", (FREE,)),)
 
 
 class Task(Servable, Generic[Item, Options, Part]):
-    """One predictive task for one model: its answers are read off the model's outputs for the tokens of a text.
+    """A predictive task for one model.
 
-    The pipeline calls, for a request, ``options`` once, and for every instance: ``item``, ``texts``, then ``check`` and
-    ``decode`` for each of its encodings (one per text, or per window of a text), and ``answer`` with all that decode
-    gave.
+    The pipeline calls ``options`` once for a request. For each instance it calls ``item`` and ``texts``, then ``check``
+    and ``decode`` for each encoding (one per text, or per window of a text), and ``answer`` with all decoded parts.
     """
 
-    @property
-    @abstractmethod
-    def outputs(self) -> tuple[OutputRole, ...]:
-        """The outputs that ``decode`` reads."""
+    outputs: tuple[OutputRole, ...]
+    """The outputs that ``decode`` reads; set by each task when it is made."""
 
     @abstractmethod
     def options(self, parameters: Mapping[str, Json]) -> Options:
-        """As for every task; what the methods below are given."""
+        """As for every task; the methods below take the result."""
 
     @abstractmethod
     def item(self, instance: Json, where: str, options: Options) -> Item:
@@ -197,10 +209,10 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     @abstractmethod
     def texts(self, item: Item, options: Options) -> Sequence[TextInput]:
-        """What is tokenized of an item: usually one text, several where it is scored against many."""
+        """The texts of an item: one for most tasks, one per label or document for others."""
 
     def text_name(self, where: str, number: int) -> str:
-        """What an item's text is called in messages, by its number among those that ``texts`` gives."""
+        """The name of an item's text in error messages, by its number in ``texts``."""
         return where
 
     def tokenization(self, options: Options) -> Tokenization:
@@ -208,30 +220,30 @@ class Task(Servable, Generic[Item, Options, Part]):
         return PLAIN
 
     def overflow(self, options: Options) -> Overflow:
-        """What becomes of a text that is too long in this request."""
-        return self.settings.on_overflow
+        """How this request treats a text that is too long."""
+        return options.overflow
 
     def check(self, encoding: Encoding, where: str) -> None:
         """Raises InvalidInput where the task can't be done on these tokens."""
 
     @abstractmethod
     def answer_size(self, encoding: Encoding, options: Options) -> int:
-        """About how many values this encoding adds to the answer, a measure of the work to make and send it."""
+        """About how many values this encoding adds to the answer: a measure of the work to make and send it."""
 
     def decode_cost(self, encoding: Encoding, options: Options) -> int:
-        """About how long ``decode`` takes for this encoding, in units of a quarter of a microsecond."""
+        """About how long ``decode`` takes for this encoding, in quarters of a microsecond."""
         return self.answer_size(encoding, options)
 
     @abstractmethod
     def decode(self, item: Item, encoding: Encoding, outputs: Mapping[str, Array], options: Options) -> Part:
-        """What one encoding's outputs say; it must not keep the views.
+        """The part of the answer in one encoding's outputs; it must not keep views of them.
 
         Args:
-            item: what ``item`` gave for the instance.
-            encoding: the tokens of one of its texts, or of a window of it.
+            item: the instance, from ``item``.
+            encoding: one of its texts, or a window of it.
             outputs: by role name, without batch axis and padding: [tokens, ...] with tokens = len(encoding), or
                 the axes that the role names. Views into a buffer that is gone after this call.
-            options: what ``options`` gave for the request.
+            options: the request's, from ``options``.
 
         Raises:
             PredictorError: the values can't be decoded (NaN).
@@ -239,19 +251,19 @@ class Task(Servable, Generic[Item, Options, Part]):
 
     @abstractmethod
     def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
-        """One instance's prediction, from what ``decode`` gave: a list per text, with an element per window."""
+        """One instance's prediction, from its decoded parts: a list per text, with an element per window."""
 
     def tensor_size(self, lengths: Sequence[int], options: Options) -> int:
-        """How many values ``tensor`` holds, for instances of so many tokens, where padding makes it more than
-        ``answer_size`` says."""
+        """How many values ``tensor`` holds for instances of these lengths in tokens, padding included; 0 where
+        ``answer_size`` says it."""
         return 0
 
     def beside(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> Sequence[Tensor]:
-        """Tensors that the answer has beside the predictions, from the encodings per instance, text and window."""
+        """Output tensors beside the predictions, from the encodings per instance, text and window."""
         return ()
 
     def beside_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> int:
-        """How many values ``beside`` will give."""
+        """How many values the tensors of ``beside`` hold."""
         return 0
 
 
@@ -274,7 +286,7 @@ def read_text(instance: Json, where: str) -> str:
 
 
 def describe(value: Json) -> str:
-    """A value's JSON type in words, for error messages; the value itself stays out of them (it may be a prompt)."""
+    """A value's JSON type in words for error messages, without the value: it may be a prompt."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,8 +1,7 @@
-"""Tokens' logits to entities, as transformers' pipelines/token_classification.py (5.23) finds them.
+"""Tokens' logits to entities, as in transformers' pipelines/token_classification.py (5.23).
 
-Everything is done for all tokens at once. Python runs over the entities that are given, and over the tokens only where
-words are wanted (first, average, max). Scores are kept as [labels, tokens]: numpy is several times as fast along the
-long axis.
+numpy works on all tokens at once. Python runs over the entities, and over the tokens only for strategies that need
+words (first, average, max). Scores are [labels, tokens]: numpy is several times as fast along the long axis.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hf_transformer.tasks.base import Vocabulary
+from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.tasks.numerics import require_finite
 from hf_transformer.types import Array, Encoding, Json, Words
 
@@ -23,7 +22,7 @@ STRATEGIES: tuple[Strategy, ...] = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """The text that offsets point into. ``starts`` are the words' places in it, if it came in ``words``."""
+    """The text that offsets point into. An instance in ``words`` has the place of each in ``starts``."""
 
     text: str
     words: Words | None = None
@@ -52,8 +51,8 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """What entities are made of: tokens or words. ``first`` and ``last`` [units] are indices of tokens in the encoding;
-    ``words`` are the words' texts, None for tokens."""
+    """The tokens or words that entities are made of. ``first`` and ``last`` [units] are indices of tokens in the
+    encoding; ``words`` are the words' texts, None for tokens."""
 
     labels: Array
     scores: Array
@@ -62,41 +61,29 @@ class _Units:
     words: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class _Scores:
-    """What the logits [tokens, labels] say of each token: the best label and its probability, both [tokens]."""
+    """The best label of each token and its probability, both [tokens], from logits [tokens, labels]."""
 
-    best: Array
-    top: Array
-    exponentials: Array
-    sums: Array
-
-    @classmethod
-    def of(cls, logits: Array) -> _Scores:
+    def __init__(self, logits: Array) -> None:
         columns = np.ascontiguousarray(logits.T, np.float32)
         maxima = columns.max(axis=0)
         require_finite(maxima)
-        best = columns.argmax(axis=0)
+        self.best = columns.argmax(axis=0)
+        self.exponentials = np.exp(columns - maxima)
+        self.sums = self.exponentials.sum(axis=0)
         # The softmax of the best label is exp(0) over the sum.
-        exponentials = np.exp(columns - maxima)
-        sums = exponentials.sum(axis=0)
-        return cls(best, 1 / sums, exponentials, sums)
+        self.top = 1 / self.sums
 
 
 class _Text:
-    """An encoding beside the sentence that it was made of."""
-
-    __slots__ = ("_offsets", "_sentence", "_word_ids", "ids")
+    """An encoding and its sentence."""
 
     def __init__(self, sentence: Sentence, encoding: Encoding) -> None:
         self.ids = encoding.ids
+        self.characters = sentence.text
         self._offsets = encoding.offsets or []
         self._word_ids = (encoding.word_ids or []) if sentence.words is not None else None
-        self._sentence = sentence
-
-    @property
-    def characters(self) -> str:
-        return self._sentence.text
+        self._starts = sentence.starts
 
     def span(self, index: int) -> tuple[int, int]:
         """A token's start and end in the sentence, in characters."""
@@ -104,19 +91,19 @@ class _Text:
         if self._word_ids is not None:
             word = self._word_ids[index]
             if word is not None:
-                place = self._sentence.starts[word]
+                place = self._starts[word]
                 return place + start, place + end
         return start, end
 
-    def pieces(self, indices: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-        """The tokens as the vocabulary writes them; one that it does not know as the text has it."""
+    def pieces(self, indices: Sequence[int], vocabulary: TaskTokenizer) -> list[str]:
+        """The tokens as the vocabulary writes them; an unknown one as the text has it."""
         ids, unknown, to_token = self.ids, vocabulary.unk_id, vocabulary.id_to_token
         pieces = []
         for index in indices:
             number = ids[index]
             if number == unknown:
                 start, end = self.span(index)
-                pieces.append(self._sentence.text[start:end])
+                pieces.append(self.characters[start:end])
             else:
                 pieces.append(to_token(number) or "")
         return pieces
@@ -125,7 +112,7 @@ class _Text:
 class EntityFinder:
     """Finds the entities of a text, or of one window of it."""
 
-    def __init__(self, vocabulary: Vocabulary, labels: Labels) -> None:
+    def __init__(self, vocabulary: TaskTokenizer, labels: Labels) -> None:
         self._vocabulary = vocabulary
         self._labels = labels
 
@@ -142,7 +129,7 @@ class EntityFinder:
         Raises:
             PredictorError: the logits are not numbers.
         """
-        scores = _Scores.of(logits)
+        scores = _Scores(logits)
         text = _Text(sentence, encoding)
         special = np.frombuffer(bytes(encoding.special_mask or ()), np.bool_)
         if strategy == "none":
@@ -192,10 +179,10 @@ class EntityFinder:
         return _Units(labels, top, kept[starts], kept[ends - 1], words)
 
     def _word_starts(self, text: _Text, indices: list[int], pieces: Sequence[str]) -> Array:
-        """Which of the tokens begin a word, the first of them always, as the pipeline guesses it.
+        """The tokens that begin a word, by the pipeline's guess; the first one always does.
 
-        Where the vocabulary marks the pieces of words (##), a token that is not as long as its text is one; otherwise
-        a token that no space stands before or at the start of. An unknown token always begins a word.
+        Where the vocabulary marks the pieces of words (##), a token that is not as long as its text continues a word;
+        otherwise a token with no space before it or at its start does. An unknown token always begins a word.
         """
         unknown, marked = self._vocabulary.unk_id, self._vocabulary.marks_subwords
         starts = [0]
@@ -211,7 +198,7 @@ class EntityFinder:
         return np.array(starts)
 
     def _groups(self, text: _Text, units: _Units, ignored: Array) -> list[Json]:
-        """Neighbours of one tag are an entity; B- begins another one."""
+        """Entities: neighbours of one tag, where B- begins another one."""
         labels = units.labels
         tags = self._labels.tags[labels]
         begins = self._labels.begins[labels]
@@ -245,7 +232,7 @@ class EntityFinder:
 
 
 def _ends(starts: Array, length: int) -> Array:
-    """Where runs end that begin at ``starts`` and cover ``length`` units; np.append is slow."""
+    """The ends of runs that begin at ``starts`` and cover ``length`` units; np.append is slow."""
     ends = np.empty_like(starts)
     ends[:-1] = starts[1:]
     ends[-1] = length
@@ -255,7 +242,7 @@ def _ends(starts: Array, length: int) -> Array:
 def merge_entities(entities: Sequence[Json]) -> list[Json]:
     """The entities of all windows of a text, each once: of two that overlap the longer, then the likelier.
 
-    The rule of the pipeline's aggregate_overlapping_entities, which compares an entity with the last one that stayed.
+    As in the pipeline's aggregate_overlapping_entities, an entity is compared with the last one that stayed.
     """
     merged: list[Json] = []
     for entity in sorted(entities, key=lambda one: one["start"]):

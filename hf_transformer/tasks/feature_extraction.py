@@ -1,4 +1,4 @@
-"""feature_extraction: a vector per token, as the model's last layer gives them."""
+"""feature_extraction: a vector per token, from the model's last layer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ class FeatureExtractionOptions:
 
 
 class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
-    """Reads ``last_hidden_state`` [tokens, hidden] and gives it as it is, special tokens included.
+    """Reads ``last_hidden_state`` [tokens, hidden].
 
-    Answers per instance, in both formats, as transformers' feature-extraction pipeline does for one text: a list with
-    one element, a list per token of floats (a float32 array [1, tokens, hidden], of which the writer of JSON gives the
-    shortest digits).
+    The answer per instance, in both formats, is that of transformers' feature-extraction pipeline for one text: a list
+    with one element, a list of the tokens' vectors, special tokens included (a float32 array [1, tokens, hidden]).
     """
 
     name = "feature_extraction"
@@ -41,13 +40,9 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
         super().__init__(settings)
         refuse_logit_flags(settings, self.name)
         axes = (TOKENS, hidden_axis(settings.model_config))
-        self._outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
+        self.outputs = (OutputRole(OUTPUT, axes, ("token_embeddings", "hidden_states")),)
         self._width = hidden_size(settings.model_config)
         self._size = self._width or USUAL_SIZE
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
 
     def options(self, parameters: Mapping[str, Json]) -> FeatureExtractionOptions:
         given = Parameters(parameters, PARAMETERS)
@@ -59,9 +54,6 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
 
     def texts(self, item: str, options: FeatureExtractionOptions) -> Sequence[TextInput]:
         return (item,)
-
-    def overflow(self, options: FeatureExtractionOptions) -> Overflow:
-        return options.overflow
 
     def answer_size(self, encoding: Encoding, options: FeatureExtractionOptions) -> int:
         return len(encoding) * self._size

@@ -16,12 +16,9 @@ from hf_transformer.types import Array, Encoding, Json, Tensor, TextInput
 
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets", "truncation")
 DEFAULT_TOP_K = 5
-"""As many as transformers' fill-mask pipeline gives."""
+"""That of transformers' fill-mask pipeline."""
 MAX_TARGETS, MAX_TARGET_LENGTH = 1000, 200
 """Words, and characters per word: each may have to be tokenized, which happens on the event loop."""
-
-MOST_WORDS, LONGEST_WORD = 4096, 64
-"""Tokens whose text is kept, and its characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         self._mask_id = vocabulary.mask_id
         self._mask_token = vocabulary.mask_token or ""
         size = vocabulary.vocab_size
-        self._words: dict[int, str] = {}
         self._columns: int | None = None
         columns = Axis(name="vocabulary", minimum=size, why=f"the tokenizer has {size} tokens")
         declared = settings.model_config.get("vocab_size")
@@ -63,20 +59,13 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             why = f"config.json says vocab_size {declared}"
             columns = Axis(name="vocabulary", minimum=declared, maximum=declared + 127, why=why)
             self._columns = declared
-        self._outputs = (OutputRole("logits", (TOKENS, columns)),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (OutputRole("logits", (TOKENS, columns)),)
 
     def options(self, parameters: Mapping[str, Json]) -> FillMaskOptions:
         given = Parameters(parameters, PARAMETERS)
         form = read_form(given, self.settings, pipeline_only=("top_k", "targets"))
         overflow = read_truncation(given, self.settings)
         return FillMaskOptions(form, given.integer("top_k", DEFAULT_TOP_K, 1), self._targets(given), overflow)
-
-    def overflow(self, options: FillMaskOptions) -> Overflow:
-        return options.overflow
 
     def _targets(self, given: Parameters) -> Array | None:
         """Ids of the target words; a word outside the vocabulary stands for its first token, as in transformers."""
@@ -124,11 +113,9 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return masks * min(options.top_k, choices) * len(encoding)
 
     def decode(self, item: str, encoding: Encoding, outputs: Mapping[str, Array], options: FillMaskOptions) -> Json:
-        if options.form == "plain" and encoding.ids.count(self._mask_id) == 1:
-            return self._word(argmax(outputs["logits"][encoding.ids.index(self._mask_id), : self._columns]))
         positions = self.mask_positions(encoding)
-        # Columns that the runtime added to round up its matrices are no tokens. Views: a vocabulary has 100 KB, and to
-        # copy it takes longer than to find its best token.
+        # Columns that the runtime added to round up its matrices are no tokens. These are views: a copy of 100 KB
+        # takes longer than to find the best token.
         logits = [outputs["logits"][position, : self._columns] for position in positions]
         highest = [argmax(row) for row in logits]
         if options.form == "plain":
@@ -144,19 +131,8 @@ class FillMask(Task[str, FillMaskOptions, Json]):
             lists.append(self.candidates(encoding, position, best.tolist(), scores, alone=len(positions) == 1))
         return lists[0] if len(lists) == 1 else lists
 
-    def _word(self, token: int) -> str:
-        """The text of one token alone: it is the same each time, and to put it together takes as long as argmax."""
-        word = self._words.get(token)
-        if word is None:
-            word = self.settings.vocabulary.decode([token])
-            if len(word) <= LONGEST_WORD:
-                if len(self._words) >= MOST_WORDS:
-                    self._words.clear()
-                self._words[token] = word
-        return word
-
     def mask_positions(self, encoding: Encoding) -> list[int]:
-        """Where the mask tokens are."""
+        """The indices of the mask tokens."""
         return [index for index, token in enumerate(encoding.ids) if token == self._mask_id]
 
     def answer(self, item: str, parts: Sequence[Sequence[Json]], options: FillMaskOptions) -> Json:
@@ -169,7 +145,7 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return super().tensor(predictions, options)
 
     def _best(self, logits: Array, options: FillMaskOptions) -> Array:
-        """The ids of the tokens that one mask is answered with, the best first."""
+        """The ids of one mask's candidates, the best first."""
         if options.target_ids is None:
             return top_k(logits, options.top_k)
         best: Array = options.target_ids[top_k(logits[options.target_ids], options.top_k)]

@@ -1,4 +1,4 @@
-"""Which of the service's flags each task reads, and what is wrong with those that are given."""
+"""The service's flags that only some tasks read."""
 
 from __future__ import annotations
 
@@ -7,63 +7,56 @@ from dataclasses import fields
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.tasks.base import TaskSettings
-from hf_transformer.tasks.generation_settings import USUAL
+from hf_transformer.tasks.generation_settings import GenerationSettings
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN
 
-LOGITS = ("return_probabilities", "return_raw_logits")
-FLAGS = (*LOGITS, "return_offsets_mapping", "aggregation_strategy", "stride")
-"""Those that some tasks don't read; fields of TaskSettings."""
-GENERATION: Mapping[str, str] = {
-    "generation_max_length": "max_length",
-    "temperature": "temperature",
-    "do_sample": "do_sample",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "return_full_text": "return_full_text",
-    "max_new_tokens": "max_new_tokens",
-}
-"""Flags that only tasks that generate text read, with their names in GenerationSettings."""
+LOGITS = frozenset(("return_probabilities", "return_raw_logits"))
+FLAGS = (*sorted(LOGITS), "return_offsets_mapping", "aggregation_strategy", "stride")
+"""Fields of TaskSettings that only some tasks read."""
 GENERATIVE = ("text_generation", "text2text_generation")
+"""The tasks that read GenerationSettings."""
 READS: Mapping[str, frozenset[str]] = {
-    "fill_mask": frozenset(LOGITS),
-    "sequence_classification": frozenset(LOGITS),
-    "zero_shot_classification": frozenset(),
-    "rerank": frozenset(),
+    "fill_mask": LOGITS,
+    "sequence_classification": LOGITS,
     "token_classification": frozenset(FLAGS),
-    "question_answering": frozenset({"stride"}),
-    "text_embedding": frozenset({"stride"}),
-    "feature_extraction": frozenset(),
-    "text_generation": frozenset(),
-    "text2text_generation": frozenset(),
+    "question_answering": frozenset(("stride",)),
+    "text_embedding": frozenset(("stride",)),
 }
-"""By the task's name. Tasks that read no LOGITS refuse them, so only the others can go without effect."""
+"""The FLAGS that a task reads, by its name. Other tasks read none, and refuse LOGITS."""
 SPECIAL_TOKENS, SPECIAL_TOKENS_OF_PAIR = 2, 3
 """Of a window in most tokenizers: [CLS] text [SEP], and [CLS] question [SEP] context [SEP]."""
 
 
+def reads(task: str, flag: str) -> bool:
+    """Whether a task reads one of FLAGS."""
+    return flag in READS.get(task, ())
+
+
 def flags_without_effect(task: str, settings: TaskSettings) -> list[str]:
-    """Flags that are set and that the task does not read, as they are given on a command line."""
+    """The flags that are set and that the task does not read, as on a command line."""
     default = {field.name: field.default for field in fields(TaskSettings)}
-    found = []
-    for name in FLAGS:
-        value = getattr(settings, name)
-        if value != default[name] and name not in READS[task]:
-            found.append(f"--{name}" if value is True else f"--{name}={value}")
+    given = {name: getattr(settings, name) for name in FLAGS}
+    found = [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in given.items()
+        if value != default[name] and not reads(task, name)
+    ]
     if task not in GENERATIVE:
-        for flag, name in GENERATION.items():
-            value = getattr(settings.generation, name)
-            if value != getattr(USUAL, name):
+        for field in fields(GenerationSettings):
+            value = getattr(settings.generation, field.name)
+            if value != field.default:
+                flag = "generation_max_length" if field.name == "max_length" else field.name
                 found.append(f"--{flag}={str(value).lower()}")
     return found
 
 
 def check_stride(task: str, settings: TaskSettings) -> None:
-    """Whether windows that share --stride tokens can have any others.
+    """Checks that windows that share --stride tokens have others too.
 
     Raises:
-        ConfigError: they can't, so that every long text would be refused.
+        ConfigError: they have none, so every long text would be refused.
     """
-    if settings.stride is None or "stride" not in READS[task]:
+    if settings.stride is None or not reads(task, "stride"):
         return
     window, special = settings.max_length, SPECIAL_TOKENS
     if task == "question_answering":

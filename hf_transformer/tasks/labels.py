@@ -9,7 +9,7 @@ from hf_transformer.tasks.base import Axis, OutputRole
 from hf_transformer.types import Json
 
 DEFAULT_LABELS = 2
-"""As many as transformers takes a classifier to have whose config.json does not say: it leaves two labels out."""
+"""transformers leaves the number of labels out of config.json where it is 2."""
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -17,7 +17,7 @@ def read_labels(model_config: Mapping[str, Json]) -> tuple[str, ...]:
     """The labels' names by id, from ``id2label`` (its keys may be strings), else LABEL_0, ... up to ``num_labels``.
 
     Raises:
-        LoadError: one of them is no such thing.
+        LoadError: one of them has another form.
     """
     named = model_config.get("id2label")
     if named is None:
@@ -41,7 +41,7 @@ def labels_axis(count: int) -> Axis:
 
 
 def text_logits(count: int) -> OutputRole:
-    """``logits`` [labels], what a classifier of whole texts gives."""
+    """``logits`` [labels], the output of a classifier of whole texts."""
     return OutputRole("logits", (labels_axis(count),))
 
 

@@ -10,7 +10,7 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.types import Array
 
 BLOCKS, MANY = 64, 4096
-"""How many blocks ``top_k`` looks at first, and of how many scores at least."""
+"""The number of blocks in ``top_k``, and the scores from which on it uses them."""
 
 
 def softmax(logits: Array) -> Array:
@@ -75,8 +75,8 @@ def top_k(scores: Array, k: int) -> Array:
 def require_numbers(logits: Array) -> None:
     """Raises PredictorError where a row of ``logits`` [R, N] has NaN or +inf, or nothing but -inf.
 
-    argmax would call such an element the best class, and softmax would turn the whole row into NaN. A single -inf is a
-    legitimate logit: that of a banned token.
+    argmax takes such an element for the best class, and softmax makes the whole row NaN. A single -inf is a legitimate
+    logit: that of a banned token.
     """
     require_finite(logits.max(axis=-1))
 
@@ -85,8 +85,8 @@ def argmax(logits: Array) -> int:
     """The index of the highest of ``logits`` [N], the first of equal ones.
 
     Raises:
-        PredictorError: as ``require_numbers``, which would look at all of them once more. numpy's argmax takes a NaN
-            for the highest, and the highest is infinite where one is +inf, or all are -inf.
+        PredictorError: as ``require_numbers``, without another pass. numpy's argmax takes a NaN for the highest, and
+            the highest is infinite where one is +inf, or all are -inf.
     """
     index = int(logits.argmax())
     if not isfinite(logits[index]):
@@ -95,6 +95,6 @@ def argmax(logits: Array) -> int:
 
 
 def require_finite(maxima: Array) -> None:
-    """``require_numbers`` for rows with the maxima [R]: that of a row is NaN as soon as one element is."""
+    """``require_numbers`` for the maxima [R] of rows: a maximum is NaN if one element is."""
     if not np.isfinite(maxima).all():
         raise PredictorError("the model answered with logits that are not finite numbers (NaN or infinite)")

@@ -1,4 +1,4 @@
-"""Reads one request's ``parameters``, each checked, none ignored."""
+"""Reads one request's ``parameters``: each is checked, and none is ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_transformer.tasks.base import OutputFormat, Overflow, TaskSettings, desc
 from hf_transformer.types import Json
 
 Form = Literal["plain", "probabilities", "raw_logits", "pipeline"]
-"""What a prediction looks like: the three forms of the kserve format, and the pipeline format."""
+"""The forms of a prediction: three of the kserve format, and the pipeline format."""
 
 
 class Parameters:
@@ -60,11 +60,11 @@ class Parameters:
         return float(value)
 
     def get(self, name: str) -> Json:
-        """The value as it was sent; None if it was not given."""
+        """The value as the client sent it; None if it did not."""
         return self._given.get(name)
 
     def one_of(self, *names: str) -> str | None:
-        """Which of several names of one parameter was given; None if none was. Raises InvalidInput for two."""
+        """The given one of several names of one parameter, or None. Raises InvalidInput for two."""
         found = [name for name in names if name in self._given]
         if len(found) > 1:
             raise InvalidInput(f"parameters.{found[1]}: means the same as {found[0]}, expected one of them")
@@ -90,7 +90,7 @@ class Parameters:
 
         Raises:
             InvalidInput: it is something else.
-            TooLarge: a list of more than ``most``, whatever is in it.
+            TooLarge: a list of more than ``most``.
         """
         value = self._given.get(name)
         if value is None:
@@ -114,14 +114,14 @@ def read_form(given: Parameters, settings: TaskSettings, pipeline_only: Sequence
     """``output_format``, ``return_probabilities`` and ``return_raw_logits`` of a request, or the service's own.
 
     Args:
-        pipeline_only: parameters that mean something in the pipeline format alone.
+        pipeline_only: parameters of the pipeline format alone.
 
     Raises:
         InvalidInput: they contradict each other, or one of ``pipeline_only`` is given with the kserve format.
     """
     probabilities = given.flag("return_probabilities", settings.return_probabilities)
     raw_logits = given.flag("return_raw_logits", settings.return_raw_logits)
-    # What a request asks for replaces what a flag of the service asks for.
+    # A parameter of the request replaces the other flag of the service.
     if "return_raw_logits" in given and raw_logits and "return_probabilities" not in given:
         probabilities = False
     if "return_probabilities" in given and probabilities and "return_raw_logits" not in given:
@@ -142,16 +142,12 @@ def read_form(given: Parameters, settings: TaskSettings, pipeline_only: Sequence
 
 
 def read_truncation(given: Parameters, settings: TaskSettings) -> Overflow:
-    """``truncation`` of a request, for a task without windows: whether a text that is too long is cut or refused."""
+    """``truncation`` of a request for a task without windows: a text that is too long is cut or refused."""
     return "truncate" if given.flag("truncation", settings.on_overflow != "error") else "error"
 
 
 def refuse_logit_flags(settings: TaskSettings, task: str) -> None:
-    """For a task whose answers are no probabilities or logits of labels or tokens.
-
-    Raises:
-        ConfigError: --return_probabilities or --return_raw_logits is on.
-    """
+    """For a task without such answers. Raises ConfigError where --return_probabilities or --return_raw_logits is on."""
     for flag in ("return_probabilities", "return_raw_logits"):
         if getattr(settings, flag):
             raise ConfigError(f"--{flag}: {task} has no such answers; leave it out")

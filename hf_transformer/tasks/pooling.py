@@ -1,4 +1,4 @@
-"""A vector per token, and how these become one vector of a text. All arithmetic is in float32.
+"""Pooling: the vectors of tokens become one vector of a text. All arithmetic is in float32.
 
 Source of the formulas: sentence-transformers, sentence_transformer/modules/pooling.py and base/modules/normalize.py.
 """
@@ -15,17 +15,17 @@ from hf_transformer.tasks.base import Axis
 from hf_transformer.types import Array
 
 WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
-"""What config.json calls the size of a token's vector: BERT and most others, DistilBERT, T5 and BART, GPT-2."""
+"""Keys of config.json for the size of a token's vector: BERT and most others, DistilBERT, T5 and BART, GPT-2."""
 
 
 def hidden_size(model_config: Mapping[str, Any]) -> int | None:
-    """The size of a token's vector by config.json, None if it does not say."""
+    """The size of a token's vector in config.json, None without one."""
     found = (model_config.get(name) for name in WIDTHS)
     return next((size for size in found if isinstance(size, int) and size > 0), None)
 
 
 def hidden_axis(model_config: Mapping[str, Any]) -> Axis:
-    """The axis of a token's vector. Its size tells hidden states from logits, which are exported as easily."""
+    """The axis of a token's vector, whose size tells hidden states from logits."""
     size = hidden_size(model_config)
     if size is None:
         return Axis(name="hidden")
@@ -39,7 +39,7 @@ def pool(rows: Array, modes: Sequence[str], skip: int = 0) -> Array:
     Args:
         rows: [tokens, hidden], floats of any precision, special tokens included and padding left out.
         modes: names in POOLING, at least one; the results of several are joined in this order.
-        skip: so many tokens at the beginning (a prompt's) are left out; smaller than the number of tokens.
+        skip: leading tokens (a prompt's) to leave out; fewer than there are.
 
     Returns:
         float32 [modes * hidden], an array of its own.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError
-from hf_transformer.tasks.base import OutputFormat, OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.tasks.base import OutputFormat, Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
@@ -41,12 +41,12 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
     """Reads ``logits`` [1] of each pair (query, text).
 
     The answer is a list with an object per text, the best first, equal scores in the order of the texts:
-        kserve          {"index", "score"} and, if documents are wanted, "text"; KServe has no such task, and this is
-                        the answer of text-embeddings-inference
-        pipeline        {"corpus_id", "score"} and "text", the answer of CrossEncoder.rank in sentence-transformers
+        kserve          {"index", "score"} and, if documents are wanted, "text", as in text-embeddings-inference
+                        (KServe has no such task)
+        pipeline        {"corpus_id", "score"} and "text", as CrossEncoder.rank in sentence-transformers
 
-    The score is the sigmoid of the logit, or the logit itself where config.json names torch's Identity as activation
-    function, as CrossEncoder does it.
+    The score is the sigmoid of the logit. As in CrossEncoder it is the logit itself where config.json names torch's
+    Identity as activation function.
     """
 
     name = "rerank"
@@ -63,11 +63,7 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
                 f"it has neither) tells {count} labels; a classifier is served with --task=sequence_classification"
             )
         self._sigmoid = has_sigmoid(settings.activation_fn, settings.model_config)
-        self._outputs = (text_logits(count),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> RerankOptions:
         given = Parameters(parameters, PARAMETERS)
@@ -103,9 +99,6 @@ class Rerank(Task[RerankItem, RerankOptions, float]):
 
     def text_name(self, where: str, number: int) -> str:
         return f"{where}.texts[{number}]"
-
-    def overflow(self, options: RerankOptions) -> Overflow:
-        return options.overflow
 
     def answer_size(self, encoding: Encoding, options: RerankOptions) -> int:
         return 2 + len(encoding) * options.return_documents

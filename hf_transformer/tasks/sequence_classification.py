@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from hf_transformer.errors import ConfigError, InvalidInput
-from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe, single
+from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe, single
 from hf_transformer.tasks.labels import read_labels, read_problem_type, text_logits
 from hf_transformer.tasks.numerics import require_numbers, sigmoid, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
@@ -18,6 +18,7 @@ from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field
 from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput
 
 Function = Literal["none", "softmax", "sigmoid"]
+FUNCTIONS: tuple[Function, ...] = ("none", "softmax", "sigmoid")
 PIPELINE_PARAMETERS = ("top_k", "function_to_apply")
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", *PIPELINE_PARAMETERS, "truncation")
 DECIMALS = 4
@@ -26,7 +27,7 @@ DECIMALS = 4
 
 @dataclass(frozen=True, slots=True)
 class SequenceClassificationOptions:
-    """One request's choices. ``top_k`` None gives all labels; ``function`` turns logits into scores."""
+    """One request's choices. ``function`` turns logits into scores; ``top_k`` None gives all labels."""
 
     form: Form
     function: Function
@@ -38,10 +39,10 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
     """Reads ``logits`` [labels].
 
     Answers per instance, N labels:
-        plain           the index of the highest logit, as KServe gives it; also for models with independent labels
-                        and with one label, where it says little: ask for one of the other forms there
-        probabilities   {"<id>": probability, 4 decimals}, N of them: softmax, but sigmoid where the labels are
-                        independent (multi_label_classification) or there is one, for which KServe's softmax is wrong
+        plain           the index of the highest logit, as KServe gives it; it says little for models with independent
+                        labels or with one label
+        probabilities   {"<id>": probability, 4 decimals}, N of them: softmax, or sigmoid where the labels are
+                        independent (multi_label_classification) or there is one; KServe's softmax is wrong there
         raw_logits      {"<id>": logit}, N of them
         pipeline        a list of ``top_k`` objects {"label", "score"}, the best first
 
@@ -59,11 +60,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         self.function = default_function(read_problem_type(settings.model_config), len(self.labels))
         if self.function == "none" and settings.return_probabilities:
             raise ConfigError("--return_probabilities: config.json says regression; use --return_raw_logits")
-        self._outputs = (text_logits(len(self.labels)),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (text_logits(len(self.labels)),)
 
     def options(self, parameters: Mapping[str, Json]) -> SequenceClassificationOptions:
         given = Parameters(parameters, PARAMETERS)
@@ -72,11 +69,10 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
             raise InvalidInput(
                 "parameters.return_probabilities: a regression model has none; use return_raw_logits for its values"
             )
-        named = given.choice("function_to_apply", "default", ("default", "none", "softmax", "sigmoid"))
-        functions: Mapping[str, Function] = {"none": "none", "softmax": "softmax", "sigmoid": "sigmoid"}
+        named = given.choice("function_to_apply", "default", ("default", *FUNCTIONS))
         return SequenceClassificationOptions(
             form,
-            functions.get(named, self.function),
+            self.function if named == "default" else cast(Function, named),
             _read_top_k(parameters, given, form),
             read_truncation(given, self.settings),
         )
@@ -86,9 +82,6 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
 
     def texts(self, item: TextInput, options: SequenceClassificationOptions) -> Sequence[TextInput]:
         return (item,)
-
-    def overflow(self, options: SequenceClassificationOptions) -> Overflow:
-        return options.overflow
 
     def answer_size(self, encoding: Encoding, options: SequenceClassificationOptions) -> int:
         if options.form == "plain":
@@ -104,9 +97,9 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         options: SequenceClassificationOptions,
     ) -> Json:
         logits = outputs["logits"]
-        # A few labels are faster as a list than with numpy, which takes microseconds for every call.
+        # A few labels are faster as a list than with numpy, whose calls take microseconds.
         values: list[float] = logits.tolist()
-        # Every logit is a row of its own here: no label of a classifier is banned, so none may be -inf.
+        # Each logit is a row here: no label of a classifier is banned, so none may be -inf.
         if not all(map(isfinite, values)):
             require_numbers(logits[:, np.newaxis])
         if options.form == "plain":
@@ -119,7 +112,7 @@ class SequenceClassification(Task[TextInput, SequenceClassificationOptions, Json
         """Scores, float32 [labels], in the forms probabilities and pipeline."""
         if options.form == "probabilities":
             return _by_label([round(score, DECIMALS) for score in scores.tolist()])
-        # A stable sort, so that labels of equal scores come in the order that transformers gives them.
+        # A stable sort gives labels of equal scores in the order of transformers.
         best = np.argsort(-scores, kind="stable")[: options.top_k].tolist()
         return [{"label": self.labels[label], "score": float(scores[label])} for label in best]
 
@@ -148,7 +141,7 @@ def _read_top_k(parameters: Mapping[str, Json], given: Parameters, form: Form) -
 
 
 def default_function(problem_type: str | None, labels: int) -> Function:
-    """What transformers' text-classification pipeline applies where nothing is asked for."""
+    """The default of transformers' text-classification pipeline."""
     if problem_type == "regression":
         return "none"
     return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"

@@ -1,4 +1,4 @@
-"""Instances and predictions as tensors, for APIs that speak in these (the open inference protocol, V2)."""
+"""Instances and predictions as tensors, for the open inference protocol (V2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_transformer.errors import InvalidInput
 from hf_transformer.types import Array, Json, Tensor, TensorSpec, Texts
 
 OUTPUT = "output-0"
-"""The tensor that holds the predictions, as KServe calls it."""
+"""KServe's name of the tensor with the predictions."""
 FREE = -1
 """An axis of any size in a specification."""
 
@@ -21,7 +21,7 @@ FREE = -1
 class Field:
     """One part of an instance: a string, or with ``many`` a list of strings.
 
-    As a tensor it is BYTES [instances] or [instances, strings]; ``other_names`` are understood too.
+    As a tensor it is BYTES [instances] or [instances, strings], under its name or one of ``other_names``.
     """
 
     name: str
@@ -36,15 +36,14 @@ class Field:
 
 
 TEXT = Field("text", ("input-0", "input_0", "input", "inputs", "instances", "text_input", "INPUT0"))
-"""The only text of an instance, under the names that clients of KServe and Triton use for it."""
+"""The only text of an instance, with the names that clients of KServe and Triton use."""
 
 
 def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]) -> list[Json]:
     """The instances in a request's input tensors.
 
-    An input with one row, or a list without the axis of instances, holds for all instances. An instance of which only
-    the first field was given is the string itself, else an object with a key per field. The list may be that of the
-    input itself.
+    An input with one row, or a list without the axis of instances, holds for all instances. An instance with nothing
+    but the first field is the string itself, any other an object with a key per field.
 
     Raises:
         InvalidInput: an input is unknown, missing, not BYTES, or of a shape that does not fit.
@@ -118,7 +117,7 @@ def bytes_tensor(elements: Sequence[bytes]) -> Tensor:
 def ragged_tensor(rows: Sequence[Array], datatype: str, filling: float) -> Tensor:
     """``output-0`` of arrays [tokens, ...] of different lengths: [instances, 1, tokens, ...], the rest is ``filling``.
 
-    The second axis has one element, as in KServe's answers for token classification.
+    The second axis has one element, as in KServe's token classification.
     """
     longest = max(map(len, rows))
     data = np.full((len(rows), 1, longest, *rows[0].shape[1:]), filling, rows[0].dtype)

@@ -1,4 +1,4 @@
-"""text_embedding: one vector per text, as sentence-transformers makes it of the same model folder."""
+"""text_embedding: one vector per text, as sentence-transformers makes it from the same model folder."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpe
 PARAMETERS = ("output_format", "normalize", "dimensions", "prompt_name", "prompt", "truncation", "stride")
 OUTPUT = "sentence_embedding"
 USUAL_SIZE = 1024
-"""Components of a vector where config.json does not say; an estimate that only limits use."""
+"""Components of a vector that config.json does not tell; an estimate for limits alone."""
 MAX_PROMPT_LENGTH = 2000
-"""Characters: a prompt may have to be tokenized by itself, which happens on the event loop."""
+"""Characters. A prompt may have to be tokenized by itself, on the event loop."""
 KSERVE = SentenceTransformers(pooling=("mean",), normalize=True)
-"""What KServe's runtime does, for a folder that has no files of sentence-transformers."""
+"""As in KServe's runtime, for a folder without files of sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextEmbeddingOptions:
     """One request's choices.
 
-    ``skips`` are the tokens at the beginning that pooling leaves out: of a text's first window, and where it differs of
-    the others. ``normalize`` is done before or after cutting to ``dimensions``, or not at all. ``exact`` refuses
-    vectors with fewer dimensions. ``prompt_from`` is the parameter that asks for the prompt, None for the model's own.
+    Attributes:
+        prompt_from: the parameter that names the prompt, None for the model's own.
+        skips: leading tokens that pooling leaves out, of a text's first window and, where it differs, of the others.
+        normalize: whether it happens before or after the cut to ``dimensions``.
+        exact: refuses vectors with fewer dimensions.
     """
 
     prompt: str
@@ -56,8 +58,8 @@ class TextEmbeddingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
-    """One window: its vectors, float32 [D] each, one per element of ``skips``, and how many tokens it has."""
+class PooledWindow:
+    """A window's vectors, float32 [D], one per element of ``skips``, and its number of tokens."""
 
     vectors: tuple[Array, ...]
     tokens: int
@@ -85,11 +87,10 @@ def read_token_ids(given: Json, where: str, vocab_size: int) -> TokenIds:
     return TokenIds(tuple(given))
 
 
-class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
+class TextEmbedding(Task[Text, TextEmbeddingOptions, PooledWindow]):
     """Reads token vectors [tokens, hidden] and pools them, or takes a pooled vector [D] as it is.
 
-    Answers per instance, in both formats, with the vector's D components: a list of D floats (a float32 array, of
-    which the writer of JSON gives the shortest digits).
+    The answer per instance, in both formats, is the vector: a list of D floats (a float32 array).
     """
 
     name = "text_embedding"
@@ -102,19 +103,15 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         refuse_logit_flags(settings, self.name)
         self._files = settings.sentence_transformers or KSERVE
         inside = self._files.inside
-        # pooler_output is missing here: it is BERT's classification head, which nobody trained for similarity.
+        # Without pooler_output, which is BERT's classification head and not trained for similarity.
         names = ("sentence_embeddings", "text_embeds", "last_hidden_state", "token_embeddings")
         pooled = (Axis(name=f"embedding after {inside}" if inside else "embedding"),)
         by_token = (TOKENS, hidden_axis(settings.model_config))
         role = OutputRole(OUTPUT, pooled, names) if inside else OutputRole(OUTPUT, by_token, names, (pooled,))
-        self._outputs = (role,)
+        self.outputs = (role,)
         width = hidden_size(settings.model_config)
         self._size = width * max(len(self._files.pooling), 1) if width else USUAL_SIZE
         self._known_size = width is not None and not inside
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
 
     def options(self, parameters: Mapping[str, Json]) -> TextEmbeddingOptions:
         given = Parameters(parameters, PARAMETERS)
@@ -137,7 +134,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         )
 
     def _read_normalize(self, given: Parameters) -> Literal["before", "after", "no"]:
-        """If the model folder alone decides, in the order of sentence-transformers: the module, then truncate_dim."""
+        """By the parameter, else by the model folder, where the module comes before truncate_dim."""
         if "normalize" in given:
             return "after" if given.flag("normalize", True) else "no"
         if self.settings.sentence_transformers is None:
@@ -161,7 +158,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         return settings.max_length // 4 if settings.stride is None else settings.stride
 
     def _read_prompt(self, given: Parameters) -> str:
-        """The text that goes in front: the parameter's, the named one, or the model's default."""
+        """The text in front: the parameter's, the named one, or the model's default."""
         files = self._files
         prompt, name = given.string("prompt"), given.string("prompt_name")
         if prompt is not None and name is not None:
@@ -179,7 +176,7 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         return files.prompts.get(name or files.default_prompt_name or "", "")
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """The tokens that a prompt has by itself, but for a special one at its end, as sentence-transformers counts."""
+        """The tokens of a prompt by itself, without a special one at its end, as sentence-transformers counts them."""
         ids, empty = (one.ids for one in self.settings.vocabulary.encode((self._cased(prompt), "")))
         count = len(ids) - (bool(ids) and ids[-1:] == empty[-1:])
         limit = self.settings.max_length
@@ -209,40 +206,37 @@ class TextEmbedding(Task[Text, TextEmbeddingOptions, Pooled]):
         return read_token_ids(given, where, self.settings.vocabulary.vocab_size)
 
     def texts(self, item: Text, options: TextEmbeddingOptions) -> Sequence[TextInput]:
-        # Token ids are the whole text as the model is to see it: nothing is put in front of them.
+        # Token ids are the whole text, so no prompt goes in front of them.
         return (item if isinstance(item, TokenIds) else self._cased(options.prompt + item),)
 
     def tokenization(self, options: TextEmbeddingOptions) -> Tokenization:
         return Tokenization(windows=True, stride=options.stride) if options.overflow == "window" else PLAIN
 
-    def overflow(self, options: TextEmbeddingOptions) -> Overflow:
-        return options.overflow
-
     def answer_size(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
         return min(options.dimensions or self._size, self._size)
 
     def decode_cost(self, encoding: Encoding, options: TextEmbeddingOptions) -> int:
-        """All tokens are pooled, however few components of the vector are given."""
+        """All tokens are pooled, even for few components of the vector."""
         return max(self.answer_size(encoding, options), len(encoding))
 
     def decode(
         self, item: Text, encoding: Encoding, outputs: Mapping[str, Array], options: TextEmbeddingOptions
-    ) -> Pooled:
+    ) -> PooledWindow:
         rows = outputs[OUTPUT]
-        # Token ids have no prompt in front that could be left out.
+        # Token ids have no prompt that could be left out.
         skips = (0,) * len(options.skips) if isinstance(item, TokenIds) else options.skips
         if rows.ndim == 1:
-            return Pooled((rows.astype(np.float32),) * len(skips), len(encoding))
-        # One token is always left: a text can melt with the prompt's end into fewer tokens than the prompt's own.
+            return PooledWindow((rows.astype(np.float32),) * len(skips), len(encoding))
+        # One token is always left: prompt and text together can have fewer tokens than the prompt by itself.
         vectors = (pool(rows, self._files.pooling, min(skip, len(rows) - 1)) for skip in skips)
-        return Pooled(tuple(vectors), len(encoding))
+        return PooledWindow(tuple(vectors), len(encoding))
 
-    def answer(self, item: Text, parts: Sequence[Sequence[Pooled]], options: TextEmbeddingOptions) -> Json:
+    def answer(self, item: Text, parts: Sequence[Sequence[PooledWindow]], options: TextEmbeddingOptions) -> Json:
         first, *others = parts[0]
         vector = first.vectors[0]
         if others:
             vectors = np.stack([vector, *(part.vectors[-1] for part in others)])
-            # Each window is as heavy as it has tokens: a short rest counts for little.
+            # Windows are weighted by their tokens, so that a short rest counts for little.
             weights = np.array([part.tokens for part in parts[0]], np.float32)
             vector = (vectors * weights[:, np.newaxis]).sum(axis=0) / weights.sum()
         require_finite_vectors(vector)

@@ -17,7 +17,6 @@ from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
 from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_tensor
-from hf_transformer.tasks.token_windows import Piece, WindowShape, pieces_of
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
@@ -31,21 +30,23 @@ PARAMETERS = (
     "stride",
 )
 IGNORED_LABELS = ("O",)
-"""What transformers' pipeline leaves out by default."""
+"""The default of transformers' pipeline."""
 ENTITY_VALUES = 6
-"""Of one token in the pipeline format: entity, score, index, word, start and end."""
+"""Of a token in the pipeline format: entity, score, index, word, start and end."""
 WORD_COST = 5
-"""Of one token in units of decode_cost, for strategies that choose a label per word (benchmarks/decode.py)."""
+"""Of a token in units of decode_cost, for strategies that choose a label per word (benchmarks/decode.py)."""
 NO_LABEL = -100
-"""Where a tensor of labels has no token; what transformers and torch call "ignore index"."""
+"""In a tensor of labels where there is no token: the "ignore index" of transformers and torch."""
 MAX_DELIMITER_LENGTH = 20
-"""In characters; it is repeated for every word."""
+"""In characters; a delimiter stands behind every word."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenClassificationOptions:
-    """One request's choices. ``ignored`` [labels] are left out of the pipeline format; ``stride`` is the number of
-    tokens that neighbouring windows share."""
+    """One request's choices.
+
+    ``ignored`` [labels] are left out of the pipeline format. Neighbouring windows share ``stride`` tokens.
+    """
 
     form: Form
     overflow: Overflow
@@ -61,8 +62,36 @@ class TokenClassificationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowShape:
+    """The place of a window in its text.
+
+    Attributes:
+        length: in tokens.
+        before, after: special tokens around those of the text.
+        begins: the word (0 for a text that is not in words) and the character of the window's first token.
+    """
+
+    length: int
+    before: int
+    after: int
+    begins: tuple[int, int]
+
+    @classmethod
+    def of(cls, encoding: Encoding) -> WindowShape:
+        """The shape of an encoding that has all details."""
+        special = encoding.special_mask or []
+        length = len(encoding)
+        before = next((place for place, one in enumerate(special) if not one), length)
+        after = next((place for place, one in enumerate(reversed(special)) if not one), 0)
+        if before == length or encoding.offsets is None:
+            return cls(length, length, 0, (0, 0))
+        word = encoding.word_ids[before] if encoding.word_ids is not None else None
+        return cls(length, before, after, (word or 0, encoding.offsets[before][0]))
+
+
+@dataclass(frozen=True, slots=True)
 class WindowAnswer:
-    """What one window says: a value per token, or entities. ``shape`` is None where a text is one window anyway."""
+    """The values of one window's tokens, or its entities. ``shape`` is None in a request without windows."""
 
     values: list[Json]
     shape: WindowShape | None
@@ -91,11 +120,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         self._finder = EntityFinder(settings.vocabulary, self._labels)
         self._columns = tuple(str(number) for number in range(len(names)))
         self._ignored = {strategy: self._labels.ignored(IGNORED_LABELS, strategy) for strategy in STRATEGIES}
-        self._outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (OutputRole("logits", (TOKENS, labels_axis(len(names)))),)
 
     def options(self, parameters: Mapping[str, Json]) -> TokenClassificationOptions:
         given, settings = Parameters(parameters, PARAMETERS), self.settings
@@ -115,7 +140,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         )
 
     def _overflow(self, given: Parameters) -> tuple[Overflow, int]:
-        """What becomes of a long text, and the stride of its windows."""
+        """How a long text is treated, and the stride of its windows."""
         settings = self.settings
         default = settings.max_length // 4 if settings.stride is None else settings.stride
         if "truncation" not in given:
@@ -145,9 +170,6 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
             return Tokenization(detail=True, windows=True, stride=options.stride)
         return Tokenization(detail=True) if options.form == "pipeline" or options.offsets else PLAIN
 
-    def overflow(self, options: TokenClassificationOptions) -> Overflow:
-        return options.overflow
-
     def answer_size(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
         if options.form in ("probabilities", "raw_logits"):
             return len(encoding) * len(self._columns)
@@ -156,7 +178,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return len(encoding) * (ENTITY_VALUES if everything else 1)
 
     def decode_cost(self, encoding: Encoding, options: TokenClassificationOptions) -> int:
-        """More than the values where words are put together first."""
+        """More than ``answer_size`` for strategies that put words together."""
         size = self.answer_size(encoding, options)
         by_word = options.form == "pipeline" and options.strategy not in ("none", "simple")
         return max(size, len(encoding) * WORD_COST) if by_word else size
@@ -177,7 +199,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         if options.form == "pipeline":
             found = self._finder.find(item, encoding, logits, options.strategy, options.ignored)
             return WindowAnswer(found, shape)
-        # Maxima along the longer axis are several times as fast.
+        # Maxima along the longer axis are several times as fast to find.
         require_finite(np.ascontiguousarray(logits.T).max(axis=0))
         if options.form == "plain":
             return WindowAnswer(logits.argmax(axis=-1).tolist(), shape)
@@ -199,8 +221,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return [values] if options.form == "plain" else values
 
     def tensor(self, predictions: Sequence[Json], options: TokenClassificationOptions) -> Tensor:
-        """INT64 [instances, 1, tokens]: each token's label, NO_LABEL behind the last one of a shorter text; else JSON
-        text."""
+        """INT64 [instances, 1, tokens], NO_LABEL behind the last token of a shorter text; else JSON text."""
         if options.form == "plain":
             return ragged_tensor([np.array(one[0], np.int64) for one in predictions], "INT64", NO_LABEL)
         return super().tensor(predictions, options)
@@ -210,9 +231,8 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
-        labels = TensorSpec(OUTPUT, "BYTES", (FREE,))
-        if self.options({}).form == "plain":
-            labels = TensorSpec(OUTPUT, "INT64", (FREE, 1, FREE))
+        plain = self.options({}).form == "plain"
+        labels = TensorSpec(OUTPUT, "INT64", (FREE, 1, FREE)) if plain else TensorSpec(OUTPUT, "BYTES", (FREE,))
         return (labels, TensorSpec("offset_mapping", "INT64", (FREE, FREE, 2), optional=True))
 
     def beside(
@@ -241,17 +261,14 @@ def _read_words(instance: Json, where: str) -> list[str] | None:
     """The words of an instance, None for one that is a text.
 
     Raises:
-        InvalidInput: it has something else in the place of words, or none.
+        InvalidInput: its words are something else, or there are none.
     """
-    if isinstance(instance, dict) and len(instance) == 1:
-        name = next(iter(instance))
-        if name not in ("tokens", "words"):
-            return None
+    if isinstance(instance, dict) and len(instance) == 1 and (name := next(iter(instance))) in ("tokens", "words"):
         words, where = instance[name], f"{where}.{name}"
-    elif isinstance(instance, list):
-        words = instance
     elif isinstance(instance, str | dict):
         return None
+    elif isinstance(instance, list):
+        words = instance
     else:
         raise InvalidInput(
             f'{where}: expected a string, {{"text": string}} or a list of words, got {describe(instance)}'
@@ -264,27 +281,52 @@ def _read_words(instance: Json, where: str) -> list[str] | None:
     return words
 
 
+@dataclass(frozen=True, slots=True)
+class WindowPart:
+    """The tokens ``begin`` to ``end`` of a window, by its number; in the whole text they begin at ``place``."""
+
+    window: int
+    begin: int
+    end: int
+    place: int
+
+
+def window_parts(windows: Sequence[WindowShape], stride: int) -> list[WindowPart]:
+    """The tokens of the whole text, each from the window that shows more around it, in the order of the text.
+
+    Of the ``stride`` tokens that neighbours share, the first half is taken from the window before, the second from the
+    one after. Special tokens are those before the first window and after the last.
+    """
+    order = list(range(len(windows)))
+    if windows[0].begins > windows[-1].begins:  # a tokenizer that cuts on the left gives the end of the text first
+        order.reverse()
+    parts: list[WindowPart] = []
+    place = 0
+    for number, window in enumerate(order):
+        shape = windows[window]
+        begin = shape.before + (stride + 1) // 2 if number else 0
+        end = shape.length - (shape.after + stride // 2 if number < len(order) - 1 else 0)
+        parts.append(WindowPart(window, begin, end, place))
+        place += end - begin
+    return parts
+
+
 def _merge_tokens(windows: Sequence[WindowAnswer], options: TokenClassificationOptions) -> list[Json]:
-    """A value for each token of the whole text; entities per token get its index there."""
-    pieces = pieces_of([window.shape for window in windows if window.shape is not None], options.stride)
+    """A value for each token of the whole text; an entity of one token gets its index there."""
     values: list[Json] = []
-    for piece in pieces:
-        mine = windows[piece.window].values
-        values += _entities_of(piece, mine) if options.form == "pipeline" else mine[piece.begin : piece.end]
+    for part in window_parts([window.shape for window in windows if window.shape is not None], options.stride):
+        mine = windows[part.window].values
+        if options.form == "pipeline":
+            inside = [entity for entity in mine if part.begin <= entity["index"] < part.end]
+            values += [entity | {"index": entity["index"] - part.begin + part.place} for entity in inside]
+        else:
+            values += mine[part.begin : part.end]
     return values
-
-
-def _entities_of(piece: Piece, entities: Sequence[Json]) -> list[Json]:
-    return [
-        entity | {"index": entity["index"] - piece.begin + piece.place}
-        for entity in entities
-        if piece.begin <= entity["index"] < piece.end
-    ]
 
 
 def _offsets(windows: Sequence[Encoding], stride: int) -> list[tuple[int, int]]:
     """The offsets of each token of a text."""
     if len(windows) == 1:
         return windows[0].offsets or []
-    pieces = pieces_of([WindowShape.of(window) for window in windows], stride)
-    return [pair for piece in pieces for pair in (windows[piece.window].offsets or [])[piece.begin : piece.end]]
+    parts = window_parts([WindowShape.of(window) for window in windows], stride)
+    return [pair for part in parts for pair in (windows[part.window].offsets or [])[part.begin : part.end]]

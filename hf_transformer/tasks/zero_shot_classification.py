@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.tasks.base import OutputRole, Overflow, Task, TaskSettings, describe
+from hf_transformer.tasks.base import Overflow, Task, TaskSettings, describe
 from hf_transformer.tasks.labels import read_labels, text_logits
 from hf_transformer.tasks.numerics import require_numbers, softmax
 from hf_transformer.tasks.parameters import Parameters, read_output_format, read_truncation, refuse_logit_flags
@@ -20,16 +20,18 @@ PARAMETERS = ("output_format", "candidate_labels", "hypothesis_template", "multi
 DEFAULT_TEMPLATE = "This example is {}."
 """That of transformers' pipeline."""
 MAX_LABELS, MAX_HYPOTHESIS_LENGTH = 1000, 1000
-"""Labels of an instance, and characters of a hypothesis: a label goes into the template as often as it says."""
+"""Labels of an instance, and characters of a hypothesis, in which a label can stand several times."""
 SEQUENCE_NAMES = ("sequence", "sequences", "text")
 HYPOTHESES_WHOLE = Tokenization(only_first=True)
-"""The sequence alone is cut to fit, so that no label is lost."""
+"""Only the sequence is cut, so that no label is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroShotOptions:
-    """One request's choices. A hypothesis is the label between the ``template``'s pieces; ``labels`` are those of
-    instances that have none of their own."""
+    """One request's choices.
+
+    A hypothesis is the label between the pieces of ``template``. ``labels`` are for instances without their own.
+    """
 
     labels: tuple[str, ...] | None
     template: tuple[str, ...]
@@ -48,10 +50,9 @@ class ZeroShotItem:
 class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
     """Reads ``logits`` [labels of the model] of each pair (sequence, hypothesis), one per candidate label.
 
-    The answer is {"sequence", "labels", "scores"}, the best label first, as transformers' pipelines/
-    zero_shot_classification.py gives it; in both output formats, since KServe has no such task. The scores are the
-    softmax of the entailment logits over the labels; with ``multi_label``, or a single label, each label's own softmax
-    of entailment against contradiction.
+    The answer, in both output formats, is that of transformers' pipelines/zero_shot_classification.py: {"sequence",
+    "labels", "scores"}, the best label first. The scores are the softmax of the entailment logits over the labels; with
+    ``multi_label``, or a single label, each label's own softmax of entailment against contradiction.
     """
 
     name = "zero_shot_classification"
@@ -67,13 +68,9 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
                 f"zero_shot_classification needs a model with entailment and another label, and config.json names "
                 f"{count} of them, entailment as number {entailment}"
             )
-        # As in transformers: the first label is taken for contradiction, or the last if the first is entailment.
+        # As in transformers, contradiction is the first label, or the last if the first is entailment.
         self._columns = [count - 1 if entailment == 0 else 0, entailment]
-        self._outputs = (text_logits(count),)
-
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return self._outputs
+        self.outputs = (text_logits(count),)
 
     def options(self, parameters: Mapping[str, Json]) -> ZeroShotOptions:
         given = Parameters(parameters, PARAMETERS)
@@ -119,9 +116,6 @@ class ZeroShotClassification(Task[ZeroShotItem, ZeroShotOptions, Array]):
 
     def tokenization(self, options: ZeroShotOptions) -> Tokenization:
         return HYPOTHESES_WHOLE
-
-    def overflow(self, options: ZeroShotOptions) -> Overflow:
-        return options.overflow
 
     def answer_size(self, encoding: Encoding, options: ZeroShotOptions) -> int:
         return 2
@@ -188,10 +182,10 @@ def read_labels_given(given: Json, where: str) -> tuple[str, ...]:
 
 
 def split_template(template: str) -> tuple[str, ...]:
-    """What is between the places of the label in a template, so that ``label.join(pieces)`` is a hypothesis.
+    """The pieces of a template between the places of the label: ``label.join(pieces)`` is a hypothesis.
 
-    A place is {}, or any number of {0}; {{ and }} stand for braces. str.format would take attributes and widths too,
-    and with them a client could read or fill the memory.
+    A place is {}, or any number of {0}; {{ and }} stand for braces. With the attributes and widths of str.format a
+    client could read or fill the memory.
 
     Raises:
         InvalidInput: the template has no place for the label, or says something else in braces.

@@ -10,11 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from hf_transformer.api import docs
+from hf_transformer import __version__
+from hf_transformer.api import docs, openapi
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate_request import FURTHER
 from hf_transformer.api.openai import chat as openai_chat
@@ -26,7 +28,6 @@ from hf_transformer.app import build_app
 from hf_transformer.errors import RequestError
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.tasks import TASKS, text_generation
-from hf_transformer.tasks.schemas import SCHEMAS
 from tests.configuring import config
 from tests.triton_repository import task_model_folder
 
@@ -44,6 +45,10 @@ MODELS = {
 }
 PREDICTOR_S = {"502", "504"}
 """Statuses that only a request has that asks the predictor."""
+TOO_SLOW = "408"
+"""Every POST can be answered so, by the server itself."""
+KEY = re.compile(r"[\w$./{}:+-]+")
+"""A key of the document; a comma in a description that is not quoted makes others of a part of it."""
 ON_THE_PAGE = re.compile(r'(?:src|href)="([^"]*)"')
 
 
@@ -57,8 +62,8 @@ async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response
         return await client.get(path, headers=headers)
 
 
-async def document_of(app: AsgiApplication) -> dict[str, Any]:
-    response = await get(app, "/openapi.json")
+async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
+    response = await get(app, "/openapi.json", **headers)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     found: dict[str, Any] = response.json()
@@ -82,10 +87,20 @@ def every(value: Any, key: str) -> Iterator[Any]:
             yield from every(inner, key)
 
 
+def keys(value: Any) -> Iterator[str]:
+    """All keys, wherever in a document."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from keys(inner)
+    yield from value if isinstance(value, dict) else ()
+
+
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Path, method and operation; its parameters are those of the path too."""
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            yield path, method, operation
+            if method != "parameters":
+                parameters = [*item.get("parameters", ()), *operation.get("parameters", ())]
+                yield path, method, {**operation, "parameters": parameters}
 
 
 def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
@@ -99,7 +114,7 @@ def routes_of(app: AsgiApplication) -> list[tuple[str, str]]:
     for route in app.inner.routes:
         assert isinstance(route, Route)
         found += [(route.path, method.lower()) for method in route.methods or () if method != "HEAD"]
-    return found
+    return [(path.replace("{model}", "m"), method) for path, method in found]
 
 
 @pytest.mark.parametrize("prefix", ["openai", "", "a/b"], ids=["usual", "none", "long"])
@@ -109,6 +124,22 @@ async def test_every_route_is_described_and_nothing_else(task: str, prefix: str)
     routes = routes_of(app)
     assert len(set(routes)) == len(routes)
     assert {(path, method) for path, method, _ in operations(await document_of(app))} == set(routes)
+
+
+def test_the_parser_in_python_reads_the_file_as_libyaml_does() -> None:
+    text = openapi.FILE.read_text("utf-8")
+    assert yaml.load(text, yaml.SafeLoader) == yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+async def test_without_a_prefix_two_routes_have_the_fields_of_both_apis() -> None:
+    schemas = [
+        (await document_of(build("fill_mask", f"--openai_route_prefix={prefix}")))["components"]["schemas"]
+        for prefix in ("openai", "")
+    ]
+    usual, shared = [one["V1Model"]["properties"].keys() for one in schemas]
+    assert usual == {"name", "ready", "error"}
+    assert shared == {*usual, *schemas[0]["OpenAIModel"]["properties"]}
+    assert schemas[1]["V1Models"]["properties"].keys() == {"models", "object", "data"}
 
 
 def test_every_reference_leads_somewhere_and_every_component_is_used(document: dict[str, Any]) -> None:
@@ -123,7 +154,10 @@ def test_every_reference_leads_somewhere_and_every_component_is_used(document: d
 
 def test_the_document_keeps_the_rules_of_openapi(document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
-    assert document["info"].keys() >= {"title", "version"}
+    assert document["info"]["title"] == "hf_transformer: m"
+    assert document["info"]["version"] == __version__
+    assert not [key for key in keys(document) if not KEY.fullmatch(key)]
+    assert not [key for key in keys(document) if key.startswith("x-") and key != "x-api-key"]
     tags = {tag["name"] for tag in document["tags"]}
     names = [operation["operationId"] for _, _, operation in operations(document)]
     assert len(names) == len(set(names))
@@ -134,10 +168,8 @@ def test_the_document_keeps_the_rules_of_openapi(document: dict[str, Any]) -> No
         assert all(one["required"] for one in used if one["in"] == "path")
         assert set(operation["tags"]) <= tags
         assert ("requestBody" in operation) == (method == "post")
-        for status, response in operation["responses"].items():
-            assert re.fullmatch(r"[1-5]\d\d", status)
-            assert response["description"]
-    for schema in [*every(document, "schema"), *document["components"]["schemas"].values()]:
+        assert all(re.fullmatch(r"[1-5]\d\d", status) for status in operation["responses"])
+    for schema in [*every(document["paths"], "schema"), *document["components"]["schemas"].values()]:
         Draft202012Validator.check_schema(schema)
 
 
@@ -146,7 +178,7 @@ def test_every_status_that_a_request_can_fail_with_is_described(document: dict[s
     for path, method, operation in operations(document):
         if method == "post":
             asks = "tokenize" not in path
-            assert operation["responses"].keys() == {"200", *statuses} - (set() if asks else PREDICTOR_S)
+            assert operation["responses"].keys() == {"200", TOO_SLOW, *statuses} - (set() if asks else PREDICTOR_S)
 
 
 def all_errors(kind: type[RequestError]) -> Iterator[type[RequestError]]:
@@ -156,33 +188,34 @@ def all_errors(kind: type[RequestError]) -> Iterator[type[RequestError]]:
 
 
 def test_examples_fit_their_schemas(document: dict[str, Any]) -> None:
-    bodies = [operation["requestBody"]["content"] for _, method, operation in operations(document) if method == "post"]
-    examples = [body["application/json"] for body in bodies]
-    assert len(examples) > 4
-    for one in examples:
-        validator(document, one["schema"]).validate(one["example"])
+    for path, method, operation in operations(document):
+        if method == "post":
+            body = operation["requestBody"]["content"]["application/json"]
+            assert body["examples"], path
+            for example in body["examples"].values():
+                validator(document, body["schema"]).validate(example["value"])
 
 
-def test_there_are_schemas_of_every_task() -> None:
-    assert {task.name for task, _ in TASKS} == SCHEMAS.keys() == MODELS.keys()
+def test_every_task_is_served_by_a_model_here() -> None:
+    assert {task.name for task, _ in TASKS} == MODELS.keys()
 
 
 @pytest.mark.parametrize("task", MODELS)
 async def test_parameters_are_those_that_the_task_takes(task: str) -> None:
-    known = importlib.import_module(f"hf_transformer.tasks.{task}").PARAMETERS
+    known = set(importlib.import_module(f"hf_transformer.tasks.{task}").PARAMETERS)
     schemas = (await document_of(build(task)))["components"]["schemas"]
-    assert set(schemas["Parameters"]["properties"]) == set(known)
-
-
-async def test_fields_of_the_openai_api_are_those_that_it_takes() -> None:
-    schemas = (await document_of(build("text_embedding")))["components"]["schemas"]
-    assert set(schemas["EmbeddingsRequest"]["properties"]) == set(openai_embeddings.FIELDS)
-    assert set(schemas["RerankRequest"]["properties"]) == set(openai_rerank.FIELDS)
+    [form] = schemas["Parameters"]["anyOf"]
+    assert set(form["properties"]) == known
+    form, *of_backends = schemas["V2Parameters"]["anyOf"]
+    assert set(form["properties"]) == {*known, "binary_data_output", "parameters"}
+    assert bool(of_backends) == (task in ("text_generation", "text2text_generation"))
 
 
 @pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
-async def test_fields_of_generation_are_those_that_it_takes(task: str) -> None:
+async def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> None:
     schemas = (await document_of(build(task)))["components"]["schemas"]
+    assert set(schemas["EmbeddingsRequest"]["properties"]) == set(openai_embeddings.FIELDS)
+    assert set(schemas["RerankRequest"]["properties"]) == set(openai_rerank.FIELDS)
     assert set(schemas["CompletionRequest"]["properties"]) == set(openai_completions.FIELDS)
     assert set(schemas["ChatRequest"]["properties"]) == set(openai_chat.FIELDS)
     assert set(schemas["ChatMessage"]["properties"]) == set(openai_messages.KNOWN)
@@ -191,11 +224,25 @@ async def test_fields_of_generation_are_those_that_it_takes(task: str) -> None:
     assert set(schemas["GenerateRequest"]["properties"]) == {*of_generate, *more, *text_generation.PARAMETERS}
 
 
-async def test_the_service_s_own_defaults_are_told() -> None:
-    schemas = (await document_of(build("fill_mask", "--output_format=pipeline")))["components"]["schemas"]
-    assert schemas["Parameters"]["properties"]["output_format"]["default"] == "pipeline"
-    assert re.search(schemas["Instance"]["anyOf"][0]["pattern"], "The capital of france is [MASK].")
-    assert not re.search(schemas["Instance"]["anyOf"][0]["pattern"], "The capital of france is M.")
+@pytest.mark.parametrize("task", MODELS)
+async def test_the_inputs_of_v2_are_those_that_the_task_takes(task: str) -> None:
+    app = build(task)
+    schemas = (await document_of(app))["components"]["schemas"]
+    names = {name for one in schemas["V2Input"]["anyOf"] for name in _constants(one["properties"]["name"])}
+    kind = next(kind for kind, _ in TASKS if kind.name == task)
+    assert names == {name for field in kind.fields for name in (field.name, *field.other_names)}
+
+
+def _constants(schema: dict[str, Any]) -> list[str]:
+    return schema.get("enum") or [schema["const"]] if schema.keys() & {"enum", "const"} else []
+
+
+async def test_examples_have_the_mask_token_of_the_model() -> None:
+    folder = task_model_folder("ner_roberta")
+    app = build_app(config(f"--model_dir={folder}", "--task=fill_mask", "--model_name=m"))
+    path = (await document_of(app))["paths"]["/v1/models/m:predict"]["post"]
+    examples = path["requestBody"]["content"]["application/json"]["examples"]
+    assert examples["fill_mask"]["value"] == {"instances": ["The capital of france is <mask>."]}
 
 
 async def test_values_of_parameters_are_described_too() -> None:

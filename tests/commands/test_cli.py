@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from hf_transformer import __version__, cli
-from hf_transformer.config.manual import help_text, option_help, reference_page
+from hf_transformer.config.manual import help_text, option_help
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
 
@@ -87,13 +87,6 @@ def test_signals_are_handled_before_the_service_is_imported(monkeypatch: pytest.
     assert ended.value.code == 0
 
 
-def test_the_command_line_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = install(monkeypatch, 0)
-    monkeypatch.setattr(sys, "argv", ["hf-transformer", "--workers=2"])
-    assert cli.main() == 0
-    assert recorder.calls[0][0] == ["--workers=2"]
-
-
 @pytest.mark.parametrize(
     ("raised", "code", "stderr"),
     [
@@ -125,13 +118,6 @@ def test_an_unknown_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sreve"]) == 2
     expected = "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, doctor, export, demo\n"
     assert capsys.readouterr() == ("", expected)
-
-
-def test_every_subcommand_is_there_and_can_be_run() -> None:
-    for command in cli.COMMANDS.values():
-        assert (ROOT / f"{command.module.replace('.', '/')}.py").is_file()
-        check = f"import inspect, {command.module} as m; assert list(inspect.signature(m.run).parameters)"
-        assert python("-c", check).returncode == 0
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"]])
@@ -174,13 +160,10 @@ def test_help_and_version_import_nothing_heavy() -> None:
         assert modules & HEAVY == set()
 
 
-def test_a_bad_value_ends_the_process_with_one_line() -> None:
+def test_a_bad_value_or_variable_ends_the_process_with_one_line() -> None:
     answer = python("-m", "hf_transformer", "--http_port=abc")
     expected = "hf-transformer: error: --http_port: expected an integer from 0 to 65535, got 'abc'\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
-
-
-def test_a_bad_variable_ends_the_process_with_one_line() -> None:
     answer = python("-m", "hf_transformer", "--predictor_host=triton", HF_TRANSFORMER_WORKERS="0")
     expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0'\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
@@ -189,7 +172,3 @@ def test_a_bad_variable_ends_the_process_with_one_line() -> None:
 def test_the_reference_page_is_current() -> None:
     answer = python("scripts/config_docs", "--check")
     assert (answer.returncode, answer.stderr) == (0, "")
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == reference_page(all_options())
-    for option in all_options():
-        assert page.count(f"\n| `{option.flag}`") == 1

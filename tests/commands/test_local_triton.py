@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -13,9 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, free_ports
-from hf_transformer.commands.local_triton.child_process import poll, session_members
-from hf_transformer.commands.local_triton.installation import find_triton
+from hf_transformer.commands.local_triton import (
+    HOST,
+    SHARED_MEMORY,
+    LocalTriton,
+    find_triton,
+    free_ports,
+    poll,
+    session_members,
+)
 from hf_transformer.errors import LoadError
 from tests.triton_environment import ROOT, triton_environment
 
@@ -128,15 +135,11 @@ def test_a_suspended_triton_goes_on_or_ends(triton: LocalTriton) -> None:
     assert left_behind(triton, session, folder) == []
 
 
-@pytest.mark.parametrize("models", [["double", "broken"], None], ids=["named", "whole-repository"])
-def test_a_model_that_fails_to_load_is_reported(repository: Path, models: list[str] | None) -> None:
-    triton = LocalTriton(repository, environment=ENVIRONMENT, models=models)
+def test_a_model_that_fails_to_load(repository: Path) -> None:
+    triton = LocalTriton(repository, environment=ENVIRONMENT, models=["double", "broken"])
     with pytest.raises(LoadError, match=r"(?s)exit code 1.*RuntimeError: no weights here"):
         triton.start()
     assert not list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
-
-
-def test_not_strict_serves_what_did_load(repository: Path) -> None:
     with LocalTriton(repository, environment=ENVIRONMENT, strict=False) as triton:
         assert double(triton) == [2.0, 4.0]
         assert get(triton.http_address, "/v2/models/broken/ready")[0] == 400
@@ -148,20 +151,10 @@ def test_taken_ports_are_left_for_others(repository: Path, monkeypatch: pytest.M
         taken.bind((HOST, 0))
         taken.listen()
         offers = iter([[taken.getsockname()[1], *free_ports(2)], free_ports(3)])
-        monkeypatch.setattr("hf_transformer.commands.local_triton.server.free_ports", lambda count: next(offers))
+        monkeypatch.setattr("hf_transformer.commands.local_triton.free_ports", lambda count: next(offers))
         with LocalTriton(repository, environment=ENVIRONMENT, models=[]) as triton:
             assert triton.http_port != taken.getsockname()[1]
             assert get(triton.http_address, "/v2/health/live")[0] == 200
-
-
-def test_an_interrupted_start_leaves_nothing(repository: Path, tmp_path: Path) -> None:
-    log = tmp_path / "triton.log"
-    triton = LocalTriton(repository, environment=ENVIRONMENT, log=log, interrupted=lambda: True)
-    with pytest.raises(InterruptedError):
-        triton.start()
-    with pytest.raises(RuntimeError, match="not started"):
-        _ = triton.child
-    assert not list(SHARED_MEMORY.glob(f"{triton.prefix}*"))
 
 
 def test_triton_ends_when_its_parent_is_killed(repository: Path) -> None:
@@ -184,49 +177,37 @@ def test_triton_ends_when_its_parent_is_killed(repository: Path) -> None:
     folder.rmdir()
 
 
-class TestFinding:
-    """Which tritonserver is used."""
+def test_a_program_on_path_runs_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "tritonserver"
+    with pytest.raises(LoadError, match=r"there is no tritonserver.*pip install 'hf-transformer\[demo\]'"):
+        find_triton(None, {"PATH": str(tmp_path)})
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = find_triton(None, {"PATH": str(tmp_path), "PYTHONPATH": "/x"})
+    assert found.program == [str(program)] and found.stub is None
+    assert found.variables["PATH"] == str(tmp_path) and "PYTHONPATH" not in found.variables
 
-    def test_program_on_path(self, tmp_path: Path) -> None:
-        program = tmp_path / "tritonserver"
-        program.write_text("#!/bin/sh\n")
-        program.chmod(0o755)
-        found = find_triton(None, {"PATH": str(tmp_path)})
-        assert found.executable == program
-        assert found.backend is None
-        assert found.variables({"PATH": "/bin"})["PATH"] == "/bin"
 
-    def test_environment_comes_first_on_path(self) -> None:
-        found = find_triton(ENVIRONMENT, {})
-        variables = found.variables({"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": "/x"})
-        assert variables["PATH"] == f"{found.python_folder}:/bin"
-        assert variables["LD_LIBRARY_PATH"].endswith(":/lib")
-        assert "PYTHONPATH" not in variables
+def test_the_python_of_an_environment_comes_first() -> None:
+    found = find_triton(ENVIRONMENT, {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib"})
+    assert re.fullmatch("/.+/bin:/bin", found.variables["PATH"])
+    assert found.program[1].startswith("LD_LIBRARY_PATH=") and found.program[1].endswith(":/lib")
 
-    @pytest.mark.parametrize(
-        ("environment", "message"),
-        [("missing", "not a virtual environment"), ("bare", "nvidia-pytriton is not installed in")],
-    )
-    def test_unfit_environment(self, tmp_path: Path, environment: str, message: str) -> None:
-        (tmp_path / "bare" / "bin").mkdir(parents=True)
-        (tmp_path / "bare" / "bin" / "python").symlink_to(sys.executable)
-        with pytest.raises(LoadError, match=f"{message}.*pip install"):
-            find_triton(tmp_path / environment, {})
 
-    def test_nowhere(self, tmp_path: Path) -> None:
-        with pytest.raises(LoadError, match=r"there is no tritonserver.*pip install 'hf-transformer\[demo\]'"):
-            find_triton(None, {"PATH": str(tmp_path)})
-
-    def test_numpy_2_is_refused(self, tmp_path: Path) -> None:
-        """With it Triton's Python models would answer with empty tensors and status 200."""
-        made = tmp_path / "venv"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
-        packages = next((made / "lib").glob("python*/site-packages"))
-        (packages / "pytriton").mkdir()
-        (packages / "pytriton" / "__init__.py").touch()
-        (packages / "numpy-2.4.0.dist-info").mkdir()
-        (packages / "numpy-2.4.0.dist-info" / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: numpy\nVersion: 2.4.0\n"
-        )
-        with pytest.raises(LoadError, match=r"numpy 2\.4\.0.*numpy<2"):
-            find_triton(made, {})
+def test_unfit_environments(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"not a virtual environment.*pip install"):
+        find_triton(tmp_path / "missing", {})
+    made = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    with pytest.raises(LoadError, match=r"nvidia-pytriton is not installed in.*pip install"):
+        find_triton(made, {})
+    # With numpy 2 Triton's Python models would answer with empty tensors and status 200.
+    packages = next((made / "lib").glob("python*/site-packages"))
+    for folder, file, text in (
+        ("pytriton", "__init__.py", ""),
+        ("numpy-2.4.0.dist-info", "METADATA", "Metadata-Version: 2.1\nName: numpy\nVersion: 2.4.0\n"),
+    ):
+        (packages / folder).mkdir()
+        (packages / folder / file).write_text(text)
+    with pytest.raises(LoadError, match=r"numpy 2\.4\.0.*numpy<2"):
+        find_triton(made, {})

@@ -35,14 +35,12 @@ LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, ma
 LONG = "word " * 600
 
 
-class Ids(Task[Any, Mapping[str, Any], list[int]]):
+class Ids(Task[Any, Any, list[int]]):
     """An item is a text or a list of texts; its answer has the ids that the model has read of each window."""
 
     name = "ids"
 
-    @property
-    def outputs(self) -> tuple[OutputRole, ...]:
-        return (OutputRole("logits", LOGITS.axes),)
+    outputs = (OutputRole("logits", LOGITS.axes),)
 
     def options(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         return parameters

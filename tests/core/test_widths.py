@@ -12,7 +12,7 @@ from hf_transformer.core.contract import ContractError, InputSignature, OutputSi
 from hf_transformer.model_wiring import filling, fit_task
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Encoding, Tensor, TensorSpec
-from tests.doctor.test_declared import GOOD, pair_of
+from tests.doctor.test_advice import GOOD, pair_of
 
 LOGITS = OutputSignature("logits", "logits", "FP32", (TOKENS, Axis(name="labels", minimum=1)), (-1, 2))
 INPUTS = tuple(InputSignature(name, name, "INT64") for name in ("input_ids", "attention_mask"))

@@ -1,4 +1,4 @@
-"""hf-transformer doctor, without a predictor."""
+"""hf-transformer doctor: what it prints, and its exit codes, without a predictor."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer import cli
-from hf_transformer.commands.doctor import command as doctor
-from hf_transformer.commands.doctor.table import CHECKS
+from hf_transformer import __version__, cli
+from hf_transformer.commands.doctor import command
+from hf_transformer.commands.doctor.examination import Result
 from tests.predictor.fault_server import nobody
 from tests.triton_repository import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
+NAMES = [check.name for check in command.CHECKS]
+
+FINE = Result("address", "ok", "127.0.0.1", "", 0.00123)
+DOUBT = Result("batch size", "warning", "max_batch_size is 1", 'set "max_batch_size: 32" in config.pbtxt', 0.0)
+WRONG = Result("contract", "failed", "Its input 'x' is FP32", "export it as INT64", 0.0)
+BLOCKED = Result("inference", "skipped", "not made: contract comes first", "", 0.0, blocked=True)
+UNUSED = Result("TLS", "skipped", "not asked for", "", 0.0)
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Usage: hf-transformer doctor")
-    assert all(check.name in text for check in CHECKS)
+    assert all(name in text for name in ("--strict", *NAMES))
 
 
 def test_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,31 +38,58 @@ def test_a_bad_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_predictor(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--predictor_host={nobody()}", f"--model_dir={DEMO_MODEL}"]
+    flags = [f"--predictor_host={nobody()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping"]
     handlers = list(logging.getLogger("hf_transformer").handlers)
-    assert doctor.run(flags, {}) == 2
+    assert command.run(flags, {}) == 2
     table = capsys.readouterr()
     assert "failed   connection" in table.out
     assert "not made, since others come first: protocol, TLS, server," in " ".join(table.out.split())
     assert table.err == ""
-    assert doctor.run([*flags, "--json"], {}) == 2
+    assert command.run([*flags, "--json", "--strict"], {}) == 2
     results = json.loads(capsys.readouterr().out)["results"]
-    assert [one["name"] for one in results] == [check.name for check in CHECKS]
-    assert [one["name"] for one in results if one["status"] == "failed"] == ["connection"]
+    assert list(dict.fromkeys(one["name"] for one in results)) == NAMES
+    bad = [(one["name"], one["status"]) for one in results if one["status"] not in ("ok", "skipped")]
+    assert bad == [("model files", "warning"), ("connection", "failed")]
+    # What the service would log while it loads.
+    [found] = [one["found"] for one in results if one["status"] == "warning"]
+    assert found == "--return_offsets_mapping has no effect for fill_mask"
     assert logging.getLogger("hf_transformer").handlers == handlers
-
-
-def test_what_the_service_would_warn_of_while_it_loads(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--predictor_host={nobody()}", f"--model_dir={DEMO_MODEL}", "--return_offsets_mapping", "--json"]
-    assert doctor.run(flags, {}) == 2
-    results = json.loads(capsys.readouterr().out)["results"]
-    warnings = [one for one in results if one["status"] == "warning"]
-    assert [(one["name"], one["found"]) for one in warnings] == [
-        ("model files", "--return_offsets_mapping has no effect for fill_mask")
-    ]
 
 
 def test_the_page_names_every_check() -> None:
     page = (ROOT / "docs" / "doctor.md").read_text()
-    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (?:warning|failed|failed, warning) \|$", page, re.MULTILINE)
-    assert rows == [check.name for check in CHECKS]
+    assert re.findall(r"^\| ([^|]+) \| [^|]+ \| (?:warning|failed|failed, warning) \|$", page, re.MULTILINE) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("results", "codes", "says"),
+    [
+        pytest.param([FINE, UNUSED], (0, 0), "1 ok, 1 skipped", id="well"),
+        pytest.param([FINE, DOUBT], (0, 1), "1 ok, 1 warning", id="a warning"),
+        pytest.param([DOUBT, DOUBT, WRONG, UNUSED], (2, 2), "2 warnings, 1 failed, 1 skipped", id="a failure"),
+    ],
+)
+def test_the_exit_code(results: list[Result], codes: tuple[int, int], says: str) -> None:
+    assert tuple(command.exit_code(results, strict=strict) for strict in (False, True)) == codes
+    assert command.summary(results, codes[0]) == f"{says}; exit code {codes[0]}"
+
+
+def test_rows() -> None:
+    assert command.row(FINE, 80) == "ok       address           127.0.0.1"
+    assert command.row(DOUBT, 60).splitlines() == [
+        "warning  batch size        max_batch_size is 1",
+        '                           -> set "max_batch_size: 32" in',
+        "                              config.pbtxt",
+    ]
+    assert command.rest([FINE, UNUSED], 80) == ""
+    rest = command.rest([WRONG, BLOCKED, BLOCKED, UNUSED], 120)
+    assert rest == "skipped  2 checks          not made, since others come first: inference, inference\n"
+
+
+def test_json() -> None:
+    assert json.loads(command.json_text("bert", [FINE], 0)) == {
+        "version": __version__,
+        "model": "bert",
+        "exit_code": 0,
+        "results": [{"name": "address", "status": "ok", "found": "127.0.0.1", "change": "", "seconds": 0.0012}],
+    }

@@ -1,42 +1,26 @@
-"""Graphs without a module, and settings, as an export has them."""
+"""Inputs and outputs of graphs, and settings, as an export has them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE, GraphTensor
+from hf_transformer.commands.export.settings import ExportSettings, parse
 
-from hf_transformer.commands.export.graph import BATCH, DECODED, MASKS, SEQUENCE, Graph, Output
-from hf_transformer.commands.export.settings import BACKENDS, ExportSettings
 
-ENCODER = ("input_ids", "attention_mask", "token_type_ids")
+def inputs(*names: str) -> list[GraphTensor]:
+    return [GraphTensor(name, (BATCH, SEQUENCE), "INT64") for name in names]
+
+
+ENCODER = inputs("input_ids", "attention_mask", "token_type_ids")
+TOP_K = (BATCH, MASKS, 10)
 GRAPHS = {
-    "fill_mask": Graph(None, ENCODER, (Output("logits", (BATCH, SEQUENCE, 1024), "FP32"),)),
-    "fill_mask reduced": Graph(
-        None,
-        ENCODER,
-        (Output("topk_ids", (BATCH, MASKS, 10), "INT64"), Output("topk_scores", (BATCH, MASKS, 10), "FP32")),
-    ),
-    "sequence_classification": Graph(None, ENCODER[:2], (Output("logits", (BATCH, 5), "FP16"),)),
-    "question_answering": Graph(
-        None,
-        ENCODER,
-        (Output("start_logits", (BATCH, SEQUENCE), "FP32"), Output("end_logits", (BATCH, SEQUENCE), "FP32")),
-    ),
-    "text2text_generation": Graph(
-        None,
-        ("input_ids", "attention_mask", "decoder_input_ids"),
-        (Output("logits", (BATCH, DECODED, 600), "FP32"),),
-    ),
+    "fill_mask": (ENCODER, [GraphTensor("logits", (BATCH, SEQUENCE, 1024))]),
+    "fill_mask reduced": (ENCODER, [GraphTensor("topk_ids", TOP_K, "INT64"), GraphTensor("topk_scores", TOP_K)]),
+    "sequence_classification": (ENCODER[:2], [GraphTensor("logits", (BATCH, 5), "FP16")]),
+    "text2text_generation": (inputs("input_ids", "decoder_input_ids"), [GraphTensor("logits", (BATCH, DECODED, 600))]),
 }
+"""Inputs and outputs of a task's graph."""
 
 
-def settings(form: Any = "onnx", **fields: Any) -> ExportSettings:
+def settings(*flags: str) -> ExportSettings:
     """Those of a model named bert."""
-    given = {
-        "model_id": "hub/bert",
-        "output": Path("model_repository"),
-        "model_name": "bert",
-        "format": form,
-        "backend": BACKENDS[form][0],
-    }
-    return ExportSettings(**{**given, **fields})
+    return parse(["--model_id=hub/bert", "--output=model_repository", *flags], {})

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hf_transformer.commands.local_triton import SHARED_MEMORY
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import SHARED_MEMORY, poll
 from tests.faults.load import Load
 from tests.faults.private_namespace import hosts_file
 from tests.faults.records import Kind

@@ -16,8 +16,7 @@ from typing import Literal, Self
 
 import psutil
 
-from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll, session_members
+from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, poll, session_members
 from hf_transformer.predictor.shared_memory import PREFIX
 from tests.faults.load import Load
 from tests.faults.texts import Text

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from hf_transformer.errors import LoadError
 from tests.faults.faults import Fault, Scene
 from tests.faults.probes import Probes

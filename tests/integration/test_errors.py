@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, free_ports
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, free_ports, poll
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.service import Service, flags_for
 

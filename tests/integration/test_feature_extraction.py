@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import ROOT, Serve
 from tests.service import Service
 from tests.triton_repository import task_model_folder

@@ -17,8 +17,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, poll
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import MODEL_FOLDER, Serve

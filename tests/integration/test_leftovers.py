@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton, poll
 from tests.faults.rig import kill, regions, workers_of
 from tests.integration.conftest import MODEL_FOLDER
 from tests.integration.server.processes import connected, exit_code_of, unfinished

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import Serve
 
 ROOT = Path(__file__).parents[2]

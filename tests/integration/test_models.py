@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import MODEL_FOLDER, Serve
 
 TEXTS = ["The capital of france is [MASK].", "[MASK] is the capital of italy.", "The capital of japan is [MASK]."]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,24 +16,29 @@ from tests.service import Service
 from tests.triton_repository import task_model_folder
 
 MODELS = {
-    "fill_mask": ("bert",),
-    "token_classification": ("ner", f"--model_dir={task_model_folder('ner')}"),
-    "text_embedding": ("minibert_mean", f"--model_dir={task_model_folder('minibert_mean')}"),
-    "rerank": ("cross", f"--model_dir={task_model_folder('cross')}", "--task=rerank"),
-    "text_generation": ("gpt2_past", f"--model_dir={task_model_folder('gpt2_past')}"),
+    "fill_mask": "bert",
+    "sequence_classification": "sentiment",
+    "token_classification": "ner",
+    "question_answering": "squad",
+    "zero_shot_classification": "nli",
+    "rerank": "cross",
+    "text_embedding": "minibert_mean",
+    "feature_extraction": "minibert_mean",
+    "text_generation": "gpt2_past",
+    "text2text_generation": "t5_logits",
 }
-"""Models with flags that other tests give them too, so that the services are shared."""
+GENERATIVE = ("text_generation", "text2text_generation")
 NEEDS = {
-    "openaiEmbeddings": "text_embedding",
-    "openaiRerank": "rerank",
-    "openaiCompletions": "text_generation",
-    "openaiChat": "text_generation",
-    "generate": "text_generation",
-    "generateVersion": "text_generation",
-    "generateStream": "text_generation",
-    "generateStreamVersion": "text_generation",
+    "openaiEmbeddings": ("text_embedding",),
+    "openaiRerank": ("rerank",),
+    "openaiCompletions": GENERATIVE,
+    "openaiChat": ("text_generation",),  # t5_logits has no chat template
+    "generate": GENERATIVE,
+    "generateVersion": GENERATIVE,
+    "generateStream": GENERATIVE,
+    "generateStreamVersion": GENERATIVE,
 }
-"""Operations that one task alone answers."""
+"""The tasks of operations that not every model answers."""
 FORMS: dict[str, list[Any]] = {
     "fill_mask": [
         {"output_format": "pipeline"},
@@ -46,6 +53,8 @@ FORMS: dict[str, list[Any]] = {
         {"return_raw_logits": True, "stride": 2},
     ],
     "text_embedding": [{"normalize": False, "dimensions": 3}, {"prompt": "query: ", "output_format": "pipeline"}],
+    "sequence_classification": [{"return_probabilities": True}, {"return_raw_logits": True}],
+    "question_answering": [{"handle_impossible_answer": True, "max_seq_len": 20, "doc_stride": 4}],
     "rerank": [{"top_n": 1, "return_documents": True}, {"output_format": "pipeline", "raw_scores": True}],
     "text_generation": [{"max_new_tokens": 3}, {"do_sample": True, "seed": 1, "num_return_sequences": 2, "top_k": 5}],
 }
@@ -59,8 +68,8 @@ def task(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def service(serve: Serve, task: str) -> Service:
-    model, *flags = MODELS[task]
-    return serve(model, "v2", *flags)
+    model = MODELS[task]
+    return serve(model, "v2", f"--model_dir={task_model_folder(model)}", f"--task={task}")
 
 
 @pytest.fixture
@@ -71,41 +80,53 @@ def document(service: Service) -> dict[str, Any]:
 
 def validate(document: dict[str, Any], operation: dict[str, Any], response: httpx.Response) -> None:
     """The response is one that the operation describes."""
-    described = operation["responses"][str(response.status_code)]["content"]
+    described = operation["responses"][str(response.status_code)]
+    if "$ref" in described:
+        described = document["components"]["responses"][described["$ref"].rpartition("/")[2]]
     content_type = response.headers["content-type"].partition(";")[0]
-    schema = {**described[content_type]["schema"], "components": document["components"]}
+    schema = {**described["content"][content_type]["schema"], "components": document["components"]}
+    for body in bodies(response, content_type):
+        Draft202012Validator(schema).validate(body)
+
+
+def bodies(response: httpx.Response, content_type: str) -> list[Any]:
+    """What the schema of the content type is about: the body, or each line or event of a stream."""
     if content_type == "text/event-stream":
-        for event in response.text.strip().split("\n\n"):
-            Draft202012Validator(schema).validate({"data": event.removeprefix("data: ")})
-        return
-    body = response.json() if content_type == "application/json" else response.text
-    Draft202012Validator(schema).validate(body)
+        return [{"data": event.removeprefix("data: ")} for event in response.text.strip().split("\n\n")]
+    if content_type == "application/jsonl":
+        return [json.loads(line) for line in response.text.splitlines()]
+    return [response.json() if content_type == "application/json" else response.text]
 
 
-def calls(document: dict[str, Any], model: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def calls(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            yield method, path.replace("{model}", model).replace("{version}", "1"), operation
+            if method != "parameters":
+                yield method, path.replace("{version}", "1"), operation
 
 
-def test_every_operation_answers_as_described(service: Service, document: dict[str, Any], task: str) -> None:
-    for method, path, operation in calls(document, service.model):
-        content = operation.get("requestBody", {"content": {}})["content"]
-        body = content["application/json"]["example"] if content else None
-        response = service.client.request(method, path, json=body)
-        works = NEEDS.get(operation["operationId"], task) == task
-        assert response.status_code == (200 if works else 400), f"{method} {path}: {response.text}"
-        validate(document, operation, response)
+def examples(operation: dict[str, Any]) -> list[Any]:
+    """The bodies that an operation shows; None for one without a body."""
+    if "requestBody" not in operation:
+        return [None]
+    return [one["value"] for one in operation["requestBody"]["content"]["application/json"]["examples"].values()]
+
+
+def test_every_example_is_answered_as_described(service: Service, document: dict[str, Any], task: str) -> None:
+    for method, path, operation in calls(document):
+        for body in examples(operation):
+            response = service.client.request(method, path, json=body)
+            works = task in NEEDS.get(operation["operationId"], (task,))
+            assert response.status_code == (200 if works else 400), f"{method} {path} {body}: {response.text}"
+            validate(document, operation, response)
 
 
 def test_answers_in_every_form_are_described(service: Service, document: dict[str, Any], task: str) -> None:
-    operation = document["paths"]["/v1/models/{model}:predict"]["post"]
-    example = operation["requestBody"]["content"]["application/json"]["example"]
-    request = {
-        **operation["requestBody"]["content"]["application/json"]["schema"],
-        "components": document["components"],
-    }
-    for parameters in FORMS[task]:
+    operation = document["paths"][f"/v1/models/{service.model}:predict"]["post"]
+    example = examples(operation)[0]
+    content = operation["requestBody"]["content"]["application/json"]
+    request = {**content["schema"], "components": document["components"]}
+    for parameters in FORMS.get(task, ()):
         body = {**example, "parameters": parameters}
         Draft202012Validator(request).validate(body)
         response = service.post(body)
@@ -114,12 +135,14 @@ def test_answers_in_every_form_are_described(service: Service, document: dict[st
 
 
 def test_errors_are_described(service: Service, document: dict[str, Any]) -> None:
-    for method, path, operation in calls(document, "nobody"):
-        if "nobody" in path:
-            response = service.client.request(method, path, json={})
-            assert response.status_code == 404, f"{method} {path}: {response.text}"
+    name = service.model
+    for method, path, operation in calls(document):
+        other = re.sub(rf"/{name}\b", "/nobody", path)
+        if other != path:
+            response = service.client.request(method, other, json={})
+            assert response.status_code == 404, f"{method} {other}: {response.text}"
             validate(document, operation, response)
-        elif method == "post":
+        if method == "post":
             response = service.client.post(path, content=b"{")
             assert response.status_code == 400, f"{path}: {response.text}"
             validate(document, operation, response)

@@ -11,8 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton, poll
 from tests.integration.conftest import MODEL_FOLDER, OPTIONS
 from tests.service import Service, flags_for
 from tests.triton_environment import triton_environment

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import Serve
 from tests.integration.generating import AT_ONCE, GREEDY, TOKENS, cases_of, client_of, complete, side_by_side, start
 from tests.integration.test_batching import PARAMETERS, TEXTS, assert_same

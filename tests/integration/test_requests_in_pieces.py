@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
 from tests.integration.hostile.wire import BODY, PREDICT, SECONDS, TEXT, Answer, connected, next_answer
 from tests.service import Service

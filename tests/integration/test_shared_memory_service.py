@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton, poll
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.service import Service, flags_for

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton, poll
 from tests.integration.conftest import Serve
 from tests.integration.generating import COMPLETIONS, start
 from tests.service import Service, flags_for

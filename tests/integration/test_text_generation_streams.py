@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, LocalTriton, poll
 from tests.integration.conftest import Serve
 from tests.integration.generating import (
     COMPLETIONS,

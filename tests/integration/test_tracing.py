@@ -11,8 +11,7 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, poll
 from tests.collector import Collector, Proxy, attributes, collecting
 from tests.integration.conftest import MODEL_FOLDER
 from tests.integration.grpc_client import request, stub

@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
 from tests.service import Service
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, free_ports
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, free_ports, poll
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.integration.test_errors import IN_FLIGHT, LIMITS, error
 from tests.integration.v2_rest import LENGTH, OUTPUT, post, read

@@ -11,8 +11,7 @@ from typing import Self
 
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, LocalTriton, poll
 from tests.integration.conftest import MODEL_FOLDER, Serve
 from tests.service import Service, flags_for
 

@@ -7,8 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 
-from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import LocalTriton, poll
 from tests.integration.conftest import MODEL_FOLDER
 from tests.integration.grpc_client import request, stub
 from tests.service import Service, flags_for

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from hf_transformer.commands.export import command as export
+from hf_transformer.commands.export.command import run
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.service import Service
 
@@ -28,7 +28,7 @@ def printed_by(flags: Sequence[str]) -> str:
     """What the command prints. Raises what it raises."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        assert export.run(flags, os.environ) == 0
+        assert run(flags, os.environ) == 0
     return printed.getvalue()
 
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 import transformers
 
-from hf_transformer.commands.export.heads import Head
-from hf_transformer.commands.export.reductions import TopTokens
+from hf_transformer.commands.export.config_pbtxt import BATCH, SEQUENCE, GraphTensor
+from hf_transformer.commands.export.graph import Head, TopTokens
 from hf_transformer.commands.export.writers import WEIGHTS, gather_weights
 from hf_transformer.errors import LoadError
 from tests.models.exporting import ROOT, printed_by
@@ -120,7 +120,8 @@ def test_the_head_gets_the_masks_alone(tmp_path: Path, architecture: str) -> Non
     model = transformers.AutoModelForMaskedLM.from_pretrained(source)
     seen = []
     model.get_output_embeddings().register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape[:2])))
-    top = TopTokens(Head(model, ("input_ids",), ("logits",), {}), 9, 5).train(False)
+    ids, logits = GraphTensor("input_ids", (BATCH, SEQUENCE), "INT64"), GraphTensor("logits", (BATCH, SEQUENCE, 64))
+    top = TopTokens(Head(model, [ids], [logits]), 9, 5).train(False)
     best, _ = top(torch.tensor([[2, 9, 8, 9, 7, 3], [2, 9, 8, 8, 7, 3]]))
     assert seen == [(2, 2)] and best.shape == (2, 2, 5)
 

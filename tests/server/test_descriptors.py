@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import logging, resource, sys
-from hf_transformer.commands.listening import OTHER_FILES, allow_descriptors
+from hf_transformer.commands.serve import OTHER_FILES, allow_descriptors
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))
 allow_descriptors(int(sys.argv[1]) - OTHER_FILES)

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from hf_transformer.tasks.base import TaskSettings, Vocabulary
+from hf_transformer.tasks.base import TaskSettings, TaskTokenizer
 from hf_transformer.types import Array, Encoding, Json
 
 ENCODING = Encoding([1, 2, 3], [0, 0, 0])
 
-NO_VOCABULARY = cast(Vocabulary, None)
+NO_VOCABULARY = cast(TaskTokenizer, None)
 """For tasks that never look into it."""
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hf_transformer.core.contract import ContractError, fit_signature
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
 from hf_transformer.tasks.base import TaskSettings
-from hf_transformer.tasks.question_answering import QuestionAnswering
-from hf_transformer.tasks.spans import Characters, best_spans, probabilities
+from hf_transformer.tasks.question_answering import Characters, QuestionAnswering, best_spans, probabilities
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Array, Encoding, ModelSpec, TensorSpec
 from tests.triton_repository import task_model_folder

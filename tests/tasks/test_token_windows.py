@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from hf_transformer.tasks.token_windows import WindowShape, pieces_of
+from hf_transformer.tasks.token_classification import WindowShape, window_parts
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.types import Encoding, Tokenization, Words
 
@@ -34,10 +34,10 @@ def test_every_token_once(side: str, special: bool, in_words: bool, count: int, 
         [text], Tokenization(detail=True, windows=True, stride=stride)
     )
     ((whole,),) = engine(1000, side, special).encode([text], Tokenization(detail=True))
-    pieces = pieces_of([WindowShape.of(window) for window in windows], stride)
-    found = [one for piece in pieces for one in places(windows[piece.window])[piece.begin : piece.end]]
+    parts = window_parts([WindowShape.of(window) for window in windows], stride)
+    found = [one for part in parts for one in places(windows[part.window])[part.begin : part.end]]
     assert found == places(whole)
-    assert [piece.place for piece in pieces] == [sum(p.end - p.begin for p in pieces[:n]) for n in range(len(pieces))]
+    assert [part.place for part in parts] == [sum(p.end - p.begin for p in parts[:n]) for n in range(len(parts))]
 
 
 def places(encoding: Encoding) -> list[Any]:
@@ -47,11 +47,11 @@ def places(encoding: Encoding) -> list[Any]:
 
 def test_the_middle_of_what_windows_share_is_the_seam() -> None:
     first, second = WindowShape(10, 1, 1, (0, 0)), WindowShape(8, 1, 1, (0, 30))
-    pieces = pieces_of([first, second], stride=4)
-    assert [(piece.begin, piece.end) for piece in pieces] == [(0, 7), (3, 8)]
-    assert [piece.window for piece in pieces_of([second, first], stride=4)] == [1, 0]
+    parts = window_parts([first, second], stride=4)
+    assert [(part.begin, part.end) for part in parts] == [(0, 7), (3, 8)]
+    assert [part.window for part in window_parts([second, first], stride=4)] == [1, 0]
 
 
 def test_a_text_without_tokens_of_its_own() -> None:
     shape = WindowShape.of(Encoding([1, 2], [0, 0], offsets=[(0, 0)] * 2, special_mask=[1, 1], word_ids=[None] * 2))
-    assert [(piece.begin, piece.end) for piece in pieces_of([shape], 3)] == [(0, 2)]
+    assert [(part.begin, part.end) for part in window_parts([shape], 3)] == [(0, 2)]

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from hf_transformer.commands.local_triton import HOST, LocalTriton
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, LocalTriton, poll
 from tests.integration.conftest import MODEL_FOLDER, OPTIONS
 from tests.integration.hostile.wire import ANSWER, BODY, SECONDS, head, next_answer, post, send
 from tests.service import Service, flags_for

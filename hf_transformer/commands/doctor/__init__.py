@@ -1,4 +1,13 @@
-"""What can be wrong between the service, its model's files and the predictor. table.py lists the checks.
+"""What can be wrong between the service, its model's files and the predictor.
 
-Two callers: ``hf-transformer doctor`` runs all of them, the service those of declared.py when it has bound its model.
+    command.py        the command: flags, the list of all checks, table and JSON, exit code
+    examination.py    Subject, Finding and Result; runs one check after the other
+    model.py          flags, files, the server and its model, and whether they fit (contract)
+    network.py        address, connection, protocol probe, TLS
+    advice.py         what files and the model's configuration could do better; also logged at the service's start
+    inference.py      inference, batch invariance, limits (longest text, highest token id), smoke test
+    shared_memory.py  outputs through /dev/shm
+
+A check is ``async def check(subject: Subject) -> list[Finding]``. Those of advice.py are plain functions of a ``Pair``,
+since the service has no ``Subject``. A check may raise any TransformerError: its message is a finding.
 """

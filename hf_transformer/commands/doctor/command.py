@@ -1,8 +1,6 @@
 """hf-transformer doctor: what is wrong between the service, its model's files and the predictor.
 
-    hf-transformer doctor [--json] <the flags of serve>
-
-Exit codes: 0 when all is well, 1 when there are warnings, 2 when something does not work (or a flag is bad).
+hf-transformer doctor [--json] [--strict] <the flags of serve>
 """
 
 from __future__ import annotations
@@ -10,32 +8,79 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import textwrap
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import get_args
+
+import orjson
 
 from hf_transformer import __version__
-from hf_transformer.commands.doctor import report
-from hf_transformer.commands.doctor.findings import Result
-from hf_transformer.commands.doctor.subject import Subject
-from hf_transformer.commands.doctor.table import CHECKS, examine
-from hf_transformer.config.options import Config, parse_config
-
-WIDTHS = (72, 120)
-"""Columns of the table, at least and at most."""
+from hf_transformer.commands.doctor import inference, model, network
+from hf_transformer.commands.doctor.advice import ADVICE
+from hf_transformer.commands.doctor.examination import Check, Finding, Result, Status, Subject, examine
+from hf_transformer.commands.doctor.shared_memory import shared_memory
+from hf_transformer.config.options import parse_config
+from hf_transformer.pair import Pair
 
 HELP = """\
-Usage: hf-transformer doctor [--json] --predictor_host=HOST:PORT [flags]
+Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]
 
 Checks everything between the service, its model's files and the predictor, and says what to change. It takes the flags
 and variables of hf-transformer serve (see hf-transformer --help), and serves nothing.
 
   --json      print the results as JSON
+  --strict    exit with 1 if there are warnings
   -h, --help  show this text and exit
 
-Exit codes: 0 all is well, 1 there are warnings, 2 something does not work.
+Exit codes: 0 nothing has failed (there may be warnings), 1 there are warnings and --strict is set, 2 something does
+not work or a flag has a bad value.
 
 Checks: {checks}.
 """
+
+WIDTHS = (72, 120)
+"""Columns of the table, at least and at most."""
+_NAME, _STATUS = 18, 9
+"""Columns of a check's name and of its status."""
+
+
+def _of_pair(check: Callable[[Pair], Sequence[Finding]]) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
+    async def run(subject: Subject) -> Sequence[Finding]:
+        return check(subject.pair)
+
+    return run
+
+
+_CERTIFICATES = "see --predictor_ca_file, --predictor_cert_file and --predictor_key_file"
+_ONE_ROW = 'set "max_batch_size: 1" in config.pbtxt if the model can\'t batch'
+_SAME_MODEL = (
+    "serve the model with the tokenizer and the config.json that it was exported from (--model_dir, --model_id), or "
+    "set --task; the predictor's log may say more"
+)
+
+CHECKS: Sequence[Check] = (
+    Check("flags", model.flags),
+    Check("model files", model.model_files, hint="see --model_dir, --model_id and --task"),
+    Check("address", network.address, hint="correct --predictor_host"),
+    Check("connection", network.connection, ("address",)),
+    Check("protocol", network.protocol, ("connection",)),
+    Check("TLS", network.tls, ("protocol",), _CERTIFICATES),
+    Check("server", model.server, ("TLS",)),
+    Check("server ready", model.server_ready, ("server",)),
+    Check("model", model.model, ("server",)),
+    Check("description", model.description, ("model",)),
+    Check("contract", model.contract, ("description", "model files")),
+    *(Check(name, _of_pair(check), ("contract",)) for name, check in ADVICE),
+    Check("inference", inference.inference, ("contract",), _SAME_MODEL),
+    Check("other text", inference.other_text, ("inference",), _SAME_MODEL),
+    Check("longest text", inference.longest_text, ("inference",), "see --max_model_len, and the predictor's log"),
+    Check("highest token id", inference.highest_id, ("inference",)),
+    Check("shared batch", inference.batch_invariance, ("inference",), _ONE_ROW),
+    Check("shared memory", shared_memory, ("inference",), "--predictor_shared_memory=off"),
+    Check("golden text", inference.smoke_test, ("inference",), _SAME_MODEL),
+)
+"""All checks, in the order in which they are made."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -47,43 +92,81 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if "-h" in argv or "--help" in argv:
         print(HELP.format(checks=", ".join(check.name for check in CHECKS)), end="")
         return 0
-    config, notes = parse_config([word for word in argv if word != "--json"], environ)
-    as_json = "--json" in argv
+    own = ("--json", "--strict")
+    as_json, strict = (flag in argv for flag in own)
+    config, notes = parse_config([word for word in argv if word not in own], environ)
     columns = min(WIDTHS[1], max(WIDTHS[0], shutil.get_terminal_size().columns))
     if not as_json:
         where = f"{config.predictor_host} over {config.predictor_protocol}"
         print(f"hf-transformer {__version__} doctor: model {config.model_name!r}, predictor {where}\n")
 
-    def show(result: Result) -> None:
-        if not (as_json or result.blocked):
-            print(report.line(result, columns), flush=True)
+    async def results() -> list[Result]:
+        found = []
+        async for one in examine(Subject(config, notes), CHECKS):
+            found.append(one)
+            if not (as_json or one.blocked):
+                print(row(one, columns), flush=True)
+        return found
 
-    with _quiet():
-        results = asyncio.run(_examine(config, notes, show))
-    if as_json:
-        print(report.as_json(config.model_name, __version__, results))
-        return report.exit_code(results)
-    if rest := report.blocked(results, columns):
-        print(rest)
-    print(f"\n{report.summary(results)}")
-    return report.exit_code(results)
-
-
-async def _examine(config: Config, notes: Sequence[str], show: Callable[[Result], None]) -> list[Result]:
-    results = []
-    async for result in examine(Subject(config, notes)):
-        show(result)
-        results.append(result)
-    return results
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps to itself what the service would log: the findings say the same. Faults of ours are still shown."""
-    ours, faults = logging.getLogger("hf_transformer"), logging.StreamHandler()
-    faults.setLevel(logging.ERROR)
-    ours.addHandler(faults)  # with a handler of its own, none of last resort prints the rest
+    # The findings say what the service would log. Errors are bugs, and are shown.
+    log, errors = logging.getLogger("hf_transformer"), logging.StreamHandler()
+    errors.setLevel(logging.ERROR)
+    log.addHandler(errors)  # without any handler, logging prints warnings too
     try:
-        yield
+        found = asyncio.run(results())
     finally:
-        ours.removeHandler(faults)
+        log.removeHandler(errors)
+    code = exit_code(found, strict=strict)
+    if as_json:
+        print(json_text(config.model_name, found, code))
+    else:
+        print(f"{rest(found, columns)}\n{summary(found, code)}")
+    return code
+
+
+def exit_code(results: Sequence[Result], *, strict: bool) -> int:
+    """2 if anything failed, 1 if there are warnings and they count, else 0."""
+    statuses = {one.status for one in results}
+    return 2 if "failed" in statuses else int(strict and "warning" in statuses)
+
+
+def row(result: Result, columns: int) -> str:
+    """A row of the table: status, name and finding. What to change follows on lines of its own."""
+    margin = " " * (_STATUS + _NAME)
+    head = f"{result.status:<{_STATUS}}{result.name:<{_NAME}}"
+    rows = _filled(result.found, head, margin, columns)
+    return f"{rows}\n{_filled(f'-> {result.change}', margin, margin + '   ', columns)}" if result.change else rows
+
+
+def rest(results: Sequence[Result], columns: int) -> str:
+    """One row for all checks that were not made because others failed, and a line break; empty if there are none."""
+    names = [one.name for one in results if one.blocked]
+    found = f"not made, since others come first: {', '.join(names)}"
+    return f"{row(Result(f'{len(names)} checks', 'skipped', found, '', 0.0), columns)}\n" if names else ""
+
+
+def _filled(text: str, first: str, following: str, columns: int) -> str:
+    return textwrap.fill(
+        " ".join(text.split()),
+        columns,
+        initial_indent=first,
+        subsequent_indent=following,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def summary(results: Sequence[Result], code: int) -> str:
+    """How many there are of each status, and the exit code."""
+    counts = Counter(one.status for one in results)
+    plural = "s" if counts["warning"] > 1 else ""
+    shown = (f"{counts[one]} {one}{plural if one == 'warning' else ''}" for one in get_args(Status) if counts[one])
+    return f"{', '.join(shown)}; exit code {code}"
+
+
+def json_text(model_name: str, results: Sequence[Result], code: int) -> str:
+    """{"version", "model", "exit_code", "results": [{"name", "status", "found", "change", "seconds"}]}, indented."""
+    names = ("name", "status", "found", "change")
+    rows = [{name: getattr(one, name) for name in names} | {"seconds": round(one.seconds, 4)} for one in results]
+    document = {"version": __version__, "model": model_name, "exit_code": code, "results": rows}
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()

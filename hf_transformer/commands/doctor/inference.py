@@ -1,19 +1,33 @@
-"""What the model answers: numbers, other ones for other texts, and the same ones whatever shares the batch."""
+"""What the model answers: inference, batch invariance, limits (longest text and highest token id) and a smoke test.
+
+Nothing is sent that a client's text could not hold. All texts are the doctor's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import orjson
 
-from hf_transformer.commands.doctor import samples
-from hf_transformer.commands.doctor.findings import Finding, failed, ok, skipped, warning
-from hf_transformer.commands.doctor.probing import Outputs, ask, difference, highest, succeeds, width_of
-from hf_transformer.commands.doctor.subject import Subject, known
+from hf_transformer.commands.doctor.advice import GENERATES
+from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
+from hf_transformer.core.batch import EncodingForm
 from hf_transformer.errors import PredictorDenied, PredictorError
-from hf_transformer.model_wiring import most_shared_bytes, scheduler_settings
-from hf_transformer.pair import BoundPair
-from hf_transformer.types import Encoding
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.types import GenerationRequest, Sampling
+from hf_transformer.model_wiring import filling, most_shared_bytes, scheduler_settings
+from hf_transformer.pair import BoundPair, Pair
+from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
+
+TEXT = "The capital of France is a city on a river."
+WORD = "the "
+NEW_TOKENS = 8
+"""Of the smoke test of a model that generates."""
+SHOWN = 60
+"""Characters of the smoke test's answer."""
 
 TOLERANCES = {"FP16": 2e-2, "BF16": 5e-2}
 """Of answers to the same text, as a part of the largest value: rounding differs with a batch's shape."""
@@ -21,29 +35,35 @@ TOLERANCE = 1e-3
 UNUSABLE = 0.1
 """A difference that changes answers, and not only their last digits."""
 
+Outputs = Mapping[str, Array]
+"""One text's outputs by role, without batch axis and padding."""
 
-async def inference(subject: Subject) -> Sequence[Finding]:
+
+async def inference(subject: Subject) -> list[Finding]:
     """One text: datatypes and shapes of the outputs, and that they are numbers. Raises RequestError."""
-    pair = known(subject.bound)
-    encoding = samples.encoding(pair)
-    [outputs] = await ask(known(subject.predictor), pair, [encoding])
+    if isinstance(subject.pipeline, GenerationPipeline):
+        await subject.pipeline.trial()
+        return ok("a prompt is continued by a token")
+    text = sample(subject.pair)
+    [outputs] = await ask(subject, [text])
     for role, values in outputs.items():
-        # A single -inf is a legitimate logit: that of a banned token.
+        # -inf is a legitimate logit: that of a banned token.
         if np.isnan(values).any() or np.isposinf(values).any():
             return failed(
                 f"{role} holds values that are not finite numbers (NaN or infinite)",
                 "export the model again, in FP32 if it is FP16: that overflows",
             )
     shapes = ", ".join(f"{role} {list(values.shape)}" for role, values in outputs.items())
-    return ok(f"{len(encoding)} tokens -> {shapes}")
+    return ok(f"{len(text)} tokens -> {shapes}")
 
 
-async def constant(subject: Subject) -> Sequence[Finding]:
-    """Whether another text gets another answer. Raises RequestError."""
-    pair, predictor = known(subject.bound), known(subject.predictor)
-    encoding = samples.encoding(pair)
-    [outputs] = await ask(predictor, pair, [encoding])
-    [others] = await ask(predictor, pair, [samples.altered(encoding, pair.tokenizer.vocab_size)])
+async def other_text(subject: Subject) -> list[Finding]:
+    """Whether another text has other outputs. Raises RequestError."""
+    if not isinstance(subject.pair, BoundPair):
+        return skipped(GENERATES)
+    text = sample(subject.pair)
+    [outputs] = await ask(subject, [text])
+    [others] = await ask(subject, [_altered(text, subject.pair.tokenizer.vocab_size)])
     if all(np.array_equal(values, others[role]) for role, values in outputs.items()):
         return failed(
             "two texts without a word in common have the same outputs",
@@ -52,73 +72,227 @@ async def constant(subject: Subject) -> Sequence[Finding]:
     return ok("another text has other outputs")
 
 
-async def company(subject: Subject) -> Sequence[Finding]:
+async def longest_text(subject: Subject) -> list[Finding]:
+    """Whether the model takes as many tokens as its files promise, a generated one included. Raises RequestError."""
+    pair = subject.pair
+    text, longest, fixed = sample(pair), _longest(pair), False
+    length = len(longest)
+    if isinstance(pair, BoundPair):
+        fixed = pair.signature.length is not None
+        size, most = pair.signature.output_bytes(length), pair.config.max_predictor_response_bytes
+        if size > most:
+            return failed(
+                f"the outputs for {length} tokens have {size} bytes, and {most} are taken",
+                f"raise --max_predictor_response_bytes to {size + 65536}, or lower --max_model_len",
+            )
+    error = await _refusal(subject, [longest])
+    if error is None and isinstance(pair, BoundPair):
+        return ok(f"{length} tokens are answered")
+    if error is None:
+        return ok(f"a prompt of {length} tokens is continued")
+    if fixed or await _refusal(subject, [text]):
+        return _broken(f"a text of {length} tokens fails: {error}")
+    works = len(text) if len(text) < length else 0
+    found = await _highest(subject, works, length, lambda size: [_shortened(longest, size)])
+    if isinstance(pair, BoundPair):
+        return failed(
+            f"the model answers texts of up to {found} tokens, tokenizer and config.json allow {length}: {error}",
+            f"set --max_model_len={found}, or export the model with the positions that its config.json promises",
+        )
+    return failed(
+        f"the model continues prompts of up to {found} tokens, tokenizer and config.json allow {length}",
+        f"set --max_model_len={found + 1}, or raise the limit that the model was built with (max_input_len, "
+        "max_model_len)",
+    )
+
+
+async def highest_id(subject: Subject) -> list[Finding]:
+    """Whether the model has an embedding for each of the tokenizer's ids. Raises RequestError."""
+    text, top = sample(subject.pair), subject.pair.tokenizer.vocab_size - 1
+    place = len(text) // 2
+
+    def having(number: int) -> list[Encoding]:
+        return [replace(text, ids=[*text.ids[:place], number, *text.ids[place + 1 :]])]
+
+    if await _refusal(subject, having(top)) is None:
+        return ok(f"id {top} is {'answered' if isinstance(subject.pair, BoundPair) else 'continued'}")
+    if await _refusal(subject, [text]):
+        return _broken(f"the model answers no text since one had the token id {top}")
+    found = await _highest(subject, -1, top, having)
+    return failed(
+        f"the model takes token ids up to {found}, the tokenizer's go up to {top}",
+        "serve the model with its own tokenizer (--model_dir, --model_id), or resize its embeddings before the export",
+    )
+
+
+async def batch_invariance(subject: Subject) -> list[Finding]:
     """Whether a full batch is answered, and whether a text's answer depends on what shares it. Raises RequestError."""
-    pair, predictor = known(subject.bound), known(subject.predictor)
-    signature = pair.signature
+    pair = subject.pair
+    if not isinstance(pair, BoundPair):
+        return skipped(GENERATES)
+    signature, form, text = pair.signature, form_of(pair), sample(pair)
     if signature.max_rows < 2:
         return skipped("the model takes one text at a time")
-    encoding = samples.encoding(pair)
-    padded = signature.masked or signature.length is not None
-    other = (
-        _longer(encoding, width_of(pair, encoding), pair.length)
-        if padded
-        else samples.altered(encoding, pair.tokenizer.vocab_size)
-    )
-    rows = max(2, min(signature.max_rows, _most_rows(pair, width_of(pair, other))))
+    if padded := signature.masked or signature.length is not None:
+        longest = _longest(pair)
+        other = _shortened(longest, min(3 * form.bucket(text)[1], len(longest)))
+    else:
+        other = _altered(text, pair.tokenizer.vocab_size)
+    width, limits = form.bucket(other)[1], form.limits(other)
+    rows = next((rows for rows in range(signature.max_rows, 2, -1) if limits.allow(rows, width, rows * width)), 2)
 
-    async def together(size: int) -> Outputs:
-        return (await ask(predictor, pair, [encoding, *[other] * (size - 1)]))[0]
+    def together(count: int) -> list[Encoding]:
+        return [text, *[other] * (count - 1)]
 
-    async def works(size: int) -> bool:
-        return await succeeds(together(size))
-
-    [alone] = await ask(predictor, pair, [encoding])
-    try:
-        full = await together(rows)
-    except PredictorDenied:
-        raise
-    except PredictorError as error:
-        found = await highest(1, rows, works)
+    [alone] = await ask(subject, [text])
+    if error := await _refusal(subject, together(rows)):
+        found = await _highest(subject, 0, rows, together)
         return failed(
             f"the model answers up to {found} texts in a batch, and {rows} would be sent: {error}",
             f'set "max_batch_size: {found}" in config.pbtxt, or export the model with a free batch axis',
         )
-    return _compared(alone, full, rows, pair)
-
-
-def _most_rows(pair: BoundPair, width: int) -> int:
-    """As many texts of so many tokens as the service's own limits let into a batch."""
-    signature, settings = pair.signature, scheduler_settings(pair.config, pair.spec.instances)
-    sized = all(output.row_bytes(width) is not None for output in signature.outputs)
-    output_bytes = max(settings.max_batch_output_bytes, most_shared_bytes(pair.config) if sized else 0)
-    return min(settings.max_batch_tokens // width, output_bytes // signature.output_bytes(width))
-
-
-def _compared(alone: Outputs, together: Outputs, rows: int, pair: BoundPair) -> Sequence[Finding]:
-    """What sharing a batch changes in a text's outputs."""
-    signature = pair.signature
-    padded = signature.masked or signature.length is not None
-    worst = difference(alone, together)
-    others = f"{rows - 1} {'longer' if padded else 'equally long'}"
+    worst = _difference(alone, (await ask(subject, together(rows)))[0])
+    others = f"a batch with {rows - 1} {'longer' if padded else 'equally long'} ones"
     if not worst:
-        return ok(f"the answer to a text is the same in a batch with {others} ones")
-    said = f"the answer to a text changes by {worst:.1e} of its largest value in a batch with {others} ones"
+        return ok(f"the answer to a text is the same in {others}")
+    said = f"the answer to a text changes by {worst:.1e} of its largest value in {others}"
     tolerance = max(TOLERANCES.get(output.datatype, TOLERANCE) for output in signature.outputs)
     if worst <= tolerance:
         return ok(f"{said} (tolerance {tolerance:g})")
-    change = (
-        "export the model so that its attention_mask hides the padding"
-        if signature.masked
-        else "export the model so that its rows do not mix"
+    remedy = "its attention_mask hides the padding" if signature.masked else "its rows do not mix"
+    change = f'export the model so that {remedy}, or set "max_batch_size: 1" in config.pbtxt'
+    return failed(said, change) if worst > UNUSABLE else warning(said, change)
+
+
+async def smoke_test(subject: Subject) -> list[Finding]:
+    """One text through the whole pipeline, and the time of each stage. Raises RequestError."""
+    context, pipeline, began = Context("doctor", {}), subject.pipeline, time.perf_counter()
+    if isinstance(pipeline, GenerationPipeline):
+        answers = await pipeline(Query([TEXT], {"max_new_tokens": NEW_TOKENS}), context)
+        answer = answers.predictions[0][0]["generated_text"].removeprefix(TEXT)
+        stages = {f"{NEW_TOKENS} tokens at most in": time.perf_counter() - began}
+    else:
+        answers = await pipeline(Query([_instance(subject.pair)], {}), context)
+        answer = answers.predictions[0]
+        stages = {"queue": context.queue, "predict": context.predict - context.queue, "decode": context.postprocess}
+    shown = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    stages = {"tokenize": context.preprocess} | stages
+    took = ", ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in stages.items())
+    return ok(f"{context.tokens} tokens -> {shown}; {took}")
+
+
+def form_of(pair: BoundPair) -> EncodingForm:
+    """How the service makes batches for this model, with its limits."""
+    settings, shared = scheduler_settings(pair.config, pair.spec.instances), most_shared_bytes(pair.config)
+    return EncodingForm(
+        pair.signature,
+        filling(pair.config, pair.tokenizer, pair.signature),
+        max_tokens=settings.max_batch_tokens,
+        max_output_bytes=settings.max_batch_output_bytes,
+        more=lambda size: size <= shared,
     )
-    return (failed if worst > UNUSABLE else warning)(said, f'{change}, or set "max_batch_size: 1" in config.pbtxt')
 
 
-def _longer(encoding: Encoding, width: int, length: int) -> Encoding:
-    """The same text several times over, up to ``length`` tokens, so that the first one is padded beside it to more than
-    the ``width`` that it has alone."""
-    inner = encoding.ids[1:-1]
-    times = max(3, width // max(len(inner), 1) + 1)
-    ids = [encoding.ids[0], *(inner * times), encoding.ids[-1]][: max(length, 1)]
-    return Encoding(ids, [0] * len(ids))
+async def ask(subject: Subject, texts: Sequence[Encoding]) -> list[Outputs]:
+    """One batch, without scheduler and task; each text's outputs, copied. Raises RequestError, also for outputs of
+    another shape than promised."""
+    form = form_of(subject.bound)
+    packed = form.pack(texts)
+    reply = await subject.predictor.infer(packed.inputs, packed.outputs, {})
+    try:
+        found = form.unpack(texts, packed, reply.tensors)
+        return [{role: data.copy() for role, data in rows.items()} for rows in found]
+    finally:
+        reply.release()
+
+
+async def _refusal(subject: Subject, texts: Sequence[Encoding]) -> PredictorError | None:
+    """The model's own error, None where it answers the texts, or continues them by a token. Other errors are raised."""
+    try:
+        if not isinstance(subject.pipeline, GenerationPipeline):
+            await ask(subject, texts)
+        else:
+            prompts = [TokenIds(tuple(text.ids)) for text in texts]
+            request = GenerationRequest(prompts=prompts, sampling=Sampling(max_tokens=1, greedy=True))
+            async with await subject.pipeline.start(request, Context("doctor", {})) as generation:
+                await generation.collect()
+    except PredictorDenied:
+        raise
+    except PredictorError as error:
+        return error
+    return None
+
+
+async def _highest(subject: Subject, works: int, fails: int, texts: Callable[[int], Sequence[Encoding]]) -> int:
+    """Bisects: the highest number whose texts the model answers, where ``works`` does and ``fails`` does not."""
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        if await _refusal(subject, texts(middle)):
+            fails = middle
+        else:
+            works = middle
+    return works
+
+
+def _broken(found: str) -> list[Finding]:
+    return failed(found, "see the predictor's log, and load the model anew")
+
+
+def _difference(one: Outputs, other: Outputs) -> float:
+    """The largest difference between two texts' outputs, as a part of the largest value; 0.0 where they are equal."""
+    worst = 0.0
+    for role, values in one.items():
+        values = values.astype(np.float64)
+        change = float(np.abs(values - other[role].astype(np.float64)).max(initial=0.0))
+        worst = max(worst, change / max(float(np.abs(values).max(initial=0.0)), 1e-6))
+    return worst
+
+
+def _instance(pair: Pair) -> Json:
+    """An instance for the task, as a client would send it: a plain text unless the task wants another form."""
+    match pair.task.name:
+        case "fill_mask":
+            return f"The capital of France is {pair.tokenizer.mask_token}."
+        case "question_answering":
+            return {"question": "Where does the river flow?", "context": TEXT}
+        case "rerank":
+            return {"query": "Which city is on a river?", "texts": [TEXT, "The sky is blue."]}
+        case "zero_shot_classification":
+            return {"sequence": TEXT, "candidate_labels": ["geography", "cooking"]}
+        case _:
+            return TEXT
+
+
+def sample(pair: Pair) -> Encoding:
+    """The tokens of the first text of ``_instance``, as long as the model takes it."""
+    tokenizer = pair.tokenizer.with_max_length(_most_tokens(pair))
+    if not isinstance(pair, BoundPair):
+        return tokenizer.encode([TEXT])[0]
+    options = pair.task.options({})
+    item = pair.task.item(_instance(pair), "the sample", options)
+    return tokenizer.encode_windows(pair.task.texts(item, options)[:1], pair.task.tokenization(options))[0][0]
+
+
+def _longest(pair: Pair) -> Encoding:
+    """As many tokens as the service ever sends in one text."""
+    length = _most_tokens(pair)
+    return pair.tokenizer.with_max_length(length).encode([WORD * length])[0]
+
+
+def _most_tokens(pair: Pair) -> int:
+    """Of one text; a model that generates needs room for a new one."""
+    return pair.length if isinstance(pair, BoundPair) else pair.tokenizer.max_length - 1
+
+
+def _shortened(text: Encoding, length: int) -> Encoding:
+    """The first ``length`` tokens. The last token stays, since it may be the one that ends each text."""
+    return replace(text, ids=[*text.ids[: length - 1], text.ids[-1]], type_ids=text.type_ids[:length])
+
+
+def _altered(text: Encoding, vocabulary: int) -> Encoding:
+    """Another text of the same length: all tokens but the first and the last differ."""
+    inner = slice(1, -1) if len(text) > 2 else slice(None)
+    ids = list(text.ids)
+    ids[inner] = [(number + vocabulary // 3) % vocabulary for number in ids[inner]]
+    return replace(text, ids=ids)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
+from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, SEQUENCE
 from hf_transformer.commands.export.settings import ExportSettings
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks import find_task
@@ -21,31 +21,23 @@ from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-CLASSES: Mapping[str, str] = {
-    "fill_mask": "AutoModelForMaskedLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-    "zero_shot_classification": "AutoModelForSequenceClassification",
-    "rerank": "AutoModelForSequenceClassification",
-    "token_classification": "AutoModelForTokenClassification",
-    "question_answering": "AutoModelForQuestionAnswering",
-    "text_embedding": "AutoModel",
-    "feature_extraction": "AutoModel",
-    "text_generation": "AutoModelForCausalLM",
-    "text2text_generation": "AutoModelForSeq2SeqLM",
+CLASSIFIER = ("AutoModelForSequenceClassification", {"logits": (BATCH, "num_labels")})
+HEADS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
+    "fill_mask": ("AutoModelForMaskedLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
+    "sequence_classification": CLASSIFIER,
+    "zero_shot_classification": CLASSIFIER,
+    "rerank": CLASSIFIER,
+    "token_classification": ("AutoModelForTokenClassification", {"logits": (BATCH, SEQUENCE, "num_labels")}),
+    "question_answering": (
+        "AutoModelForQuestionAnswering",
+        {"start_logits": (BATCH, SEQUENCE), "end_logits": (BATCH, SEQUENCE)},
+    ),
+    "text_embedding": ("AutoModel", {"last_hidden_state": (BATCH, SEQUENCE, "hidden_size")}),
+    "feature_extraction": ("AutoModel", {"last_hidden_state": (BATCH, SEQUENCE, "hidden_size")}),
+    "text_generation": ("AutoModelForCausalLM", {"logits": (BATCH, SEQUENCE, "vocab_size")}),
+    "text2text_generation": ("AutoModelForSeq2SeqLM", {"logits": (BATCH, DECODED, "vocab_size")}),
 }
-"""The class of transformers that has the head of each task."""
-UNREADABLE = (
-    OSError,
-    ValueError,
-    ImportError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
-"""What transformers and torch raise for files that they can't make a model of."""
+"""Each task's class in transformers, and its outputs with their axes; sizes are names of the model's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +51,35 @@ class Checkpoint:
     model: Any
 
 
+@contextmanager
+def explained(message: str) -> Iterator[None]:
+    """Makes a LoadError of any error of torch, transformers, onnx or the tokenizer, with its reason.
+
+    They raise nearly every kind of exception for a model that they can't handle, and a model may bring its own code.
+    """
+    try:
+        yield
+    except (ConfigError, LoadError):
+        raise
+    except Exception as exc:
+        reason = " ".join(str(exc).split())[:400] or type(exc).__name__
+        raise LoadError(f"{message}: {reason}") from exc
+
+
 def load_checkpoint(settings: ExportSettings) -> Checkpoint:
-    """Loads everything; what is not there yet of a hub's model is downloaded.
+    """Loads everything, and downloads the files of a hub's model that are not there yet.
 
     Raises:
-        ConfigError: --task names none that can be served.
-        LoadError: files are missing or broken, or the weights do not fit the task.
+        ConfigError: --task names none that can be served, or the weights are for another task.
+        LoadError: files are missing or broken.
     """
+    trusting = settings.trust_remote_code
     files = find_model_files(
         settings.model_id,
         settings.model_id,
         model_revision=settings.revision,
         token=settings.token,
-        trust_remote_code=settings.trust_remote_code,
+        trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
     task = find_task(settings.task or ("text_embedding" if sentences else None), files.config).name
@@ -80,39 +88,31 @@ def load_checkpoint(settings: ExportSettings) -> Checkpoint:
             f"{settings.model_id}: its vectors go through {sentences.inside} behind the pooling, which this export "
             "leaves out; export it with sentence-transformers' own ONNX backend"
         )
-    tokenizer = load_tokenizer(
-        files.tokenizer_folder,
-        files.config,
-        at_most=sentences.max_seq_length if sentences else None,
-        trust_remote_code=settings.trust_remote_code,
-    )
+    at_most = sentences.max_seq_length if sentences else None
+    tokenizer = load_tokenizer(files.tokenizer_folder, files.config, at_most=at_most, trust_remote_code=trusting)
     return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task))
 
 
 def _load_model(settings: ExportSettings, task: str) -> Any:
     transformers.logging.set_verbosity_error()
-    if not sys.stderr.isatty():  # a download shows its bar to people, not to logs
+    if not sys.stderr.isatty():  # people see the progress of a download, logs do not
         transformers.logging.disable_progress_bar()
-    auto = getattr(transformers, CLASSES[task])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model, found = auto.from_pretrained(
-                settings.model_id,
-                revision=settings.revision or "main",
-                token=settings.token,
-                trust_remote_code=settings.trust_remote_code,
-                # The others are written for one device, or hide their arithmetic from a trace.
-                attn_implementation="eager",
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
-    except UNREADABLE as exc:
-        reason = " ".join(str(exc).split())[:400] or type(exc).__name__
-        raise LoadError(f"{settings.model_id}: its weights can't be loaded for {task}: {reason}") from exc
-    # A bare encoder's pooler is not part of what is exported.
-    bare = CLASSES[task] == "AutoModel"
-    missing = sorted(name for name in found["missing_keys"] if not (bare and "pooler." in name))
+    name, _ = HEADS[task]
+    auto = getattr(transformers, name)
+    with explained(f"{settings.model_id}: its weights can't be loaded for {task}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, found = auto.from_pretrained(
+            settings.model_id,
+            revision=settings.revision or "main",
+            token=settings.token,
+            trust_remote_code=settings.trust_remote_code,
+            # The other implementations are written for one device, or hide their arithmetic from a trace.
+            attn_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    # The pooler of a bare encoder is not exported.
+    missing = sorted(key for key in found["missing_keys"] if not (name == "AutoModel" and "pooler." in key))
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ConfigError(

@@ -7,66 +7,26 @@ https://github.com/triton-inference-server/common/blob/main/protobuf/model_confi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from textwrap import indent
 
-from hf_transformer.commands.export.graph import Axis, Graph
 from hf_transformer.commands.export.settings import FILES, ExportSettings
 
-WHERE = {
-    "onnxruntime": "the ONNX Runtime backend runs 1/model.onnx",
-    "pytorch": "the PyTorch backend runs 1/model.pt",
-    "python": "the Python backend runs 1/model.py",
-}
+BATCH, SEQUENCE, DECODED, MASKS = FREE = ("batch", "sequence", "decoder_sequence", "masks")
+"""Free axes, by the names that they have in an ONNX file."""
 
 
-def tensor_name(name: str, index: int, settings: ExportSettings) -> str:
-    """The name of an input or output in Triton: TorchScript keeps none, so its backend goes by the number behind."""
-    return f"{name}__{index}" if settings.format == "torchscript" else name
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """An input or output: free axes by name, others by size; the datatype as Triton calls it (INT64, FP32, FP16)."""
+
+    name: str
+    axes: tuple[str | int, ...]
+    datatype: str = "FP32"
 
 
-def config_pbtxt(graph: Graph, settings: ExportSettings, task: str) -> str:
-    """The whole file."""
-    inputs = [
-        _tensor(tensor_name(name, index, settings), "INT64", graph.axes_of(name))
-        for index, name in enumerate(graph.inputs)
-    ]
-    outputs = [
-        _tensor(tensor_name(output.name, index, settings), output.datatype, output.axes)
-        for index, output in enumerate(graph.outputs)
-    ]
-    sections = [
-        f"# {settings.model_id.rstrip('/').rpartition('/')[2]} for {task}; {WHERE[settings.backend]}.\n"
-        f'name: "{settings.model_name}"\nbackend: "{settings.backend}"\n'
-        f'default_model_filename: "{_filename(settings)}"\n\n'
-        "# Dimensions below leave the batch axis out: Triton adds it, for up to so many texts.\n"
-        f"max_batch_size: {settings.max_batch_size}\n",
-        f"input [\n{_list(inputs)}\n]\noutput [\n{_list(outputs)}\n]\n",
-        _batching(settings),
-        "# Without a kind, on each GPU that there is, else on the CPU.\n"
-        f"instance_group [ {{ count: {settings.instances} }} ]\n",
-        _warmup(graph, settings),
-    ]
-    if settings.backend == "python":
-        threads = "# Of one execution. A small model loses more to several threads than it gains.\n"
-        sections.append(f'{threads}parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}\n')
-    return "\n".join(sections)
-
-
-def _filename(settings: ExportSettings) -> str:
-    return "model.py" if settings.backend == "python" else FILES[settings.format]
-
-
-def _tensor(name: str, datatype: str, axes: Sequence[Axis]) -> str:
-    dims = ", ".join("-1" if isinstance(axis, str) else str(axis) for axis in axes[1:])
-    free = ", ".join(axis for axis in axes[1:] if isinstance(axis, str))
-    said = f"  # free: {free}" if free else ""
-    return f'  {{\n    name: "{name}"\n    data_type: TYPE_{datatype}\n    dims: [ {dims} ]{said}\n  }}'
-
-
-def _list(tensors: Sequence[str]) -> str:
-    return ",\n".join(tensors)
-
-
+NAMES = {"onnxruntime": "ONNX Runtime", "pytorch": "PyTorch", "python": "Python"}
+"""Triton's backends, for people to read."""
 QUEUE = """\
 # A queue that refuses, instead of growing, and gives up what has waited too long:
 #   default_queue_policy {
@@ -75,22 +35,71 @@ QUEUE = """\
 #     default_timeout_microseconds: 5000000
 #   }
 """
+BATCHING = f"""\
+# Requests that wait are run together, where their texts are of one shape.
+dynamic_batching {{
+{indent(QUEUE, "  ")}}}
+"""
+NO_BATCHING = """\
+# Requests that wait could be run together, where their texts are of one shape:
+#   dynamic_batching {}
+"""
+THREADS = """
+# Of one execution. A small model loses more to several threads than it gains.
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+"""
 
 
-def _batching(settings: ExportSettings) -> str:
-    if not settings.dynamic_batching:
-        return (
-            "# Requests that wait could be run together, where their texts are of one shape:\n#   dynamic_batching {}\n"
-        )
-    said = "# Requests that wait are run together, where their texts are of one shape."
-    return f"{said}\ndynamic_batching {{\n{indent(QUEUE, '  ')}}}\n"
-
-
-def _warmup(graph: Graph, settings: ExportSettings) -> str:
-    inputs = "".join(
-        f'#     inputs {{ key: "{tensor_name(name, index, settings)}" '
+def config_pbtxt(
+    inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], settings: ExportSettings, task: str
+) -> str:
+    """The whole file."""
+    file = "model.py" if settings.backend == "python" else FILES[settings.format]
+    warmup = "".join(
+        f'#     inputs {{ key: "{_name(tensor, index, settings)}" '
         "value { data_type: TYPE_INT64 dims: [ 16 ] zero_data: true } }\n"
-        for index, name in enumerate(graph.inputs)
+        for index, tensor in enumerate(inputs)
     )
-    said = "# A first execution before the model counts as ready, where that is slow (CUDA graphs, TensorRT):\n"
-    return f'{said}#   model_warmup [ {{\n#     name: "sixteen tokens"\n#     batch_size: 1\n{inputs}#   }} ]\n'
+    return f"""\
+# {settings.model_id.rstrip("/").rpartition("/")[2]} for {task}; the {NAMES[settings.backend]} backend runs 1/{file}.
+name: "{settings.model_name}"
+backend: "{settings.backend}"
+default_model_filename: "{file}"
+
+# Dimensions below leave the batch axis out: Triton adds it, for up to so many texts.
+max_batch_size: {settings.max_batch_size}
+
+input [
+{_tensors(inputs, settings)}
+]
+output [
+{_tensors(outputs, settings)}
+]
+
+{BATCHING if settings.dynamic_batching else NO_BATCHING}
+# Without a kind, on each GPU that there is, else on the CPU.
+instance_group [ {{ count: {settings.instances} }} ]
+
+# A first execution before the model counts as ready, where that is slow (CUDA graphs, TensorRT):
+#   model_warmup [ {{
+#     name: "sixteen tokens"
+#     batch_size: 1
+{warmup}#   }} ]
+{THREADS if settings.backend == "python" else ""}"""
+
+
+def _name(tensor: GraphTensor, index: int, settings: ExportSettings) -> str:
+    """TorchScript keeps no names, so its backend goes by the number behind the name."""
+    return f"{tensor.name}__{index}" if settings.format == "torchscript" else tensor.name
+
+
+def _tensors(tensors: Sequence[GraphTensor], settings: ExportSettings) -> str:
+    entries = []
+    for index, tensor in enumerate(tensors):
+        dims = ", ".join("-1" if isinstance(axis, str) else str(axis) for axis in tensor.axes[1:])
+        free = ", ".join(axis for axis in tensor.axes[1:] if isinstance(axis, str))
+        entries.append(
+            f'  {{\n    name: "{_name(tensor, index, settings)}"\n    data_type: TYPE_{tensor.datatype}\n'
+            f"    dims: [ {dims} ]{free and f'  # free: {free}'}\n  }}"
+        )
+    return ",\n".join(entries)

@@ -1,44 +1,89 @@
-"""What a model's folder in Triton's repository layout holds beside the model."""
+"""The folder of one model in Triton's repository layout, written whole or not at all."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hf_transformer.commands.export.config_pbtxt import config_pbtxt
-from hf_transformer.commands.export.graph import Graph
 from hf_transformer.commands.export.settings import ExportSettings
-from hf_transformer.errors import LoadError
+from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-BESIDE = (
+COPIED = (
     *SETTINGS_FILES,
     *VOCABULARY_FILES,
-    "merges.txt",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_*_config.json",
-    "?_*/config.json",
-    "*.tiktoken",
-    "additional_chat_templates/*.jinja",
+    *("merges.txt", "*.tiktoken", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "?_*/config.json"),
 )
 """What the service reads of a model's folder, as patterns."""
-MODELS = Path(__file__).with_name("python_models")
-CODE = {"onnx": "onnx_model.py", "torchscript": "torch_model.py"}
-"""What runs each format in the Python backend."""
+PYTHON_MODEL = Path(__file__).with_name("python_model.py")
 SAMPLE = "The capital of France is Paris, déjà vu."
 
 
-def fill(folder: Path, graph: Graph, files: ModelFiles, task: str, settings: ExportSettings) -> None:
-    """Everything beside the model itself: config.pbtxt, model.py where the Python backend runs it, tokenizer files."""
-    (folder / "config.pbtxt").write_text(config_pbtxt(graph, settings, task), encoding="utf-8")
+@contextmanager
+def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
+    """A folder that takes the name ``target`` once everything is in it. If that fails, nothing of it stays.
+
+    Raises:
+        ConfigError: the target may not be replaced; see ``require_free``.
+        LoadError: nothing can be written there.
+    """
+    require_free(target, force=force)
+    absent = [folder for folder in target.parents if not folder.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place = _place(target.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=place, ignore_cleanup_errors=True) as name:
+            made, old = Path(name, "new"), Path(name, "old")
+            made.mkdir()
+            yield made
+            try:
+                if target.exists():
+                    os.rename(target, old)
+                os.rename(made, target)
+            finally:  # also when a signal arrives in between
+                if old.exists() and not target.exists():
+                    os.rename(old, target)
+    except OSError as exc:
+        raise LoadError(f"--output: {target} can't be written: {exc.strerror or exc}") from exc
+    finally:
+        for folder in absent:  # the innermost first
+            with suppress(OSError):  # it is not empty, or was never made
+                folder.rmdir()
+
+
+def require_free(target: Path, *, force: bool) -> None:
+    """Raises ConfigError if ``target`` exists, with ``force`` only if it is not a model's folder of Triton's."""
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise ConfigError(f"--output: {target} exists already; --force replaces it")
+    if not (target / "config.pbtxt").is_file():
+        raise ConfigError(f"--output: {target} has no config.pbtxt, so it is no model of Triton's, and is not replaced")
+
+
+def _place(repository: Path) -> Path:
+    """Where the new folder is made: in the repository's file system, so that it can be renamed.
+
+    That is beside the repository where possible: Triton takes every folder in it for a model, hidden ones too.
+    """
+    beside = repository.resolve().parent
+    same = beside.stat().st_dev == repository.stat().st_dev
+    return beside if same and os.access(beside, os.W_OK | os.X_OK) else repository
+
+
+def fill(folder: Path, config: str, files: ModelFiles, settings: ExportSettings) -> None:
+    """Writes config.pbtxt, model.py for the Python backend, and the files that the service reads."""
+    (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
-        shutil.copyfile(MODELS / CODE[settings.format], folder / "1" / "model.py")
-    patterns = (*BESIDE, "*.py") if settings.trust_remote_code else BESIDE
+        shutil.copyfile(PYTHON_MODEL, folder / "1" / "model.py")
+    patterns = (*COPIED, "*.py") if settings.trust_remote_code else COPIED
     for source in dict.fromkeys((files.model_folder, files.tokenizer_folder)):
         for pattern in patterns:
             for found in source.glob(pattern):
@@ -48,14 +93,13 @@ def fill(folder: Path, graph: Graph, files: ModelFiles, task: str, settings: Exp
 
 
 def require_loadable(folder: Path, tokenizer: Tokenizer, settings: ExportSettings) -> None:
-    """The service starts from the folder alone.
+    """Starts the tokenizer from the folder alone, as the service will.
 
     Raises:
         LoadError: files that the tokenizer needs were not copied.
     """
     trusting = settings.trust_remote_code
     files = find_model_files(None, str(folder), trust_remote_code=trusting)
-    found = load_tokenizer(files.tokenizer_folder, files.config, trust_remote_code=trusting)
-    ids = [one.encode([SAMPLE])[0].ids for one in (tokenizer, found)]
-    if list(ids[0]) != list(ids[1]):
+    copied = load_tokenizer(files.tokenizer_folder, files.config, trust_remote_code=trusting)
+    if list(tokenizer.encode([SAMPLE])[0].ids) != list(copied.encode([SAMPLE])[0].ids):
         raise LoadError(f"the tokenizer in {folder.name} gives other tokens than that of {settings.model_id}")

@@ -11,46 +11,13 @@ from hf_transformer.commands.export.settings import ExportSettings
 
 TRITON_PORT = 8000
 """Triton's own for REST; the service has 8080."""
-NEEDS = {"onnx": "onnxruntime", "torchscript": "torch"}
+LIBRARY = {"onnx": "onnxruntime", "torchscript": "torch"}
 """What the Python backend runs each format with."""
-
-
-def flags(settings: ExportSettings, task: str) -> list[str]:
-    """What the service has to be told of this model, beside where it is."""
-    names = [f"--model_name={settings.model_name}"]
-    if settings.task is not None:
-        names.append(f"--task={task}")
-    return names
-
-
-def commands(folder: Path, settings: ExportSettings, task: str) -> str:
-    """Triton on this machine, and the service in front of it."""
-    repository = folder.parent.resolve()
-    service = [
-        "hf-transformer",
-        *flags(settings, task),
-        f"--model_dir={repository / folder.name}",
-        f"--predictor_host=localhost:{TRITON_PORT}",
-    ]
-    needed = ""
-    if settings.backend == "python":
-        needed = f"  # Triton's Python needs {NEEDS[settings.format]} and numpy<2.\n"
-    return f"{needed}  tritonserver --model-repository={shlex.quote(str(repository))}\n  {shlex.join(service)}\n"
-
-
-def manifest(settings: ExportSettings, task: str) -> str:
-    """An InferenceService; its storage holds the folder that the model's own lies in."""
-    arguments = "".join(f"          - {json.dumps(flag)}\n" for flag in flags(settings, task))
-    storage = json.dumps(f"pvc://models/{settings.output.resolve().name}")
-    image = ""
-    if settings.backend == "python":
-        needed = NEEDS[settings.format]
-        image = f"      # Triton's own image has no {needed} in its Python: name one that has.\n"
-    return f"""\
+MANIFEST = """\
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
 metadata:
-  name: {_kubernetes_name(settings.model_name)}
+  name: {name}
 spec:
   predictor:
     model:
@@ -75,7 +42,32 @@ spec:
 """
 
 
-def _kubernetes_name(name: str) -> str:
-    """Lower-case letters, digits and hyphens, a letter first."""
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return plain if plain[:1].isalpha() else f"model-{plain}".rstrip("-")
+def flags(settings: ExportSettings, task: str) -> list[str]:
+    """The service's flags for this model, without the place of its folder."""
+    return [f"--model_name={settings.model_name}", *([] if settings.task is None else [f"--task={task}"])]
+
+
+def commands(folder: Path, settings: ExportSettings, task: str) -> str:
+    """Triton on this machine, and the service in front of it."""
+    repository = folder.parent.resolve()
+    places = [f"--model_dir={repository / folder.name}", f"--predictor_host=localhost:{TRITON_PORT}"]
+    note = ""
+    if settings.backend == "python":
+        note = f"  # Triton's Python needs {LIBRARY[settings.format]} and numpy<2.\n"
+    service = shlex.join(["hf-transformer", *flags(settings, task), *places])
+    return f"{note}  tritonserver --model-repository={shlex.quote(str(repository))}\n  {service}\n"
+
+
+def manifest(settings: ExportSettings, task: str) -> str:
+    """An InferenceService; its storage has the model repository with the model's folder."""
+    image = ""
+    if settings.backend == "python":
+        image = f"      # Triton's own image has no {LIBRARY[settings.format]} in its Python: name one that has.\n"
+    # Kubernetes wants lower-case letters, digits and hyphens, a letter first.
+    name = re.sub(r"[^a-z0-9]+", "-", settings.model_name.lower()).strip("-")
+    return MANIFEST.format(
+        name=name if name[:1].isalpha() else f"model-{name}".rstrip("-"),
+        storage=json.dumps(f"pvc://models/{settings.output.resolve().name}"),
+        image=image,
+        arguments="".join(f"          - {json.dumps(flag)}\n" for flag in flags(settings, task)),
+    )

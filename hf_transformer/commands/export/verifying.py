@@ -1,4 +1,4 @@
-"""What was written gives what the model gives: the same texts through both."""
+"""What was written gives what the model gives: the same sample texts through both."""
 
 from __future__ import annotations
 
@@ -8,117 +8,150 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from hf_transformer.commands.export.checkpoint import Checkpoint, explained
+from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE
 from hf_transformer.commands.export.graph import Graph
-from hf_transformer.commands.export.samples import Inputs, Sample
 from hf_transformer.commands.export.settings import ExportSettings
-from hf_transformer.errors import LoadError
+from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.types import Array, Encoding
 
-TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 5e-2}
-"""How far a value may be off by default: so much of the largest value of its output, and of 1 at least."""
+SHORT = "hi"
+MIDDLE = "The capital of {0} is {0}."
+LONGER = "A rather longer sentence {0}, so that the shorter ones are padded beside it, and a word nobody knows: qzxv."
+LONG = " ".join([LONGER] * 20)
+BATCHES = ((MIDDLE, SHORT, LONGER), (SHORT,), (LONGER, LONGER), (LONG,), (SHORT, LONG, MIDDLE))
+"""With mask tokens for fill_mask at {0}: none, one or several in a text, and none in a batch."""
+BATCHES_WITHOUT_MASK = ((LONGER, LONGER), (SHORT,), (MIDDLE,), (LONG,))
+"""Without an attention mask a model can't tell padding from text, so these batches have none."""
+LONGEST = 300
+"""Tokens of the longest text: more than the windows of attention that encoders have, such as ModernBERT's 128."""
+DECODED_TOKENS = 3
 
-Array = npt.NDArray[Any]
+Inputs = dict[str, torch.Tensor]
+Run = Callable[[Inputs], Sequence[Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """The largest difference that was found, of so many batches, and how large it might have been."""
+class Sample:
+    """One batch of texts.
 
-    difference: float
-    batches: int
-    tolerance: float
+    ``expected`` is what the model as it was loaded gives for each text, by output and without padding. ``sizes`` are
+    those of the batch's free axes.
+    """
+
+    inputs: Inputs
+    expected: Sequence[Mapping[str, Array]]
+    sizes: Mapping[str, int]
 
 
-def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: ExportSettings) -> Verified:
-    """Runs the samples through the file.
+def take_samples(graph: Graph, checkpoint: Checkpoint, settings: ExportSettings) -> list[Sample]:
+    """Batches with the answers of the model itself, called as transformers' users do, in float32.
+
+    Raises:
+        ConfigError: a model for text generation sees the tokens that come after.
+        LoadError: the model can't be called so.
+    """
+    masked = any(tensor.name == "attention_mask" for tensor in graph.inputs)
+    batches = BATCHES if masked else BATCHES_WITHOUT_MASK
+    tokenizer = checkpoint.tokenizer.with_max_length(min(LONGEST, checkpoint.tokenizer.max_length))
+    blank = tokenizer.mask_token if checkpoint.task == "fill_mask" else "paris"
+    with explained(f"{type(checkpoint.model).__name__} can't be asked for {checkpoint.task}"), torch.no_grad():
+        if checkpoint.task == "text_generation":
+            _require_causal(checkpoint)
+        return [
+            _sample(graph, checkpoint, tokenizer.encode([text.format(blank) for text in texts])) for texts in batches
+        ]
+
+
+def _require_causal(checkpoint: Checkpoint) -> None:
+    """transformers makes a causal model of an encoder's weights too, but it does not write text."""
+    ids = torch.tensor([checkpoint.tokenizer.encode([LONGER])[0].ids])
+    whole, cut = (checkpoint.model(input_ids=one).logits[0, 0] for one in (ids, ids[:, :-1]))
+    if not torch.allclose(whole, cut, rtol=1e-3, atol=1e-3):
+        raise ConfigError(
+            "--task=text_generation: its logits depend on the tokens that follow; it was trained for another task"
+        )
+
+
+def _sample(graph: Graph, checkpoint: Checkpoint, encodings: Sequence[Encoding]) -> Sample:
+    """One batch, padded as the service pads it."""
+    width = max(map(len, encodings))
+
+    def padded(rows: Sequence[Sequence[int]], fill: int = 0) -> torch.Tensor:
+        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+    ids = padded([one.ids for one in encodings], checkpoint.tokenizer.pad_id)
+    made = {
+        "input_ids": ids,
+        "attention_mask": padded([[1] * len(one) for one in encodings]),
+        "token_type_ids": padded([one.type_ids for one in encodings]),
+        "decoder_input_ids": ids[:, :DECODED_TOKENS],
+    }
+    inputs = {tensor.name: made[tensor.name] for tensor in graph.inputs}
+    found = checkpoint.model(**inputs)
+    head: Any = getattr(graph, "head", graph)  # of a reduction
+    expected = []
+    for row, one in enumerate(encodings):
+        whole = {
+            output.name: getattr(found, output.name)[row, : len(one) if SEQUENCE in output.axes else None].numpy()
+            for output in head.outputs
+        }
+        expected.append(graph.expected(whole, one.ids))
+    masks = [sum(token == checkpoint.tokenizer.mask_id for token in one.ids) for one in encodings]
+    sizes = {BATCH: len(encodings), SEQUENCE: width, DECODED: min(width, DECODED_TOKENS), MASKS: max(masks)}
+    return Sample(inputs, expected, sizes)
+
+
+def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: ExportSettings) -> float:
+    """Runs the samples through the file; the largest difference, relative to a text's largest value, 1 at least.
 
     Raises:
         LoadError: it can't be run, or an output differs by more than the tolerance or has another shape.
     """
-    tolerance = TOLERANCES[settings.precision] if settings.tolerance is None else settings.tolerance
     worst = 0.0
-    try:
-        run = _onnx_runner(path, graph) if settings.format == "onnx" else _torch_runner(path)
+    with explained(f"{path.name} was written, but does not run"):
+        run = _onnx_runner(path) if settings.format == "onnx" else _torch_runner(path)
         for sample in samples:
-            worst = max(worst, _checked(graph, run(sample.inputs), sample, path, tolerance))
-    except (RuntimeError, ValueError, TypeError, IndexError) as exc:
-        # onnxruntime's and onnx's own errors are RuntimeErrors and ValueErrors.
-        reason = " ".join(str(exc).split())[:400]
-        raise LoadError(f"{path.name} was written, but does not run: {reason}") from exc
-    return Verified(worst, len(samples), tolerance)
-
-
-def _checked(graph: Graph, arrays: Sequence[Array], sample: Sample, path: Path, tolerance: float) -> float:
-    """The largest difference of one batch."""
-    shape = tuple(sample.inputs["input_ids"].shape)
-    if len(arrays) != len(graph.outputs):
-        raise LoadError(f"{path.name} gives {len(arrays)} outputs, expected {len(graph.outputs)}")
-    found = {output.name: array for output, array in zip(graph.outputs, arrays, strict=True)}
-    for output in graph.outputs:
-        _require_axes(output.axes, found[output.name].shape, output.name)
-    worst = 0.0
-    for name, difference in _differences(sample, found).items():
-        if not difference <= tolerance:  # NaN too
-            raise LoadError(
-                f"{path.name} differs from the model: {name} by {difference:.3g} for a batch of the shape {shape}, "
-                f"and {tolerance:g} is taken for the same (--tolerance)"
-            )
-        worst = max(worst, difference)
+            found = {}
+            for output, array in zip(graph.outputs, run(sample.inputs), strict=True):
+                shape = tuple(sample.sizes[axis] if isinstance(axis, str) else axis for axis in output.axes)
+                if array.shape != shape:
+                    raise LoadError(f"{path.name}: {output.name} has the shape {array.shape}, expected {shape}")
+                found[output.name] = array
+            for row, expected in enumerate(sample.expected):
+                for name, difference in _differences(expected, {name: found[name][row] for name in found}):
+                    if not difference <= settings.tolerance:  # NaN too
+                        raise LoadError(
+                            f"{path.name} differs from the model: {name} by {difference:.3g} for a batch of the shape "
+                            f"{tuple(sample.inputs['input_ids'].shape)}, and {settings.tolerance:g} is taken for the "
+                            "same (--tolerance)"
+                        )
+                    worst = max(worst, difference)
     return worst
 
 
-def _require_axes(axes: Sequence[str | int], shape: Sequence[int], name: str) -> None:
-    """config.pbtxt says these."""
-    fits = len(axes) == len(shape) and all(
-        isinstance(axis, str) or axis == size for axis, size in zip(axes, shape, strict=True)
-    )
-    if not fits:
-        raise LoadError(f"{name} has the shape {list(shape)}, and config.json stands for {list(axes)}")
+def _differences(expected: Mapping[str, Array], found: Mapping[str, Array]) -> list[tuple[str, float]]:
+    """The difference of each output of one text, whose padding is left out."""
+    if "topk_ids" not in found:
+        return [(name, _difference(array, found[name][: len(array)])) for name, array in expected.items()]
+    # The order of equally likely tokens is free, so the scores are compared: the model's own of the tokens that were
+    # found, and its highest ones, so that none was left out.
+    own = expected["probabilities"]
+    ids, scores = (found[name][: len(own)] for name in ("topk_ids", "topk_scores"))
+    highest = np.sort(own)[:, ::-1][:, : scores.shape[1]]
+    return [("topk_scores", _difference(one, scores)) for one in (np.take_along_axis(own, ids, 1), highest)]
 
 
-def _differences(sample: Sample, found: Mapping[str, Array]) -> dict[str, float]:
-    if "topk_ids" in found:
-        return {"topk_scores": _of_top_tokens(sample, found["topk_ids"], found["topk_scores"])}
-    return {name: _difference(name, sample, array, found[name]) for name, array in sample.expected.items()}
-
-
-def _difference(name: str, sample: Sample, expected: Array, found: Array) -> float:
-    if expected.shape != found.shape:
-        raise LoadError(f"{name} has the shape {found.shape} where the model gives {expected.shape}")
-    ids, mask = sample.inputs["input_ids"], sample.inputs.get("attention_mask")
-    per_token = "decoder_input_ids" not in sample.inputs and expected.shape[:2] == tuple(ids.shape)
-    if mask is not None and per_token:  # what stands at padding is nobody's
-        shown = mask.numpy().astype(bool)
-        expected, found = expected[shown], found[shown]
-    return _relative(expected, found)
-
-
-def _of_top_tokens(sample: Sample, best: Array, scores: Array) -> float:
-    """The model's own probabilities of the tokens that were given, against those that came with them; and the
-    likeliest against the likeliest, so that none was left out. By mask: ``expected`` has the rows of each text."""
-    by_text = sample.expected["probabilities"]
-    most = max(len(rows) for rows in by_text)
-    if best.shape != scores.shape or best.shape[1] != most:
-        raise LoadError(f"topk_ids and topk_scores have the shapes {best.shape} and {scores.shape} for {most} masks")
-    worst = 0.0
-    for row, rows in enumerate(by_text):
-        for number, own in enumerate(rows):
-            given = scores[row, number]
-            worst = max(worst, _relative(own[best[row, number]], given))
-            worst = max(worst, _relative(np.sort(own)[::-1][: len(given)], given))
-    return worst
-
-
-def _relative(expected: Array, found: Array) -> float:
+def _difference(expected: Array, found: Array) -> float:
     if not expected.size:
         return 0.0
     expected, found = expected.astype(np.float64), found.astype(np.float64)
     return float(np.abs(expected - found).max() / max(1.0, np.abs(expected).max()))
 
 
-def _onnx_runner(path: Path, graph: Graph) -> Callable[[Inputs], list[Array]]:
+def _onnx_runner(path: Path) -> Run:
     import onnx
     import onnxruntime
 
@@ -126,22 +159,14 @@ def _onnx_runner(path: Path, graph: Graph) -> Callable[[Inputs], list[Array]]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors: nobody can do anything about the warnings of its optimizer
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in graph.outputs]
-
-    def run(inputs: Inputs) -> list[Array]:
-        found: list[Array] = session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
-        return found
-
-    return run
+    return lambda inputs: session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
 
 
-def _torch_runner(path: Path) -> Callable[[Inputs], list[Array]]:
+def _torch_runner(path: Path) -> Run:
     module = torch.jit.load(str(path))
 
     def run(inputs: Inputs) -> list[Array]:
         with torch.no_grad():
-            found = module(*inputs.values())
-        tensors = found if isinstance(found, tuple | list) else (found,)
-        return [tensor.numpy() for tensor in tensors]
+            return [tensor.numpy() for tensor in module(*inputs.values())]
 
     return run

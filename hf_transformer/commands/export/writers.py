@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from hf_transformer.commands.export.checkpoint import explained
 from hf_transformer.commands.export.graph import Graph
-from hf_transformer.commands.export.samples import Inputs
 from hf_transformer.commands.export.settings import Format
-from hf_transformer.errors import LoadError
+from hf_transformer.commands.export.verifying import Inputs
 
 OPSET = 17
 """Of ONNX: old enough for every Triton container since 2023."""
@@ -20,33 +20,30 @@ WEIGHTS = "model.onnx.data"
 
 
 def write_model(graph: Graph, path: Path, form: Format, inputs: Inputs) -> None:
-    """Writes model.onnx or model.pt, weights inside. ``inputs`` are a batch of several texts to trace the graph with.
+    """Writes model.onnx or model.pt with its weights. The graph is traced with ``inputs``, a batch of several texts.
 
     Raises:
         LoadError: torch can't make such a file of this model.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            # Tracing warns of every shape that it sees; what comes out is compared with the model.
-            warnings.simplefilter("ignore")
-            if form == "onnx":
-                _write_onnx(graph, path, inputs)
-            else:
-                _write_torchscript(graph, path, inputs)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as exc:
-        reason = " ".join(str(exc).split())[:400]
-        raise LoadError(f"torch can't write this model as {form}: {reason}") from exc
+    write = _write_onnx if form == "onnx" else _write_torchscript
+    with explained(f"torch can't write this model as {form}"), warnings.catch_warnings(), torch.no_grad():
+        # Tracing warns of every shape that it sees; the result is compared with the model.
+        warnings.simplefilter("ignore")
+        write(graph, path, inputs)
 
 
 def _write_onnx(graph: Graph, path: Path, inputs: Inputs) -> None:
     torch.onnx.export(
-        graph.module,
+        graph,
         tuple(inputs.values()),
         str(path),
-        input_names=list(graph.inputs),
-        output_names=[output.name for output in graph.outputs],
-        dynamic_axes=graph.free_axes,
+        input_names=[tensor.name for tensor in graph.inputs],
+        output_names=[tensor.name for tensor in graph.outputs],
+        dynamic_axes={
+            tensor.name: {number: axis for number, axis in enumerate(tensor.axes) if isinstance(axis, str)}
+            for tensor in (*graph.inputs, *graph.outputs)
+        },
         opset_version=OPSET,
         # The tracing exporter: the newer one stores shared embeddings twice.
         dynamo=False,
@@ -56,8 +53,10 @@ def _write_onnx(graph: Graph, path: Path, inputs: Inputs) -> None:
 
 
 def gather_weights(path: Path) -> None:
-    """One file for the weights, where torch writes one for each: it does for those of more than 2 GB, the most that a
-    protobuf message can hold. Takes memory for all of them."""
+    """Puts all weights into one file, where torch writes one file for each; takes memory for all of them.
+
+    torch does so above 2 GB, the most that a protobuf message can hold.
+    """
     import onnx
 
     model = onnx.load(str(path))
@@ -67,7 +66,7 @@ def gather_weights(path: Path) -> None:
 
 
 def _write_torchscript(graph: Graph, path: Path, inputs: Inputs) -> None:
-    traced = torch.jit.trace(graph.module, tuple(inputs.values()), strict=False, check_trace=False)
+    traced = torch.jit.trace(graph, tuple(inputs.values()), strict=False, check_trace=False)
     for module in traced.modules():
         for name in module._c._method_names():  # one for each time that it is called
             _free_devices(module._c._get_method(name).graph)
@@ -75,7 +74,7 @@ def _write_torchscript(graph: Graph, path: Path, inputs: Inputs) -> None:
 
 
 def _free_devices(graph: Any) -> None:
-    """Tensors are made where the inputs are: a trace has the device that it ran on, the CPU, written into it."""
+    """Makes tensors on the device of the inputs. A trace has the device that it ran on, the CPU, as a constant."""
     tensors = [value for value in graph.inputs() if value.type().kind() == "TensorType"]
     for node in list(graph.nodes()):
         if tensors and node.kind() == "prim::Constant" and node.output().type().kind() == "DeviceObjType":

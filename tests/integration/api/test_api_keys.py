@@ -85,17 +85,19 @@ def test_the_document_tells_of_keys_what_is_done(service: Service) -> None:
     assert set(document["components"]["securitySchemes"]) == {"Bearer", "XApiKey", "ApiKey"}
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            url = path.format(model="bert", version="1")
+            if method == "parameters":
+                continue
+            url = path.format(version="1")
             refused = client.request(method, url)
             assert (refused.status_code == 401) == ("security" not in operation) == ("401" in operation["responses"])
             assert client.request(method, url, headers=KEY).status_code != 401
             if refused.status_code == 401:
-                content = operation["responses"]["401"]["content"]["application/json"]
-                schema = content["schema"]["$ref"].rpartition("/")[2]
+                response = document["components"]["responses"][operation["responses"]["401"]["$ref"].rpartition("/")[2]]
+                schema = response["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
                 assert schema == ("OpenAIError" if isinstance(refused.json()["error"], dict) else "Error")
                 assert schema in document["components"]["schemas"]
 
 
 def test_a_document_without_keys_tells_of_none(serve: Serve) -> None:
     document = httpx.get(f"{serve('bert').url}/openapi.json", trust_env=False).json()
-    assert "security" not in document and "securitySchemes" not in document["components"]
+    assert document["security"] == [] and "securitySchemes" not in document["components"]

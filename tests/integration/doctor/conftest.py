@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.commands.doctor.findings import Result
-from hf_transformer.commands.doctor.subject import Subject
-from hf_transformer.commands.doctor.table import CHECKS, examine
+from hf_transformer.commands.doctor.command import CHECKS
+from hf_transformer.commands.doctor.examination import Result, Subject, examine
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.config.options import parse_config
 from tests.service import flags_for
@@ -24,31 +23,30 @@ from tests.triton_repository import task_model_folder
 async def results_of(flags: Sequence[str]) -> list[Result]:
     """What the doctor finds with these flags."""
     config, notes = parse_config(flags, {})
-    return [one async for one in examine(Subject(config, notes))]
+    return [one async for one in examine(Subject(config, notes), CHECKS)]
 
 
-def troubles(results: Sequence[Result]) -> dict[str, Result]:
-    """What is not well, the first finding of each check."""
+def troubles(results: Sequence[Result]) -> dict[str, str]:
+    """What is not well and what to change, the first finding of each check."""
     bad = [one for one in results if one.status in ("warning", "failed")]
     assert all(one.found and one.change for one in bad)
-    first: dict[str, Result] = {}
+    first: dict[str, str] = {}
     for one in bad:
-        first.setdefault(one.name, one)
+        first.setdefault(one.name, f"{one.found} -> {one.change}")
     return first
 
 
-Diagnose = Callable[..., dict[str, Result]]
+Diagnose = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
 def diagnose(triton: LocalTriton, load: Callable[[str], None]) -> Diagnose:
     """What is not well with a model, with its own folder or another, and more flags."""
 
-    def run(model: str, *flags: str, folder: Path | None = None, protocol: str = "v2") -> dict[str, Result]:
+    def run(model: str, *flags: str, folder: Path | None = None, protocol: str = "v2") -> dict[str, str]:
         load(model)
         address = triton.http_address if protocol == "v2" else triton.grpc_address
-        if folder is None:
-            folder = task_model_folder(model)
+        folder = folder or task_model_folder(model)
         results = asyncio.run(results_of(flags_for(model, folder, address, protocol, flags)))
         assert list(dict.fromkeys(one.name for one in results)) == [check.name for check in CHECKS]
         return troubles(results)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
 
-from hf_transformer.commands.doctor import command as doctor
+from hf_transformer.commands.doctor import command
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import Serve
-from tests.integration.doctor.conftest import Diagnose
+from tests.integration.doctor.conftest import Diagnose, results_of
 from tests.service import flags_for
 from tests.triton_repository import task_model_folder
 
@@ -39,7 +41,7 @@ def test_the_command(
     assert diagnose("bert_masked") == {}
     address = triton.http_address if protocol == "v2" else triton.grpc_address
     flags = flags_for("bert_masked", task_model_folder("bert_masked"), address, protocol)
-    assert doctor.run(flags, {}) == 0
+    assert command.run(flags, {}) == 0
     table = capsys.readouterr().out
     assert f"predictor {address} over {protocol}" in table
     for said in (
@@ -50,7 +52,7 @@ def test_the_command(
     ):
         assert said in " ".join(table.split())
     assert table.endswith("24 ok, 1 skipped; exit code 0\n")
-    assert doctor.run([*flags, "--json"], {}) == 0
+    assert command.run([*flags, "--json"], {}) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["model"], document["exit_code"]) == ("bert_masked", 0)
     found = {one["name"]: one for one in document["results"]}
@@ -59,10 +61,35 @@ def test_the_command(
     assert all(one["change"] == "" and one["seconds"] >= 0 for one in document["results"])
 
 
-def test_no_shared_memory_is_used_where_it_is_off(
+def test_warnings_count_with_strict_only(
     triton: LocalTriton, diagnose: Diagnose, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert diagnose("bert_masked", "--predictor_shared_memory=off") == {}
+    assert list(diagnose("bert")) == ["attention mask"]
+    flags = flags_for("bert", task_model_folder("bert"), triton.http_address, "v2")
+    assert command.run(flags, {}) == 0
+    assert capsys.readouterr().out.endswith("23 ok, 1 warning, 1 skipped; exit code 0\n")
+    assert command.run([*flags, "--strict"], {}) == 1
+    assert capsys.readouterr().out.endswith("1 warning, 1 skipped; exit code 1\n")
+    assert command.run(["--strict", "--json", *flags], {}) == 1
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        ("--max_batch_tokens=160", 5),
+        ("--max_batch_output_bytes=500000", 4),
+        ("--max_predictor_response_bytes=700000 --predictor_shared_memory=off", 6),
+    ],
+)
+async def test_a_full_batch_is_as_large_as_the_service_makes_it(
+    triton: LocalTriton, load: Callable[[str], None], flags: str, rows: int
+) -> None:
+    await asyncio.to_thread(load, "bert_masked")
+    folder = task_model_folder("bert_masked")
+    results = await results_of(flags_for("bert_masked", folder, triton.http_address, "v2", flags.split()))
+    [found] = [one.found for one in results if one.name == "shared batch"]
+    assert f"in a batch with {rows - 1} longer ones" in found  # of 27 tokens
 
 
 def test_the_service_warns_at_its_start_once(serve: Serve) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
 from tests.integration.hostile.wire import (
     ANSWER,

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import Serve
 from tests.integration.hostile.wire import (
     ANSWER,

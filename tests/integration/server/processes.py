@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll, session_members
+from hf_transformer.commands.local_triton import HOST, poll, session_members
 from tests.service import Service, flags_for
 
 MODEL_FOLDER = Path(__file__).parents[3] / "deploy" / "model_repository" / "bert"

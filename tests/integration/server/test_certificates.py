@@ -12,8 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from hf_transformer.commands.local_triton import HOST
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.server.processes import SECONDS, answer_of, get, new_certificate, service_with
 from tests.service import Service
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.integration.server.processes import (
     SECONDS,
     all_of,

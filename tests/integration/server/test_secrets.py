@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.configuring import error
 from tests.integration.server.processes import MODEL_FOLDER, NOBODY, SECONDS, exit_code_of, service_with
 from tests.service import Service, flags_for

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from hf_transformer.commands.local_triton.child_process import poll
+from hf_transformer.commands.local_triton import poll
 from tests.integration.server.processes import PID, SECONDS, exit_code_of, service_with, signal_to
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 
-from hf_transformer.commands.doctor import samples
-from hf_transformer.commands.doctor.findings import Finding, ok, skipped, warning
-from hf_transformer.commands.doctor.server import CALL_SECONDS
-from hf_transformer.commands.doctor.subject import Subject, known
-from hf_transformer.core.batch import EncodingForm
+from hf_transformer.commands.doctor.advice import GENERATES
+from hf_transformer.commands.doctor.examination import Finding, Subject, ok, skipped, warning
+from hf_transformer.commands.doctor.inference import form_of, sample
+from hf_transformer.commands.doctor.model import CALL_SECONDS
+from hf_transformer.core.batch import Packed
 from hf_transformer.errors import RequestError
-from hf_transformer.model_wiring import filling
 from hf_transformer.pair import BoundPair
 from hf_transformer.predictor.base import Transport
 from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, aligned, free_bytes
-from hf_transformer.types import Tensor
 
 OTHERWISE = "or set --predictor_shared_memory=off; outputs travel in the responses until then, and work as well"
 MIB = 2**20
@@ -26,10 +23,11 @@ _RELATIVE, _ABSOLUTE = 2e-2, 1e-3
 """How far the outputs of two runs of one batch may differ: some models' sums come in another order each time."""
 
 
-async def shared_memory(subject: Subject) -> Sequence[Finding]:
+async def shared_memory(subject: Subject) -> list[Finding]:
     """Whether a region can be registered, and an output comes through it. Raises RequestError."""
-    pair, admin = known(subject.bound), known(subject.admin)
-    config = pair.config
+    pair, config = subject.pair, subject.config
+    if not isinstance(pair, BoundPair):
+        return skipped(GENERATES)
     if config.predictor_shared_memory != "auto":
         return skipped("switched off (--predictor_shared_memory)")
     largest = pair.signature.max_rows * pair.signature.output_bytes(pair.length)
@@ -39,7 +37,7 @@ async def shared_memory(subject: Subject) -> Sequence[Finding]:
             f"--predictor_shared_memory_min_bytes={config.predictor_shared_memory_min_bytes}"
         )
     if any(output.row_bytes(pair.length) is None for output in pair.signature.outputs):
-        return skipped("the outputs' dims are free in config.pbtxt, so nobody knows their size beforehand")
+        return skipped("the outputs' dims are free in config.pbtxt, so their size is not known beforehand")
     try:
         there = free_bytes(FOLDER)
     except OSError as exc:
@@ -50,21 +48,16 @@ async def shared_memory(subject: Subject) -> Sequence[Finding]:
             f"{config.predictor_shared_memory_bytes // MIB} MiB and {MARGIN // MIB} MiB have to stay free",
             f"enlarge {FOLDER} (sizeLimit of the emptyDir, --shm-size), lower the flag, {OTHERWISE}",
         )
+    packed = form_of(pair).pack([sample(pair)])
     try:
         async with asyncio.timeout(CALL_SECONDS):
-            return await _try_out(admin, pair)
+            arrived = await _arrives(subject.admin, packed)
     except (RequestError, OSError) as error:  # TimeoutError is an OSError
         return warning(
             f"the predictor can't use our {FOLDER}: {str(error) or f'it gave no answer in {CALL_SECONDS:g} s'}",
             f"mount one emptyDir with medium: Memory at {FOLDER} in both containers (or --ipc=host), {OTHERWISE}",
         )
-
-
-async def _try_out(transport: Transport, pair: BoundPair) -> Sequence[Finding]:
-    """The sample's outputs, inline and through a region of our own. Raises RequestError and OSError."""
-    form = EncodingForm(pair.signature, filling(pair.config, pair.tokenizer, pair.signature))
-    packed = form.pack([samples.encoding(pair)])
-    if not await try_region(transport, packed.inputs, packed.sizes):
+    if not arrived:
         return warning(
             f"what the predictor writes into {FOLDER} does not arrive here",
             f"mount the same {FOLDER} in both containers, {OTHERWISE}",
@@ -72,35 +65,30 @@ async def _try_out(transport: Transport, pair: BoundPair) -> Sequence[Finding]:
     return ok(f"{sum(packed.sizes.values())} bytes came through {FOLDER}")
 
 
-async def try_region(transport: Transport, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> bool:
-    """Whether the outputs of one batch come through a region of our own as they come inline; the region is gone then.
-
-    Args:
-        transport: open.
-        inputs: of the batch.
-        sizes: bytes of each output.
+async def _arrives(transport: Transport, packed: Packed) -> bool:
+    """Whether a batch's outputs come through a region of our own as they come inline.
 
     Raises:
         RequestError: the predictor refuses the region or the batch.
         OSError: /dev/shm is missing or full.
     """
-    reply = await transport.infer(inputs, list(sizes), {})
-    inline = {name: tensor.data.copy() for name, tensor in reply.tensors.items()}
-    reply.release()
-    region = Region(sum(map(aligned, sizes.values())), FOLDER)
-    try:
+    outputs = list(packed.sizes)
+    with ExitStack() as stack:
+        inline = await transport.infer(packed.inputs, outputs, {})
+        stack.callback(inline.release)
+        region = stack.enter_context(closing(Region(sum(map(aligned, packed.sizes.values())), FOLDER)))
         await transport.register_region(region.name, region.key, region.size)
         try:
             await asyncio.to_thread(region.fill)
-            slot = region.take(sizes)
+            slot = region.take(packed.sizes)
             if slot is None:
-                raise OSError(f"the region of {region.size} bytes has no place for {sizes}")
-            reply = await transport.infer(inputs, list(sizes), {}, destination=slot.destination)
-            shared = {name: tensor.data.copy() for name, tensor in reply.tensors.items()}
-            reply.release()
+                raise OSError(f"the region of {region.size} bytes has no place for {packed.sizes}")
+            shared = await transport.infer(packed.inputs, outputs, {}, destination=slot.destination)
+            stack.callback(shared.release)
         finally:
             with suppress(RequestError):
                 await transport.unregister_region(region.name)
-    finally:
-        region.close()
-    return all(np.allclose(data, shared[name], rtol=_RELATIVE, atol=_ABSOLUTE) for name, data in inline.items())
+        return all(
+            np.allclose(tensor.data, shared.tensors[name].data, rtol=_RELATIVE, atol=_ABSOLUTE)
+            for name, tensor in inline.tensors.items()
+        )

@@ -10,12 +10,9 @@ import pytest
 
 from hf_transformer.core.contract import fit_signature, told
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, Vocabulary
+from hf_transformer.tasks.base import SentenceTransformers, TaskSettings, TaskTokenizer
 from hf_transformer.tasks.fill_mask import FillMask
-from hf_transformer.tasks.reduced_classification import ReducedClassification
-from hf_transformer.tasks.reduced_embedding import ReducedEmbedding
-from hf_transformer.tasks.reduced_fill_mask import ReducedFillMask
-from hf_transformer.tasks.reductions import reading
+from hf_transformer.tasks.reduced import ReducedClassification, ReducedEmbedding, ReducedFillMask, fit_reduced
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tasks.token_classification import TokenClassification
@@ -38,7 +35,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def fill_mask(tokenizer: Tokenizer) -> ReducedFillMask:
-    return cast(ReducedFillMask, reading(FillMask(TaskSettings({}, tokenizer)), TOP))
+    return cast(ReducedFillMask, fit_reduced(FillMask(TaskSettings({}, tokenizer)), TOP))
 
 
 def ids(tokenizer: Tokenizer, *tokens: str) -> list[int]:
@@ -72,22 +69,22 @@ def outputs(*rows: list[int], scores: list[float] | None = None) -> dict[str, An
     ],
 )
 def test_the_names_of_the_outputs_tell(tokenizer: Tokenizer, task: Any, names: tuple[str, ...], reader: Any) -> None:
-    found = reading(task(TaskSettings(named("a", "b", hidden_size=2), tokenizer)), names)
+    found = fit_reduced(task(TaskSettings(named("a", "b", hidden_size=2), tokenizer)), names)
     assert type(found) is reader and found.name == task.name
 
 
 @pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
 def test_flags_that_fill_mask_can_not_serve(tokenizer: Tokenizer, flag: str) -> None:
     task = FillMask(replace(TaskSettings({}, tokenizer), **cast(Any, {flag: True})))
-    assert reading(task, ("logits",)) is task
+    assert fit_reduced(task, ("logits",)) is task
     with pytest.raises(ConfigError, match=f"--{flag}: the model gives its best tokens alone"):
-        reading(task, TOP)
+        fit_reduced(task, TOP)
 
 
 def test_flags_that_classification_can_not_serve() -> None:
     task = SequenceClassification(settings(named("a", "b"), return_raw_logits=True))
     with pytest.raises(ConfigError, match="--return_raw_logits: the model gives probabilities alone"):
-        reading(task, ("probabilities",))
+        fit_reduced(task, ("probabilities",))
 
 
 def test_numbered_outputs_are_bound(fill_mask: ReducedFillMask) -> None:
@@ -172,7 +169,7 @@ def test_a_score_that_is_no_number(fill_mask: ReducedFillMask, tokenizer: Tokeni
 
 
 def classify(config: dict[str, Any], values: list[float], parameters: Any) -> Any:
-    task = reading(SequenceClassification(settings(config)), ("probabilities",))
+    task = fit_reduced(SequenceClassification(settings(config)), ("probabilities",))
     found = {"probabilities": np.array(values, np.float32)}
     return task.decode("text", ENCODING, found, task.options(parameters))
 
@@ -216,8 +213,8 @@ def test_what_needs_the_logits(parameters: Any, names: str) -> None:
 def embed(parameters: Any, *windows: tuple[list[float], float, int], normalize: bool = True) -> Any:
     """Of the vectors, the norms and the tokens of a text's windows."""
     files = SentenceTransformers(pooling=("mean",), normalize=normalize)
-    vocabulary = cast(Vocabulary, None)
-    task = reading(
+    vocabulary = cast(TaskTokenizer, None)
+    task = fit_reduced(
         TextEmbedding(TaskSettings({"hidden_size": 2}, vocabulary, sentence_transformers=files)),
         ("sentence_embedding", "embedding_norm"),
     )
@@ -251,8 +248,8 @@ def test_windows_are_averaged_before_they_are_normalized() -> None:
 
 def test_a_vector_of_another_size_is_found() -> None:
     files = SentenceTransformers(pooling=("mean",), normalize=True)
-    task = reading(
-        TextEmbedding(TaskSettings({"hidden_size": 2}, cast(Vocabulary, None), sentence_transformers=files)),
+    task = fit_reduced(
+        TextEmbedding(TaskSettings({"hidden_size": 2}, cast(TaskTokenizer, None), sentence_transformers=files)),
         ("sentence_embedding", "embedding_norm"),
     )
     (vector, norm) = task.outputs

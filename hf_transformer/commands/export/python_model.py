@@ -1,0 +1,60 @@
+"""Runs the model.onnx or model.pt that lies beside this file, in Triton's Python backend.
+
+Needs onnxruntime or torch, and numpy<2, in the Python that Triton's stub runs: under numpy 2 this backend returns empty
+tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """The inputs and outputs that config.pbtxt declares: of model.onnx by name, of model.pt by their order."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model; the parameter intra_op_thread_count is the number of threads of one execution [1]."""
+        config = json.loads(args["model_config"])
+        threads = int(config.get("parameters", {}).get("intra_op_thread_count", {}).get("string_value", "1"))
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
+        path = Path(__file__).with_name("model.onnx")
+        if path.exists():
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self.run = lambda arrays: session.run(self.outputs, dict(zip(self.inputs, arrays, strict=True)))
+        else:
+            import torch
+
+            torch.set_num_threads(threads)
+            module = torch.jit.load(str(path.with_name("model.pt")))
+            # Without gradients, in whatever thread it is called.
+            call = torch.inference_mode()(module.forward)
+            self.run = lambda arrays: [tensor.numpy() for tensor in call(*map(torch.from_numpy, arrays))]
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Run all requests as one batch: Triton passes only requests of one shape together."""
+        given = [
+            [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
+            for name in self.inputs
+        ]
+        found = self.run([np.concatenate(arrays) for arrays in given])
+        ends = np.cumsum([len(rows) for rows in given[0]])[:-1]
+        parts = [np.split(array, ends) for array in found]
+        return [
+            pb_utils.InferenceResponse(
+                [
+                    pb_utils.Tensor(name, np.ascontiguousarray(part[number]))
+                    for name, part in zip(self.outputs, parts, strict=True)
+                ]
+            )
+            for number in range(len(requests))
+        ]

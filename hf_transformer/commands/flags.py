@@ -1,0 +1,32 @@
+"""Flags of the commands that have their own: spelled with underscores or hyphens, with the values of config/values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from hf_transformer.config.values import Converter
+
+
+class FlagParser(argparse.ArgumentParser):
+    """The flags of ``hf-transformer <command>``. A bad one is a message on stderr and the exit code 2."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog=f"hf-transformer {command}", description=description, allow_abbrev=False)
+
+    def add(self, flag: str, convert: Converter | None = None, **more: Any) -> None:
+        """Add a flag, named with underscores; ``more`` are arguments of argparse's ``add_argument``."""
+        if convert is not None:
+            more = {"type": _reader(convert), "metavar": convert.metavar, **more}
+        self.add_argument(*dict.fromkeys([f"--{flag}", f"--{flag.replace('_', '-')}"]), dest=flag, **more)
+
+
+def _reader(convert: Converter) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {convert.expects}, got {text!r}") from None
+
+    return read

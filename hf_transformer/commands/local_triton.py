@@ -1,0 +1,490 @@
+"""A real Triton Inference Server as a child process, for the demo, the benchmarks and the tests.
+
+    with LocalTriton(Path("deploy/model_repository"), models=["bert"]) as triton:
+        ...  # triton.http_address, triton.grpc_address
+
+Linux only, standard library only.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hf_transformer.errors import LoadError
+
+HOST = "127.0.0.1"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
+
+EXIT_SECONDS = 2
+"""Triton's wait for requests and idle connections after SIGTERM."""
+GRACE_SECONDS = 10.0
+START_ATTEMPTS = 5
+"""Another process can take a port between our search and Triton's bind."""
+LINES_SHOWN = 20
+UNIMPORTANT = re.compile(r"I\d{4} |[|+]")
+"""How the lines of Triton's log begin that are no complaints: information, and tables of settings."""
+HINTS = {
+    "error while loading shared libraries: libpython": (
+        "Triton's Python stub needs the shared libpython of its environment: install it (libpython3.x on Debian and "
+        "Ubuntu), or make the environment with a Python that was built with --enable-shared."
+    ),
+    "version `GLIBC_": "This tritonserver needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04).",
+    "No module named 'onnxruntime'": "Install onnxruntime in the environment that Triton runs in.",
+}
+"""A text in Triton's log -> what to do about it."""
+ADVICE = (
+    "Install it with: pip install 'hf-transformer[demo]', or in an environment of its own: "
+    "pip install --no-deps nvidia-pytriton && pip install 'numpy<2' onnxruntime"
+)
+
+# Runs in the Python of an environment. find_spec does not import pytriton.
+PROBE = """
+import importlib.metadata as m, importlib.util, json, sys, sysconfig
+spec = importlib.util.find_spec("pytriton")
+try: numpy = m.version("numpy")
+except m.PackageNotFoundError: numpy = None
+print(json.dumps({
+    "version": "%d.%d" % sys.version_info[:2],
+    "pytriton": spec and list(spec.submodule_search_locations)[0],
+    "numpy": numpy,
+    "libdir": sysconfig.get_config_var("LIBDIR"),
+}))
+"""
+
+# Runs first in a new process. PR_SET_PDEATHSIG (1) asks the kernel for SIGTERM when the thread that started the
+# process is gone, even by SIGKILL; it survives the exec. A preexec_fn would do the same, but isn't safe in a parent
+# that has threads. The second line closes the gap between fork and prctl.
+LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]): sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(eq=False)
+class LocalTriton:
+    """One tritonserver on free ports of 127.0.0.1: a context manager, or call ``start`` and ``stop``.
+
+    The ports stay the same over ``restart``. The names of its files in /dev/shm begin with ``prefix``, so that
+    ``stop`` removes them and no others.
+    """
+
+    model_repository: Path
+    _: KW_ONLY
+    environment: Path | None = None
+    """Folder of a virtual environment with nvidia-pytriton; None: see ``find_triton``."""
+    models: Sequence[str] | None = None
+    """Load and wait for these only; None: all of the repository."""
+    config_name: str | None = "python"
+    """Use ``<model>/configs/<config_name>.pbtxt`` where it exists, with a Triton that has the Python backend only."""
+    strict: bool = True
+    """A model that does not load is an error; else Triton serves the models that did load."""
+    options: Sequence[str] = ()
+    """More options for tritonserver. They come last, so they may repeat one of ours."""
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables for Triton and its models, PATH included."""
+    log: Path | None = None
+    """File for Triton's output; None: a temporary one, gone after ``stop``."""
+    timeout_seconds: float = 60.0
+    interrupted: Callable[[], bool] = lambda: False
+    """Asked while Triton starts; True ends the wait, with an InterruptedError."""
+
+    description: str = field(default="", init=False)
+    """Which tritonserver it is, for people to read."""
+    http_port: int = field(default=0, init=False)
+    grpc_port: int = field(default=0, init=False)
+    metrics_port: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.prefix = f"hf_transformer_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._folder: Path | None = None
+        self._child: ChildProcess | None = None
+
+    @property
+    def http_address(self) -> str:
+        """host:port of the REST API."""
+        return f"{HOST}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of the gRPC API."""
+        return f"{HOST}:{self.grpc_port}"
+
+    @property
+    def metrics_address(self) -> str:
+        """host:port of the Prometheus metrics."""
+        return f"{HOST}:{self.metrics_port}"
+
+    @property
+    def child(self) -> ChildProcess:
+        """The process. Raises RuntimeError before ``start`` and after ``stop``."""
+        if self._child is None:
+            raise RuntimeError("Triton was not started")
+        return self._child
+
+    def start(self) -> None:
+        """Start and wait until the models are ready.
+
+        Raises:
+            LoadError: there is no Triton, it ends early, a model does not load, or it takes too long. The message has
+                the end of Triton's log. No process and no file stays.
+            InterruptedError: ``interrupted`` said so.
+        """
+        installation = find_triton(self.environment, self.environ)
+        if not self.model_repository.is_dir():
+            raise LoadError(f"the model repository {self.model_repository} is not a folder")
+        self.description = installation.description
+        self._folder = Path(tempfile.mkdtemp(prefix="hf-transformer-triton-"))
+        self._log = self.log or self._folder / "triton.log"
+        self._variables = installation.variables
+        try:
+            self._command = self._build_command(installation, self._folder)
+            self._launch(new_ports=True)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL, then remove all that Triton leaves. Does no harm when repeated."""
+        try:
+            if self._child is not None:
+                self._child.terminate(GRACE_SECONDS)
+                self._child = None
+        finally:
+            self._clear_shared_memory()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+    def restart(self) -> None:
+        """Stop (if it still runs) and start again on the same ports. Returns and raises as ``start``."""
+        self.child.terminate(GRACE_SECONDS)
+        self._clear_shared_memory()
+        self._launch(new_ports=False)
+
+    def kill(self) -> None:
+        """End Triton as a crash does (SIGKILL), and remove the stubs and files that it orphans."""
+        self.child.kill()
+        self._clear_shared_memory()
+
+    def suspend(self) -> None:
+        """Make Triton hang (SIGSTOP): it accepts connections and answers nothing, until ``resume``."""
+        self.child.suspend()
+
+    def resume(self) -> None:
+        """Let a suspended Triton go on."""
+        self.child.resume()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _launch(self, *, new_ports: bool) -> None:
+        for attempts_left in reversed(range(START_ATTEMPTS)):
+            if new_ports:
+                self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+            ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+            flags = [f"--{api}-port={port}" for api, port in ports.items()]
+            self._child = child = ChildProcess([*self._command, *flags, *self.options], self._variables, self._log)
+            try:
+                self._wait_until_ready(child)
+                return
+            except LoadError:
+                port_taken = "already in use" in child.output()
+                child.terminate(GRACE_SECONDS)
+                self._clear_shared_memory()
+                if not (port_taken and attempts_left):
+                    raise
+
+    def _build_command(self, installation: TritonInstallation, folder: Path) -> list[str]:
+        command = [
+            *installation.program,
+            f"--model-repository={self.model_repository.absolute()}",
+            *(f"--{api}-address={HOST}" for api in ("http", "grpc", "metrics")),
+            f"--exit-timeout-secs={EXIT_SECONDS}",
+            f"--exit-on-error={str(self.strict).lower()}",
+            f"--backend-config=python,shm-region-prefix-name={self.prefix}",
+            *installation.lay_out_backends(folder),
+        ]
+        if self.models is not None:
+            command += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in self.models)]
+        if installation.stub is not None and self.config_name:
+            command.append(f"--model-config-name={self.config_name}")
+        return command
+
+    def _wait_until_ready(self, child: ChildProcess) -> None:
+        """Triton opens its ports after it tried all models; with ``strict`` it ends itself if one has failed."""
+        deadline = time.monotonic() + self.timeout_seconds
+        models = self.models if self.strict and self.models is not None else ()
+        paths = ["/v2/health/live", *(f"/v2/models/{name}/ready" for name in models)]
+        while not all(is_ready(self.http_port, path) for path in paths):
+            if self.interrupted():
+                raise InterruptedError("interrupted while Triton was starting")
+            if child.wait(0.05):
+                raise _failure(f"Triton ended with exit code {child.exit_code}.", child.output())
+            if time.monotonic() > deadline:
+                raise _failure(f"Triton was not ready after {self.timeout_seconds:g} s.", child.output())
+
+    def _clear_shared_memory(self) -> None:
+        for path in SHARED_MEMORY.glob(f"{self.prefix}*"):
+            path.unlink(missing_ok=True)
+
+
+def _failure(message: str, log: str) -> LoadError:
+    """The message with hints and the last complaints of Triton's log."""
+    hints = [hint for sign, hint in HINTS.items() if sign in log]
+    complaints = [line for line in log.splitlines() if line and not UNIMPORTANT.match(line)]
+    return LoadError("\n".join([" ".join([message, *hints, "The end of its log:"]), *complaints[-LINES_SHOWN:]]))
+
+
+@dataclass(frozen=True, slots=True)
+class TritonInstallation:
+    """A tritonserver on this machine, and what it needs to run."""
+
+    description: str
+    program: Sequence[str]
+    variables: Mapping[str, str] = field(repr=False)
+    stub: Path | None = None
+    """The stub program of pytriton's wheel for its Python; None: the backends lie beside the program."""
+
+    def lay_out_backends(self, folder: Path) -> list[str]:
+        """Put the wheel's Python backend and its stub together in ``folder``; returns the option that names it.
+
+        The wheel has one stub for each version of Python, and not in the backend's folder, where Triton looks.
+        """
+        if self.stub is None:
+            return []
+        target = folder / "backends" / "python"
+        backend = self.stub.parents[2] / "backends" / "python"
+        shutil.copytree(backend, target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(self.stub, target / self.stub.name)
+        return [f"--backend-directory={target.parent}"]
+
+
+def find_triton(environment: Path | None, environ: Mapping[str, str]) -> TritonInstallation:
+    """Find a tritonserver: in ``environment`` alone if it is given, else in the running environment, else on PATH.
+
+    ``environment`` is the folder of a virtual environment with nvidia-pytriton and numpy below 2. ``environ`` are
+    variables for Triton; those of our own Python (PYTHONPATH and the like) are left out.
+
+    Raises:
+        LoadError: there is none, or it can't work. The message says what to install.
+    """
+    # From 1.29 on, onnxruntime's wheels report to Microsoft and write an identifier into HOME by default.
+    variables = {"ORT_DISABLE_TELEMETRY": "1", "PATH": os.defpath}
+    variables |= {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
+    if environment is not None:
+        python = environment / "bin" / "python"
+        if not python.exists():
+            raise LoadError(f"{environment} is not a virtual environment: there is no {python}. {ADVICE}")
+        return _in_environment(python, variables)
+    if importlib.util.find_spec("pytriton") is not None:
+        return _in_environment(Path(sys.executable), variables)
+    program = shutil.which("tritonserver", path=variables["PATH"])
+    if program is None:
+        raise LoadError(f"there is no tritonserver: neither nvidia-pytriton here nor the program on PATH. {ADVICE}")
+    return TritonInstallation(program, [program], variables)
+
+
+def _in_environment(python: Path, variables: Mapping[str, str]) -> TritonInstallation:
+    try:
+        command = [str(python), "-I", "-c", PROBE]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise LoadError(f"{python} does not run: {exc}") from exc
+    found = json.loads(answer.stdout)
+    folder = python.parent.parent
+    if found["pytriton"] is None:
+        raise LoadError(f"nvidia-pytriton is not installed in {folder}. {ADVICE}")
+    if found["numpy"] is None or int(found["numpy"].partition(".")[0]) >= 2:
+        raise LoadError(
+            f"{folder} has numpy {found['numpy']}, but with any numpy other than 1 the tensors of Triton's Python "
+            "models arrive empty. Install there: pip install 'numpy<2'"
+        )
+    server = Path(found["pytriton"]) / "tritonserver"
+    stub = server / "python_backend_stubs" / found["version"] / "triton_python_backend_stub"
+    if not stub.exists():
+        known = ", ".join(sorted(path.name for path in stub.parents[1].glob("*")))
+        raise LoadError(f"the nvidia-pytriton in {folder} supports Python {known}, not {found['version']}")
+    # The stub embeds Python: a libpython outside the system's folders has to be named.
+    libraries = [str(server.parents[1] / "nvidia_pytriton.libs"), found["libdir"], variables.get("LD_LIBRARY_PATH")]
+    return TritonInstallation(
+        f"nvidia-pytriton in {folder}",
+        # Set by env, because the Python that launches it must not load these libraries.
+        ["env", f"LD_LIBRARY_PATH={os.pathsep.join(filter(None, libraries))}", str(server / "bin" / "tritonserver")],
+        {**variables, "PATH": f"{python.parent}{os.pathsep}{variables['PATH']}"},
+        stub,
+    )
+
+
+class ChildProcess:
+    """A program in a session of its own, with its output in a log file.
+
+    The terminal's Ctrl-C does not reach that session, so the parent chooses the order in which things end. Every
+    process that the child starts belongs to the session, so that it is found even after the child was killed. If the
+    parent is killed, the kernel sends the child SIGTERM: start it from a thread that lives as long as it shall, best
+    the main thread.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        """Start ``command`` with exactly the variables of ``environ``; append stdout and stderr to ``log``."""
+        self._log = log
+        with log.open("ab") as output:
+            self._start_of_log = output.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()), *command],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of the child's session."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative is the number of the signal that ended it."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, at most ``seconds``; True when it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
+    def terminate(self, grace_seconds: float) -> None:
+        """SIGTERM, SIGKILL after ``grace_seconds``, then end everything that is left of its session."""
+        try:
+            self._process.terminate()
+            self.resume()  # a suspended child receives its SIGTERM only then
+            self.wait(grace_seconds)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL the child and everything that is left of its session; returns when all of them are gone."""
+        self._process.kill()
+        self._process.wait()
+        poll(lambda: not _kill_session(self.pid), seconds=10.0)
+
+    def suspend(self) -> None:
+        """SIGSTOP; returns when every thread stands still. The processes that the child started go on."""
+        self._process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        poll(lambda: all(_stat_fields(task)[:1] == ["T"] for task in tasks.iterdir()), seconds=10.0)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def output(self) -> str:
+        """All that the child has written since it was started."""
+        with self._log.open("rb") as log:
+            log.seek(self._start_of_log)
+            return log.read().decode("utf-8", "replace")
+
+    def output_tail(self, lines: int = 30) -> str:
+        """The last lines that the child has written."""
+        return "\n".join(self.output().splitlines()[-lines:])
+
+
+def session_members(session: int) -> list[int]:
+    """The ids of the processes of a session that still run, without zombies, which only wait to be reaped."""
+    members = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            fields = _stat_fields(folder)
+            if fields and fields[0] not in "ZX" and int(fields[3]) == session:
+                members.append(int(folder.name))
+    return members
+
+
+def _kill_session(session: int) -> list[int]:
+    """SIGKILL to all processes of a session; returns those that were still there."""
+    members = session_members(session)
+    for pid in members:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+    return members
+
+
+def _stat_fields(folder: Path) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third on (state, parent, group, session); empty if it is gone."""
+    try:
+        text = (folder / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    # The second field, the program's name in brackets, may itself have spaces and brackets.
+    return text.rpartition(")")[2].split()
+
+
+def poll(condition: Callable[[], bool], seconds: float) -> bool:
+    """Ask until ``condition`` holds or ``seconds`` are over; returns its last answer."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return answer
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of HOST that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def exchange(port: int, method: str, path: str, body: str | None = None, *, seconds: float = 5.0) -> tuple[int, str]:
+    """One HTTP request to HOST; the status and the body of the response.
+
+    Raises:
+        OSError: there is no connection, or no response within ``seconds``.
+        http.client.HTTPException: the response is not HTTP.
+    """
+    connection = http.client.HTTPConnection(HOST, port, timeout=seconds)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read().decode("utf-8", "replace")
+    finally:
+        connection.close()
+
+
+def is_ready(port: int, path: str) -> bool:
+    """Whether a GET of ``path`` is answered with 200."""
+    try:
+        return exchange(port, "GET", path)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
