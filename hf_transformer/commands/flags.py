@@ -1,4 +1,4 @@
-"""Flags of the commands that have their own: spelled with underscores or hyphens, with the converters of config/option.py."""
+"""Flags of the commands that have their own, with underscores or hyphens; config/option.py converts their values."""
 
 from __future__ import annotations
 

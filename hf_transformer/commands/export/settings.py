@@ -20,6 +20,8 @@ FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
 """The names that Triton's backends look for in the folder of a version."""
 TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 5e-2}
 """The default of --tolerance by precision."""
+INPUT_NAMES = name_list("NAMES", "different names separated by commas, such as input_ids,attention_mask")
+
 TOP_K = 10
 """Tokens per mask of a reduced fill_mask model, without --top_k."""
 
@@ -94,7 +96,7 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     add("revision", metavar="REVISION", help="a branch, tag or commit of --model_id [main]")
     add(
         "inputs",
-        name_list("NAMES", "different names separated by commas, such as input_ids,attention_mask"),
+        INPUT_NAMES,
         default=(),
         help="the model's inputs, with commas [all that it takes]",
     )
