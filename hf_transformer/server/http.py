@@ -278,7 +278,6 @@ class HttpConnection(asyncio.Protocol):
             return
         lines = b"".join([b"%b: %b\r\n" % line for line in fields if line[0] != b"upgrade"])
         start = b"%b %b HTTP/%b\r\n" % (before.get_method(), self._url, before.get_http_version().encode())
-        self._fields = None
         self._parser = httptools.HttpRequestParser(self)
         self.data_received(b"%b%b\r\n" % (start, lines))
 
@@ -329,15 +328,15 @@ class HttpConnection(asyncio.Protocol):
 
     # What the parser calls. What these raise ends the parsing.
 
-    def on_url(self, url: bytes) -> None:
-        if self._fields is not None:  # more of it
-            self._url += url
-            return
+    def on_message_begin(self) -> None:
         if self._deaf:
             raise _Refused
-        self._url, self._fields = url, []
+        self._url, self._fields = b"", []
         if not self._requests:
             self._deadline = self.loop.time() + self._limits.seconds
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._fields is not None:
@@ -579,7 +578,7 @@ class HttpConnection(asyncio.Protocol):
         refusal, first = Refusal(status, message), self._requests[0] if self._requests else None
         culprit = first if status == 503 else self._incoming
         if culprit is None:
-            path = b"" if self._fields is None else self._url.partition(b"?")[0]
+            path = self._url.partition(b"?")[0]
             culprit = HttpRequest(self, False, "-", path.decode("latin-1"), b"", b"", [], "1.1")
             self._requests.append(culprit)
             if first is None:
