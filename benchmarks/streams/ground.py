@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks.stress.ground import ROOT, Model
 from tests.triton_repository import lay_out as lay_out_test_models
 
-FILES: Final = ROOT / "tests" / "task_models" / "gpt2"
+FILES: Final = ROOT / "deploy" / "model_repository" / "gpt2"
 """config.json and the tokenizer, of 768 tokens."""
 CONFIG: Final = """name: "{name}"
 backend: "python"

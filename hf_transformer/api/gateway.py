@@ -114,6 +114,7 @@ class GatewaySettings:
         keys: who may ask (--api_keys_file).
         origins: pages of which origins may ask (--cors_allow_origin).
         access_log: the format of a line (--access_log_format), which ``logger`` gets.
+        open_paths: further paths that need no key, of pages that ask for one.
         trusted_proxies: addresses whose X-Forwarded-For is believed in the access log, as uvicorn reads them.
     """
 
@@ -121,6 +122,7 @@ class GatewaySettings:
     origins: Sequence[str] = ()
     access_log: str | None = None
     logger: logging.Logger | None = None
+    open_paths: Sequence[str] = ()
     trusted_proxies: str = "127.0.0.1,::1"
 
 
@@ -149,7 +151,7 @@ class Gateway:
     ) -> None:
         self.router = router
         self._others = others
-        self._open = open_paths(models)
+        self._open = open_paths(models).union(settings.open_paths)
         self._errors_by_path = errors_by_path
         self._metrics = metrics
         self._keys = settings.keys

@@ -82,6 +82,11 @@ class GenerationPipeline:
         """Which kind of model it drives: tokens, text or logits."""
         return self._generator.kind
 
+    @property
+    def honours(self) -> frozenset[str]:
+        """The fields of Sampling that a request may set to more than their neutral value."""
+        return EVERYBODYS | self._generator.honours
+
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
         """Checks and tokenizes all prompts; nothing is written before the result is entered, but its time runs.
 
@@ -171,7 +176,7 @@ class GenerationPipeline:
     def _refuse(self, sampling: Sampling) -> None:
         """Raises InvalidInput for what this model can't honour, or nobody could."""
         for field, name in sampling.names.items():
-            if field not in EVERYBODYS and field not in self._generator.honours:
+            if field not in self.honours:
                 raise InvalidInput(
                     f"{name}: this model is a {self._generator.kind} model, which can't honour it; leave it out"
                 )

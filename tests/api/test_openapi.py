@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api import docs, openapi
+from hf_transformer.api import openapi
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate_request import FURTHER
 from hf_transformer.api.openai import chat as openai_chat

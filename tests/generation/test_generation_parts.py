@@ -15,7 +15,7 @@ from hf_transformer.model_parts import load_parts
 from hf_transformer.tokenizer.files import ModelFiles
 from tests.api.generating import FOLDER, tokenizer_of
 from tests.configuring import config
-from tests.triton_repository import DEMO_MODEL, TASK_MODELS
+from tests.triton_repository import DEMO_MODEL, DEMO_MODELS
 
 
 def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None = None) -> GenerationParts:
@@ -77,7 +77,7 @@ def test_the_test_models_are_told_by_their_architecture() -> None:
     assert parts.generation.chat_template is not None
     generation = parts.task.settings.generation
     assert (generation.max_length, generation.temperature, generation.max_new_tokens) == (40, 0.5, 9)
-    t5 = load_parts(config(f"--model_dir={TASK_MODELS / 't5'}"))
+    t5 = load_parts(config(f"--model_dir={DEMO_MODELS / 't5'}"))
     assert t5.task.name == "text2text_generation" and t5.generation is not None
     assert t5.generation.decoder_start_ids
 

@@ -21,7 +21,7 @@ from hf_transformer.types import ModelSpec, TensorSpec
 from tests.configuring import config
 from tests.generation.scripted_models import ScriptedModel, model, spec
 from tests.generation.tiny_model import Form, TinyPredictor
-from tests.triton_repository import TASK_MODELS
+from tests.triton_repository import DEMO_MODELS
 
 VOCABULARY = 50_257
 INPUTS = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask", "position_ids"))
@@ -35,7 +35,7 @@ CACHED = ModelSpec("m", "1", (*INPUTS, *PAST), (LOGITS, *PRESENT), 64)
 
 
 def options(*flags: str) -> Config:
-    return config(f"--model_dir={TASK_MODELS / 'gpt2'}", "--model_name=m", "--task=text_generation", *flags)
+    return config(f"--model_dir={DEMO_MODELS / 'gpt2'}", "--model_name=m", "--task=text_generation", *flags)
 
 
 def generators(settings: Config, *specs: ModelSpec) -> list[LogitsGenerator]:
