@@ -12,7 +12,7 @@ const SLIDERS = {
   frequency_penalty: ["Frequency penalty", { value: 0, min: -2, max: 2, step: 0.1 }, 0],
 };
 /** Name -> label, bounds, and the value that asks for nothing, so that it need not be sent. */
-const OF_VLLM = ["top_k", "min_p", "repetition_penalty"];
+const OF_VLLM = ["top_k", "min_p", "repetition_penalty", "ignore_eos"];
 const CHAT = "Chat";
 const COMPLETION = "Completion";
 
@@ -37,6 +37,7 @@ function bodyOf(values, { name, generation }) {
   }
   if (values.seed?.trim()) body.seed = Number(values.seed);
   if (values.stop) body.stop = values.stop.replaceAll("\\n", "\n");
+  if (values.ignore_eos) body.ignore_eos = true;
   if (values.logprobs) {
     const likeliest = generation.interface === "logits" ? 5 : 0;
     Object.assign(body, chats(values) ? { logprobs: true, top_logprobs: likeliest } : { logprobs: likeliest });
@@ -80,6 +81,7 @@ export default {
     }
     if (honoured("seed")) form.line("seed", "Seed", { inputMode: "numeric", pattern: "[0-9]*" });
     form.line("stop", "Stop at", { hint: "A text that ends the answer; \\n is a new line." });
+    if (honoured("ignore_eos")) form.toggle("ignore_eos", "Go on after its end");
     form.into(host);
     if (honoured("logprobs")) form.toggle("logprobs", "Colour tokens by probability", true);
     const show = () => {
@@ -93,7 +95,7 @@ export default {
   },
 
   example({ instances: [given] }, { generation }) {
-    return { mode: generation.chat ? CHAT : COMPLETION, prompt: given.text ?? given };
+    return { prompt: given.text ?? given, mode: generation.chat ? CHAT : COMPLETION };
   },
 
   request: (values, info) => ({ path: pathOf(values, info), body: bodyOf(values, info) }),

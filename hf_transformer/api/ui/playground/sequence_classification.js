@@ -5,7 +5,7 @@ const pair = ({ text, text_pair }) => (text_pair ? { text, text_pair } : text);
 export default {
   form(form) {
     form.text("text", "Text", { rows: 3 });
-    form.text("text_pair", "Second text", { rows: 2, hint: "Only for a model of pairs." });
+    form.text("text_pair", "Second text", { rows: 2, hint: "For a model that compares two texts." });
   },
 
   example: ({ instances: [given] }) => ({ text: given.text ?? given, text_pair: given.text_pair ?? "" }),
