@@ -40,18 +40,23 @@ class ModelFiles:
     config: Mapping[str, Json]
 
 
-def read_json(path: Path, *, required: bool) -> dict[str, Json]:
-    """The JSON object in a file; {} for a missing file that is not required. Raises LoadError naming the file."""
+def load_json(path: Path) -> Json:
+    """What a JSON file holds. Raises LoadError naming the file."""
     try:
-        value = orjson.loads(path.read_bytes())
+        return orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        if required:
-            raise LoadError(f"{path} is missing") from None
-        return {}
+        raise LoadError(f"{path} is missing") from None
     except OSError as exc:
         raise LoadError(f"{path} can't be read: {exc.strerror}") from exc
     except orjson.JSONDecodeError as exc:
         raise LoadError(f"{path} is not valid JSON: {exc}") from exc
+
+
+def read_json(path: Path, *, required: bool) -> dict[str, Json]:
+    """The JSON object in a file; {} for a missing file that is not required. Raises LoadError naming the file."""
+    if not required and not path.exists():
+        return {}
+    value = load_json(path)
     if not isinstance(value, dict):
         raise LoadError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")
     return value

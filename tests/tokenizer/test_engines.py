@@ -14,8 +14,7 @@ import pytest
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.tokenizer.engine import Engine
 from hf_transformer.tokenizer.load import load_fast
-from hf_transformer.tokenizer.tokenizer import CHUNK, CHUNK_CHARACTERS, Tokenizer, load_tokenizer
-from hf_transformer.tokenizer.vocabulary import MANY_IDS
+from hf_transformer.tokenizer.tokenizer import CHUNK, CHUNK_CHARACTERS, MANY_IDS, Tokenizer, load_tokenizer
 from hf_transformer.types import Encoding, TextInput, TokenIds, Tokenization, Words
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
