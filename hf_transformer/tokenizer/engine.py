@@ -11,7 +11,7 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer.words import WordCache
+from hf_transformer.tokenizer.words import SPACE, WordCache
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
 
 LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
@@ -83,7 +83,7 @@ class RustEngine(Engine):
     """A tokenizer of the Rust library.
 
     The library encodes each text whole. A truncated text, or a window, is that encoding without some of its tokens, so
-    ``backend`` never changes and a token has the same offsets in every window.
+    ``backend`` never changes.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class RustEngine(Engine):
         self.max_length = max_length
         self._special_tokens = special_tokens
         self._from_left = truncation_side == "left"
+        self._keeps_space = keeps_space(backend)
         self._words = WordCache.of(backend, special_tokens) if word_cache else None
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
@@ -143,7 +144,17 @@ class RustEngine(Engine):
         found = []
         for one, (_, windows) in zip(encoded, plans, strict=True):
             whole = _convert(one, how.detail, truncated=len(one) > limit and not how.windows)
-            found.append([without(whole, ranges) if ranges else whole for ranges in windows])
+            found.append([self._window(whole, ranges) if ranges else whole for ranges in windows])
+        return found
+
+    def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
+        """An encoding without some ranges of its tokens; see keeps_space for the offsets."""
+        found = without(whole, ranges)
+        if found.offsets is not None and found.sequence_ids is not None and self._keeps_space:
+            for place in {found.sequence_ids.index(number) for number in (0, 1) if number in found.sequence_ids}:
+                token, (start, end) = self._backend.id_to_token(found.ids[place]) or "", found.offsets[place]
+                if start and token.startswith(SPACE):
+                    found.offsets[place] = start - 1, end if token.strip(SPACE) else start - 1
         return found
 
     def _check_room(self, limit: int, stride: int, *, pair: bool) -> None:
@@ -243,6 +254,15 @@ Plan = tuple[int, Iterable[Sequence[range]]]
 UNCUT: Plan = (1, ((),))
 
 
+def keeps_space(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the offsets of tokens leave out the space before them, but for the first token of a text or window: the
+    library takes one space there for added by itself. Source: process_offsets in pre_tokenizers/byte_level.rs."""
+    probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ġa": 0}))
+    probe.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    probe.post_processor = backend.post_processor
+    return bool(probe.encode("Ġa Ġa", add_special_tokens=False).offsets == [(0, 2), (4, 5)])
+
+
 def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
     """The tokens of the first (0) or the second text (1), which follow each other."""
     owners = encoded.sequence_ids
@@ -321,7 +341,7 @@ class PythonEngine(Engine):
         added: int = self.tokenizer.num_special_tokens_to_add(isinstance(text, tuple))
         rest = len(ids) + added * (self.special_tokens - special) - self.max_length
         mask = list(whole["special_tokens_mask"]) if how.detail else None
-        return Encoding(ids, _type_ids(whole), special_mask=mask, cut=Cut(max(0, rest), None))
+        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Cut(max(0, rest), None))
 
     def _truncated(self, text: TextInput, strategy: str) -> Encoding:
         whole = self._call(text)
@@ -332,17 +352,13 @@ class PythonEngine(Engine):
         if len(ids) > self.max_length:
             # transformers logs an error then, and leaves the pair as long as it was.
             raise InvalidInput(f"a pair of texts does not fit into {self.max_length} tokens")
-        return Encoding(ids, _type_ids(whole), truncated)
+        return Encoding(ids, list(whole["token_type_ids"]), truncated)
 
     def _call(self, text: TextInput, **options: Any) -> Mapping[str, Any]:
         pair = text if isinstance(text, tuple) else (str(text), None)
         usual = {"add_special_tokens": self.special_tokens, "return_token_type_ids": True, "verbose": False}
         try:
-            encoded: Mapping[str, Any] = self.tokenizer(*pair, **(usual | options))
+            found: Mapping[str, Any] = self.tokenizer(*pair, **(usual | options))
         except (ValueError, TypeError, KeyError, UnicodeError) as exc:
             raise InvalidInput(f"the tokenizer can't encode a text: {exc}") from exc
-        return encoded
-
-
-def _type_ids(encoded: Mapping[str, Any]) -> list[int]:
-    return list(encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]))
+        return {"token_type_ids": [0] * len(found["input_ids"]), **found}

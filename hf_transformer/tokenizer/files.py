@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -98,20 +99,13 @@ def find_model_files(
     # Imported here: a start from a local folder needs nothing of the hub.
     from hf_transformer.tokenizer.hub import hub_snapshot
 
-    def snapshot(revision: str | None, *, with_tokenizer: bool) -> Path:
-        return hub_snapshot(
-            model_id,
-            revision or "main",
-            token=token,
-            with_tokenizer=with_tokenizer,
-            with_code=trust_remote_code,
-            cache_dir=cache_dir,
-        )
-
-    split = tokenizer_revision is not None and tokenizer_revision != (model_revision or "main")
-    model_folder = snapshot(model_revision, with_tokenizer=not split)
-    tokenizer_folder = snapshot(tokenizer_revision, with_tokenizer=True) if split else model_folder
-    _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision or model_revision or 'main'})")
+    snapshot = partial(hub_snapshot, model_id, token=token, with_code=trust_remote_code, cache_dir=cache_dir)
+    model_revision = model_revision or "main"
+    tokenizer_revision = tokenizer_revision or model_revision
+    same = tokenizer_revision == model_revision
+    model_folder = snapshot(model_revision, with_tokenizer=same)
+    tokenizer_folder = model_folder if same else snapshot(tokenizer_revision)
+    _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision})")
     return ModelFiles(model_folder, tokenizer_folder, read_json(model_folder / "config.json", required=True))
 
 

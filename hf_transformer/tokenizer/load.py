@@ -26,10 +26,8 @@ log = logging.getLogger(__name__)
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens with a name of their own."""
-
 DEFAULT_MAX_LENGTH = 512
 """Where neither the tokenizer nor the model names a limit: that of BERT and of most encoders."""
-
 NO_LIMIT = 10**12
 """Larger values mean no limit: transformers writes int(1e30) for it."""
 

@@ -38,11 +38,9 @@ TRANSFORMER_FILES = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 """Where the first module's settings are; the first of these that has any."""
-
 SETTINGS = "config_sentence_transformers.json"
 VECTOR = "sentence_embedding"
 """The name of a text's vector among the modules."""
-
 NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
 """Modules that need nothing of the model besides its token vectors; Dropout does nothing outside training."""
 
@@ -65,8 +63,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     pooling = read_json(pooling_path, required=False) if "Pooling" in folders else {}
     prompts = _prompts(folder / SETTINGS, settings)
     first = folder / folders.get("Transformer", "")
-    found = (read_json(first / name, required=False) for name in TRANSFORMER_FILES)
-    transformer = next(filter(None, found), {})
+    transformer = next(filter(None, (read_json(first / name, required=False) for name in TRANSFORMER_FILES)), {})
     size = settings.get("truncate_dim")
     return SentenceTransformers(
         pooling=_modes(pooling_path, pooling),

@@ -161,13 +161,12 @@ class AsciiWords:
     encoded: for each of these tokens, one of its characters is forbidden that is neither a letter nor a digit.
     """
 
-    def __init__(self, backend: Tokenizer, how: Separable, forbidden: set[str]) -> None:
+    def __init__(self, backend: Tokenizer, how: Separable, forbidden: Sequence[str]) -> None:
         normalizer = backend.normalizer
         self._tokenize = backend.model.tokenize
         self._lower = normalizer is not None and normalizer.normalize_str("A") == "a"
         self._spaced, self._prefixed = how.spaced, how.prefixed
-        printable = map(chr, range(ord("!"), ord("~") + 1))
-        allowed = re.escape("".join(char for char in printable if char not in forbidden))
+        allowed = re.escape("".join(sorted(set(map(chr, range(ord("!"), ord("~") + 1))).difference(forbidden))))
         self._plain = re.compile(f"[{allowed}]{{1,{LONGEST_CHUNK}}}").fullmatch
         self._parts = re.compile(PARTS[how.splitter], re.ASCII).findall
 
@@ -175,7 +174,7 @@ class AsciiWords:
     def of(cls, backend: Tokenizer, how: Separable) -> AsciiWords | None:
         """None if an added token has only letters and digits."""
         marks = [ALPHANUMERIC.sub("", text)[:1] for text in how.added if text.isascii()]
-        return cls(backend, how, set(marks)) if all(marks) else None
+        return cls(backend, how, marks) if all(marks) else None
 
     def ids(self, chunk: str, first: bool) -> Ids | None:
         """The ids of a chunk, None if it is of another kind. ``first``: no space precedes it in its text.
