@@ -20,14 +20,12 @@ from hf_transformer.api.openai import routes as openai
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
+from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.model_parts import Parts, load_parts
 from hf_transformer.model_wiring import pipeline_builder, predictor_settings
 from hf_transformer.observability.board import Board
-from hf_transformer.observability.latency_log import LatencyLog
-from hf_transformer.observability.logging import ACCESS_LOGGER
+from hf_transformer.observability.logging import ACCESS_LOGGER, LatencyLog
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.observability.tracing.export import Exporter
-from hf_transformer.observability.tracing.spans import Tracing
 from hf_transformer.pair import Diagnose, no_diagnosis
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor
@@ -36,6 +34,7 @@ from hf_transformer.server.asgi import AsgiApplication, call_asgi
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer
+    from hf_transformer.observability.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,10 @@ def build_app(
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
     model = _served_model(config, parts, predictor, metrics, executor, latency_log, board, diagnose)
-    service = _service(config, model, metrics, executor, _tracing(config, beside))
+    tracing = open_tracing(config)
+    if tracing is not None:
+        beside.append(tracing)
+    service = _service(config, model, metrics, executor, tracing)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
     inner = starlette_app(
@@ -140,13 +142,22 @@ def _service(
     )
 
 
-def _tracing(config: Config, beside: list[AbstractAsyncContextManager[object]]) -> Tracing | None:
-    """Tracing where there is a collector; its exporter runs beside the service."""
+def open_tracing(config: Config) -> Tracing | None:
+    """Tracing where there is a collector, to be entered; None without --otlp_endpoint, and OpenTelemetry is not loaded.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed, or one of its variables has a wrong value.
+    """
     if config.otlp_endpoint is None:
         return None
-    exporter = Exporter(config.otlp_endpoint)
-    beside.append(exporter)
-    return Tracing(config.model_name, config.otlp_sample_ratio, exporter.put)
+    try:
+        from hf_transformer.observability.tracing import Tracing
+    except ImportError as error:
+        shown = without_userinfo(config.otlp_endpoint)
+        raise ConfigError(
+            f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
+        ) from error
+    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio)
 
 
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:

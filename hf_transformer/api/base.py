@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Never, Protocol
+from typing import TYPE_CHECKING, Never, Protocol
 
 import orjson
 from starlette.responses import Response as StarletteResponse
@@ -19,7 +19,6 @@ from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.observability.tracing.spans import Tracing
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.text_generation import TextGeneration
@@ -36,6 +35,9 @@ from hf_transformer.types import (
     TextInput,
     Tokenization,
 )
+
+if TYPE_CHECKING:
+    from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is an extra
 
 B3 = ("traceid", "spanid", "parentspanid", "sampled", "flags")
 """The headers x-b3-... of Zipkin. Source: https://github.com/openzipkin/b3-propagation"""

@@ -10,16 +10,18 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from time import perf_counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hf_transformer.api.base import Call, RenderError, Service, context_of, error_response
 from hf_transformer.api.body import read_body
 from hf_transformer.api.streaming import UNBUFFERED, StreamForm, pieces
 from hf_transformer.core.limits import Place
 from hf_transformer.errors import RequestError
-from hf_transformer.observability.tracing.spans import Trace
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.types import ClientGone, Context, Request, Response, Stream
+
+if TYPE_CHECKING:
+    from hf_transformer.observability.tracing import Trace  # OpenTelemetry is an extra
 
 logger = logging.getLogger(__name__)
 

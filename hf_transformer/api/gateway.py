@@ -15,7 +15,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from hf_transformer.api.auth import HEADERS, REFUSED, ApiKeys, count_refused, open_paths
 from hf_transformer.api.base import RenderError, error_response, new_request_id
-from hf_transformer.observability.access_format import Exchange, check_format, write_line
+from hf_transformer.observability.access_log import Exchange, check_format, write_line
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import HeaderLines, Request, Response, Stream
 

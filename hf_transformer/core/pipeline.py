@@ -22,7 +22,7 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
-from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import PLAIN, Answers, Context, Encoding, Query, TextInput, Tokenization
 
 TRIAL = "A short text."
@@ -80,9 +80,9 @@ class Pipeline:
         how = task.tokenization(options)
         if how.windows:
             how = replace(how, max_windows=self._limits.max_sequences)
-        if place is not None:
-            place.expect(request.characters)
         read = perf_counter()
+        if place is not None and request.characters > INLINE_CHARACTERS:
+            place.expect(request.characters)  # until they are encoded
         windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, how, request.characters)
         entries = self._add_entries(request, windows)
         context.instances, context.tokens = len(request.items), request.tokens
@@ -95,14 +95,12 @@ class Pipeline:
             await submission.future
         finally:
             self._scheduler.leave(submission)
-        answered = perf_counter()
-        waited = answered - encoded - context.postprocess
-        context.predict = waited if waited > 0.0 else 0.0
         if request.size <= INLINE_VALUES:
             answers = self._answers(request)
         else:
             answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._answers, request)
-        context.postprocess += perf_counter() - answered
+        context.predict = submission.answered - encoded
+        context.postprocess = perf_counter() - submission.answered
         return answers
 
     async def trial(self) -> None:

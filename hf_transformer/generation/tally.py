@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from hf_transformer.observability.generation_metrics import GenerationMetrics
+from hf_transformer.observability.metrics import GenerationMetrics
 from hf_transformer.types import Context
 
 CHARACTERS_PER_TOKEN = 4

@@ -303,8 +303,8 @@ def _load_with_transformers(folder: Path, *, lower_case: bool, trust_remote_code
         import transformers
     except ImportError as exc:
         raise LoadError(
-            f"the tokenizer in {folder} can only be loaded by transformers: pip install transformers, or save"
-            " tokenizer.json there"
+            f"{folder} has no tokenizer.json, so transformers has to load the tokenizer: pip install"
+            " 'hf-transformer[transformers]' (the slim image has none), or save tokenizer.json there"
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}

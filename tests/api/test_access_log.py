@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from hf_transformer.api.base import error_json
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Handler, Router
 from hf_transformer.errors import ConfigError
-from hf_transformer.observability.access_format import ATOMS, Exchange, check_format
+from hf_transformer.observability.access_log import Exchange, check_format
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.types import ClientGone, Request, Response, Stream
@@ -149,7 +149,7 @@ async def test_atoms(log: Lines, atom: str, pattern: str) -> None:
 
 def test_every_atom_has_its_test() -> None:
     tested = {case[0] for case in test_atoms.pytestmark[0].args[1]}  # type: ignore[attr-defined]
-    assert set(ATOMS) <= tested
+    assert set(Exchange(SCOPE).atoms()) <= tested
 
 
 async def test_widths_as_in_percent_formatting(log: Lines) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -17,11 +18,13 @@ from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.triton_tensors import infer
 from hf_transformer.core.limits import Place
 from hf_transformer.errors import RequestError, TooLarge
-from hf_transformer.observability.tracing.spans import Trace
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.types import Budget, Context
+
+if TYPE_CHECKING:
+    from hf_transformer.observability.tracing import Trace  # OpenTelemetry is an extra
 
 API = "grpc"
 """The name of this API in the metrics."""
