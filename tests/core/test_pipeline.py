@@ -26,7 +26,7 @@ from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, ModelSpec, Query, TensorSpec, Tokenization
 from tests.configuring import config
-from tests.core.test_scheduler import LOGITS, SETTINGS, SIGNATURE
+from tests.core.bench import LOGITS, SETTINGS, SIGNATURE
 from tests.generation.tokenizers import without_unknown
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.scripted_predictor import ScriptedPredictor

@@ -23,7 +23,7 @@ from hf_transformer.types import Context, Encoding
 from tests.api.plain_request import PlainRequest
 from tests.collector import Collector, attributes, collecting
 from tests.configuring import config
-from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench, run
+from tests.core.bench import SETTINGS, SIGNATURE, Bench, run
 from tests.observability.measured import measured
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
