@@ -238,6 +238,7 @@ def test_a_start_that_fails_says_why_but_not_the_collectors_password(
     assert ("hf-transformer[otel]" in str(caught.value)) == missing
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_loaded_for_a_collector_only() -> None:
     code = "import sys, hf_transformer.commands.serve, hf_transformer.api.grpc.server; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

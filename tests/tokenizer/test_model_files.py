@@ -212,6 +212,7 @@ def start(home: Path, hub: Hub | None, options: Any, **environment: str) -> subp
     return subprocess.run(command, capture_output=True, text=True, env=base | environment, check=False, timeout=60)
 
 
+@pytest.mark.slow
 def test_download_then_start_without_a_request(tmp_path: Path, files: dict[str, bytes]) -> None:
     more = {"model.safetensors": b"w" * 100, "onnx/model.onnx": b"w", "pytorch_model.bin": b"w", "modeling.py": b"1"}
     hub = Hub(REPO, {"main": COMMIT, "v1": OLDER}, {**files, **more, "1_Pooling/config.json": b"{}"}, token=TOKEN)
@@ -228,6 +229,7 @@ def test_download_then_start_without_a_request(tmp_path: Path, files: dict[str, 
         assert hub.requests == []
 
 
+@pytest.mark.slow
 def test_what_the_environment_says(tmp_path: Path, files: dict[str, bytes]) -> None:
     with serve(Hub(REPO, {"main": COMMIT}, {**files, "own.py": b"1"}, token=TOKEN)) as hub:
         done = start(tmp_path, hub, {"trust_remote_code": True}, HF_TOKEN=TOKEN)
@@ -254,6 +256,7 @@ FAILURES: dict[str, tuple[Hub | None, Any, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hub", "given", "says"), FAILURES.values(), ids=FAILURES)
 def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, hub: Hub | None, given: Any, says: str) -> None:
     if hub is None:

@@ -57,6 +57,7 @@ def test_max_length_that_does_not_fit(ours: Any) -> None:
         ours("roberta", max_model_len=3).encode([("a", "b")])
 
 
+@pytest.mark.slow
 def test_no_transformers_import(folders: Any, ours: Any) -> None:
     code = (
         "import sys; from hf_transformer.tokenizer.tokenizer import load_tokenizer\n"

@@ -34,8 +34,9 @@ library = cache(Library)
 every_backend = pytest.mark.parametrize("name", BACKENDS)
 
 
+@pytest.mark.slow
 @every_backend
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_same_encodings_as_the_library(name: str, data: st.DataObject) -> None:
     texts = data.draw(st.lists(any_texts(vocabulary(name)), min_size=1, max_size=4))
