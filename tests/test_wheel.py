@@ -7,9 +7,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import hf_transformer
 from hf_transformer.api.pages import PLAYGROUND
 from hf_transformer.commands.demo import EXAMPLES
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "deploy" / "model_repository"
