@@ -1,7 +1,7 @@
 """What is known of the served model, for pages and clients that adapt to it.
 
     GET /v1/models/{m}/info     its task, labels, limits, protocols, examples, ...
-    GET /info                   the same under the names of text-embeddings-inference, as far as they mean something here
+    GET /info                   what of it has a name in text-embeddings-inference, under that name
 
 Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/openapi.json (Info)
 """

@@ -1,4 +1,4 @@
-"""The pages for a browser: /docs and /playground. They need nothing from anywhere else, and are there only if wanted."""
+"""The pages for a browser, /docs and /playground: they load nothing from elsewhere, and are off by default."""
 
 from __future__ import annotations
 

@@ -139,7 +139,8 @@ def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
         with urllib.request.urlopen(url, body.encode(), timeout=30) as answer:
             assert answer.read().decode() == ANSWER
         page = re.findall(r"in a browser, (http://\S+/),", running.output)[0]
-        with urllib.request.urlopen(urllib.request.Request(page, headers={"Accept": "text/html"}), timeout=30) as answer:
+        browser_s = urllib.request.Request(page, headers={"Accept": "text/html"})
+        with urllib.request.urlopen(browser_s, timeout=30) as answer:
             assert answer.url == f"{page}playground"
         with urllib.request.urlopen(f"{page}docs", timeout=30) as answer:
             assert answer.status == 200
@@ -204,7 +205,9 @@ def test_flags() -> None:
         assert (default_model_repository() / example.model / "config.pbtxt").is_file()
 
 
-@pytest.mark.parametrize("flag", ["--http_port=x", "--http_port=65536", "--predictor_protocol=v1", "--task=x", "--other"])
+@pytest.mark.parametrize(
+    "flag", ["--http_port=x", "--http_port=65536", "--predictor_protocol=v1", "--task=x", "--other"]
+)
 def test_bad_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([flag], {})
