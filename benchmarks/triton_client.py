@@ -1,6 +1,6 @@
 """One Triton call after the other with tritonclient, for so many seconds; prints one line of JSON.
 
-A program of its own, since tritonclient's stubs can't be loaded beside the service's.
+A program of its own: tritonclient's generated stubs can't be loaded beside the service's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,22 @@ import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shared
 
-from benchmarks.speed.bare_calls import figures, flags
-
 WARM_UP = 20
 
 
 def main() -> None:
     """Measures and prints."""
-    options = flags(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("url", "protocol", "shared_memory", "model", "output"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("tokens", "output_bytes", "seconds"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    options = parser.parse_args()
     api: Any = tritonclient.http if options.protocol == "http" else tritonclient.grpc
     with api.InferenceServerClient(options.url) as client:
         if options.shared_memory == "none":
-            print(json.dumps(measure(options, api, client, inline(options, api))))
+            more = {"binary_data": True} if options.protocol == "http" else {}
+            print(json.dumps(measure(options, api, client, api.InferRequestedOutput(options.output, **more))))
             return
         name = f"hf_transformer_bench_{os.getpid()}"
         handle = shared.create_shared_memory_region(name, f"/{name}", options.output_bytes)
@@ -42,14 +45,8 @@ def main() -> None:
             shared.destroy_shared_memory_region(handle)
 
 
-def inline(options: argparse.Namespace, api: Any) -> Any:
-    """The output within the response, binary."""
-    more = {"binary_data": True} if options.protocol == "http" else {}
-    return api.InferRequestedOutput(options.output, **more)
-
-
 def measure(options: argparse.Namespace, api: Any, client: Any, output: Any) -> dict[str, float]:
-    """Calls until the time is over."""
+    """Calls until the time is over: requests, seconds and percentiles in ms."""
     inputs = []
     for name in ("input_ids", "attention_mask"):
         tensor = api.InferInput(name, [1, options.tokens], "INT64")
@@ -63,18 +60,14 @@ def measure(options: argparse.Namespace, api: Any, client: Any, output: Any) -> 
 
     for _ in range(WARM_UP):
         call()
-    return repeat(call, options.seconds)
-
-
-def repeat(call: Callable[[], None], seconds: float) -> dict[str, float]:
-    """Requests, seconds and percentiles in ms."""
     times = []
     started = now = time.perf_counter()
-    while now - started < seconds:
+    while now - started < options.seconds:
         call()
         before, now = now, time.perf_counter()
         times.append(now - before)
-    return figures(times, now - started)
+    p50, p99 = np.percentile(times, (50, 99)) * 1000
+    return {"requests": len(times), "seconds": now - started, "p50_ms": float(p50), "p99_ms": float(p99)}
 
 
 if __name__ == "__main__":
