@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -101,6 +102,7 @@ USUAL: Final = (
 REAL: Final = cells_of(MINILM, "mixed", 64)
 
 
+@lru_cache
 def texts_of(case: Case, tokenizer_folder: Path) -> list[str]:
     """COUNT texts of a case, always the same ones; those of fill_mask hold one [MASK].
 

@@ -58,17 +58,17 @@ def _subjects(
     options: Options, ground: Ground, forms: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[Callable[..., Service], Sequence[Cell]]]:
     """By form, as --only wants them: what makes a subject of a name and a checkout, and its cells."""
-    own, analyzer = options.own_python, options.perf_analyzer
+    analyzer = options.perf_analyzer
     added = {one.partition(":")[0].strip() for one in options.service}
     found: dict[str, tuple[Callable[..., Service], Sequence[Cell]]] = {}
     for form, flags in forms.items():
         if cells := CELLS.get(form) or (CELLS["service, REST"] if form in added else ()):
             model = cells[0].case.model
-            found[form] = partial(Service, ground=ground, model=model, flags=flags, own_python=own), cells
+            found[form] = partial(Service, ground=ground, model=model, flags=flags), cells
     for form, protocol in V2.items() if analyzer is not None else ():
-        make = partial(Inbound, ground=ground, model=CLASSIFIER, analyzer=analyzer, protocol=protocol, own_python=own)
+        make = partial(Inbound, ground=ground, model=CLASSIFIER, analyzer=analyzer, protocol=protocol)
         found[form] = make, (Cell(CLASSES, 32),)
-    return {form: one for form, one in found.items() if options.chooses(form)}
+    return {form: found[form] for form in options.pick(found, str)}
 
 
 def _rows(form: str, results: Sequence[Result]) -> list[str]:

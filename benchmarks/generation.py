@@ -29,14 +29,16 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import grpc.aio
+import numpy as np
 import uvloop
 
 from benchmarks.pairs import Checkout, add_flags, environment, paired
-from benchmarks.processes import ROOT, ServiceProcess, cpu_seconds
-from benchmarks.repository import CODE, Tensor, python_config
+from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds
+from benchmarks.repository import CODE, TensorConfig, python_config
 from hf_transformer.commands.local_triton import HOST, LocalTriton
-from hf_transformer.protocol.grpc import SERVICE
-from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.generate import encode_generate_request
+from hf_transformer.protocol.grpc import SERVICE, encode_infer_request
+from hf_transformer.types import Tensor
 from tests.triton_repository import lay_out as lay_out_test_models
 from tests.triton_repository import task_model_folder
 
@@ -60,7 +62,7 @@ MOST_BUSY: Final = 0.7
 
 PROMPT: Final = "The capital of france is"
 PROMPT_IDS: Final = (328, 305, 308, 477, 521, 662, 309)
-PACED: Final[Mapping[str, tuple[int, Sequence[Tensor], Sequence[Tensor]]]] = {
+PACED: Final[Mapping[str, tuple[int, Sequence[TensorConfig], Sequence[TensorConfig]]]] = {
     "tokens": (
         16,
         [
@@ -79,6 +81,7 @@ PACED: Final[Mapping[str, tuple[int, Sequence[Tensor], Sequence[Tensor]]]] = {
     ),
 }
 """Model with TensorRT-LLM's tensors, and one with vLLM's: max_batch_size, inputs, outputs."""
+DTYPES: Final = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "BYTES": np.object_}
 STEPPED: Final = {"gpt2_past": 0.0, "gpt2_logits": 0.0, "gpt2_past_10ms": 0.01}
 """Logits model -> seconds that each of its runs takes longer, as those of a large model do whatever their rows."""
 
@@ -145,19 +148,19 @@ class HttpStreams:
     Args:
         port: of HOST.
         path: to POST to.
-        fields: of the body, by the number of tokens.
+        body: makes the body by the number of tokens.
         chosen: whether the model's tokens may have no text, so that the answer's usage has to tell their number.
     """
 
-    def __init__(self, port: int, path: str, fields: Callable[[int], object], chosen: bool = False) -> None:
+    def __init__(self, port: int, path: str, body: Callable[[int], bytes], chosen: bool = False) -> None:
         self._port = port
         self._path = path
-        self._fields = fields
+        self._body = body
         self._chosen = chosen
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def stream(self, count: int) -> Timed:
-        body = json.dumps(self._fields(count)).encode()
+        body = self._body(count)
         head = f"POST {self._path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(HOST, self._port)
         found = Timed(time.perf_counter(), count)
@@ -190,40 +193,44 @@ def service_client(service: ServiceProcess) -> HttpStreams:
     chosen = service.model in STEPPED
     more = {"ignore_eos": True, "stream_options": {"include_usage": True}} if chosen else {}
 
-    def fields(count: int) -> object:
+    def body(count: int) -> bytes:
         usual = {"model": service.model, "prompt": PROMPT, "max_tokens": count, "temperature": 0, "stream": True}
-        return {**usual, **more}
+        return json.dumps({**usual, **more}).encode()
 
-    return HttpStreams(service.port, "/openai/v1/completions", fields, chosen)
+    return HttpStreams(service.port, "/openai/v1/completions", body, chosen)
 
 
 def triton_client(triton: LocalTriton, protocol: str, model: str) -> Client:
     """A paced model without the service."""
     if protocol == "grpc-v2":
-        return GrpcStreams(triton.grpc_address, model)
+        return GrpcStreams(triton.grpc_address, lambda count: encode_infer_request(model, inputs_of(model, count), []))
+    path = f"/v2/models/{model}/generate_stream"
+    return HttpStreams(triton.http_port, path, lambda count: encode_generate_request(inputs_of(model, count)))
 
-    def fields(count: int) -> object:
-        if model == "text":
-            parameters = json.dumps({"max_tokens": count, "temperature": 0})
-            return {"text_input": PROMPT, "stream": True, "sampling_parameters": parameters}
-        return {
-            "input_ids": PROMPT_IDS, "input_lengths": len(PROMPT_IDS), "request_output_len": count, "end_id": 0,
-            "runtime_top_k": 1, "runtime_top_p": 1.0, "temperature": 1.0, "random_seed": 1, "streaming": True,
-        }  # fmt: skip
 
-    return HttpStreams(triton.http_port, f"/v2/models/{model}/generate_stream", fields)
+def inputs_of(model: str, count: int) -> list[Tensor]:
+    """The inputs of a paced model for so many tokens."""
+    if model == "text":
+        parameters = json.dumps({"max_tokens": count, "temperature": 0}).encode()
+        values = {"text_input": [PROMPT.encode()], "stream": [True], "sampling_parameters": [parameters]}
+    else:
+        values = {"input_ids": [PROMPT_IDS], "input_lengths": [[len(PROMPT_IDS)]], "request_output_len": [[count]]}
+        values |= {"end_id": [[0]], "runtime_top_k": [[1]], "runtime_top_p": [[1]], "temperature": [[1]]}
+        values |= {"random_seed": [[1]], "streaming": [[True]]}
+    types = {name: "BYTES" if datatype == "STRING" else datatype for name, datatype, _ in PACED[model][1]}
+    return [Tensor(name, types[name], np.array(value, DTYPES[types[name]])) for name, value in values.items()]
 
 
 class GrpcStreams:
-    """Triton's ModelStreamInfer; each stream is a call of its own."""
+    """Triton's ModelStreamInfer; each stream is a call of its own, and ``body`` makes its request."""
 
-    def __init__(self, address: str, model: str) -> None:
+    def __init__(self, address: str, body: Callable[[int], bytes]) -> None:
         self._channel = grpc.aio.insecure_channel(address)
         self._call = self._channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
-        self._model = model
+        self._body = body
 
     async def stream(self, count: int) -> Timed:
-        message = self._request(count)
+        message = self._body(count)
         found = Timed(time.perf_counter(), count)
         call = self._call()
         await call.write(message)
@@ -236,28 +243,6 @@ class GrpcStreams:
         await call.done_writing()
         await call.read()
         return found
-
-    def _request(self, count: int) -> bytes:
-        message = pb.ModelInferRequest(model_name=self._model)
-
-        def add(name: str, datatype: str, shape: Sequence[int], values: str, *content: object) -> None:
-            getattr(message.inputs.add(name=name, datatype=datatype, shape=shape).contents, values).extend(content)
-
-        if self._model == "text":
-            parameters = json.dumps({"max_tokens": count, "temperature": 0}).encode()
-            add("text_input", "BYTES", [1], "bytes_contents", PROMPT.encode())
-            add("sampling_parameters", "BYTES", [1], "bytes_contents", parameters)
-            add("stream", "BOOL", [1], "bool_contents", True)
-            return message.SerializeToString()
-        add("input_ids", "INT32", [1, len(PROMPT_IDS)], "int_contents", *PROMPT_IDS)
-        numbers = {"input_lengths": len(PROMPT_IDS), "request_output_len": count, "end_id": 0, "runtime_top_k": 1}
-        for name, number in numbers.items():
-            add(name, "INT32", [1, 1], "int_contents", number)
-        for name in ("runtime_top_p", "temperature"):
-            add(name, "FP32", [1, 1], "fp32_contents", 1.0)
-        add("random_seed", "UINT64", [1, 1], "uint64_contents", 1)
-        add("streaming", "BOOL", [1, 1], "bool_contents", True)
-        return message.SerializeToString()
 
     async def close(self) -> None:
         await self._channel.close()
@@ -448,6 +433,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
     parser.add_argument("--only", default="", help="the models whose name holds this; writes nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
     add_flags(parser)
     options = parser.parse_args()
     checkouts: list[Checkout | None] = [None, *options.checkout]
@@ -479,7 +465,8 @@ def main() -> int:
     text = page.text(options)
     print(text)
     if not (options.only or options.checkout):
-        (ROOT / "benchmarks" / "results" / "generation.md").write_text(text)
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "generation.md").write_text(text)
     return 1 if page.missed else 0
 
 

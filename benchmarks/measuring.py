@@ -43,7 +43,6 @@ class Result:
 
     cell: Cell
     subject: str
-    kind: str
     samples: tuple[Sample, ...]
 
     def median(self, name: str) -> float:
@@ -101,7 +100,7 @@ def measure(
                     else:
                         failed[subject] += 1
     return [
-        Result(cell, subject.name, subject.kind, tuple(found[cell, subject]))
+        Result(cell, subject.name, tuple(found[cell, subject]))
         for cell in cells
         for subject in running
         if found.get((cell, subject))

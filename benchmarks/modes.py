@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.cases import CLASSIFIER, FILL_MASK, Case, Cell, Model, cells_of
@@ -37,7 +38,7 @@ def measure_in_flight(options: Options, ground: Ground, say: Say, started: float
     """Writes batches_in_flight.md; 1 if a request failed, else 0. ``started`` is of time.monotonic."""
     results: list[Result] = []
     for model, sizes in OUTPUT_MIB.items():
-        cells = [cell for cell in CELLS if cell.case.model is model and options.chooses(cell.case.name)]
+        cells = [cell for cell in options.pick(CELLS, lambda cell: cell.case.name) if cell.case.model is model]
         if not cells:
             continue
         subjects = []
@@ -66,9 +67,16 @@ def measure_in_flight(options: Options, ground: Ground, say: Say, started: float
 
 
 def measure_memory(options: Options, ground: Ground, flags: Mapping[str, tuple[str, ...]], say: Say) -> int:
-    """Prints a row per form of the service and model; 1 if the memory of one grows by more than MOST_GROWTH, else 0."""
+    """Prints a row per form of the service and model; 1 if the memory of one grows by more than MOST_GROWTH, else 0.
+
+    The forms are those with shared memory, the default, and those of --service, or those that --only names.
+    """
     rows, has_grown = [], False
-    for name, case in _chosen(options, flags):
+    added = [one.partition(":")[0].strip() for one in options.service]
+    usual = [name for name in flags if (IN_MEMORY in name and UNBATCHED not in name) or name in added]
+    names = options.pick(flags, str)
+    cases = options.pick(GROWING, lambda case: case.name)
+    for name, case in product(usual if len(names) == len(flags) else names, cases):
         say(f"{name}: {case.name}, {options.memory_requests} requests")
         began = time.monotonic()
         before, after = _grow(Service(name, ground, case.model, flags[name]), case, options.memory_requests)
@@ -79,17 +87,6 @@ def measure_memory(options: Options, ground: Ground, flags: Mapping[str, tuple[s
     print("| form | case | MB before | MB after | growth | minutes |\n|---|---|---:|---:|---:|---:|")
     print("\n".join(rows))
     return 1 if has_grown else 0
-
-
-def _chosen(options: Options, flags: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Case]]:
-    """Every form that --only names. Without it the forms with shared memory, the default, and those of --service."""
-    pairs = [(name, case) for name in flags for case in GROWING if UNBATCHED not in name]
-    for part in options.only:
-        pairs = [(name, case) for name, case in pairs if part in name or part in case.name]
-    if options.only:
-        return pairs
-    added = {one.partition(":")[0].strip() for one in options.service}
-    return [(name, case) for name, case in pairs if IN_MEMORY in name or name in added]
 
 
 def _grow(service: Service, case: Case, requests: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.open_loop import Ask, Clients, Outcome, ask
 from benchmarks.pairs import environment
-from benchmarks.processes import ROOT, ServiceProcess, cpu_seconds, resident_bytes
+from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds, resident_bytes
 from benchmarks.repository import CODE, TOKENS, python_config
 from hf_transformer.commands.local_triton import LocalTriton
 
@@ -311,6 +311,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6.0, help="of each overload")
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
     parser.add_argument("--only", default="", help="the cases whose name holds this; writes nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
     options = parser.parse_args()
     lines, misses, texts = [], [], Texts()
     with tempfile.TemporaryDirectory(prefix="hf-transformer-overload-") as name:
@@ -339,7 +340,8 @@ def main() -> int:
     )
     print(page)
     if not options.only:
-        (ROOT / "benchmarks" / "results" / "overload.md").write_text(page)
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "overload.md").write_text(page)
     return 1 if misses else 0
 
 

@@ -18,6 +18,7 @@ from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton
 from hf_transformer.errors import LoadError
 
 ROOT: Final = Path(__file__).parents[1]
+RESULTS: Final = ROOT / "benchmarks" / "results"
 READY_SECONDS: Final = 90.0
 TICK_SECONDS: Final = 0.01
 """The kernel counts CPU time in such steps."""

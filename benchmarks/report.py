@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 WRK: Final = "Triton alone, wrk"
 PERF_ANALYZER: Final = "Triton alone, perf_analyzer"
-TRITON_CLIENT: Final = "Triton alone, tritonclient"
 KSERVE: Final = "KServe SDK transformer"
 ENSEMBLE: Final = "ensemble in Triton"
 IN_MEMORY: Final = ", shared memory"
@@ -32,7 +31,7 @@ DEFAULT: Final = "service, REST, shared memory"
 
 PACKAGES = ("hf-transformer", "transformers", "tokenizers", "numpy", "uvicorn", "uvloop", "orjson", "grpcio")
 TRITON_PACKAGES = ("nvidia-pytriton", "numpy")
-BENCH_PACKAGES = ("kserve", "transformers", "tritonclient")
+BENCH_PACKAGES = ("kserve", "transformers")
 _VERSIONS = """
 import importlib.metadata as m, json, platform, sys
 def version(name):
@@ -91,7 +90,6 @@ REAL: Final = Cell(Case(MINILM, "mixed"), 64)
 GOALS: Final = (
     Goal("fill_mask, 1 connection: p50, times that of wrk straight to Triton", ONE_MASK, "p50_ms", 1.6, WRK, IN_MEMORY),
     Goal("... times that of perf_analyzer", ONE_MASK, "p50_ms", 1.6, PERF_ANALYZER, IN_MEMORY),
-    Goal("... times that of tritonclient", ONE_MASK, "p50_ms", 1.6, TRITON_CLIENT, IN_MEMORY),
     Goal("... the KServe SDK's over it", ONE_MASK, "p50_ms", 500, KSERVE, at_least=True, inverse=True),
     Goal("fill_mask, 16 connections: texts/s, times perf_analyzer's", MASKS, "per_second", 1, PERF_ANALYZER, IN_MEMORY,
          at_least=True),
@@ -101,7 +99,6 @@ GOALS: Final = (
     Goal("... times the KServe SDK's", TEXTS, "per_second", 50, KSERVE, at_least=True),
     Goal("... CPU of the service, ms per request", TEXTS, "own_cpu_ms", 0.06),
     Goal("classifier, 1 connection: p50, times that of wrk straight to Triton", ONE_TEXT, "p50_ms", 1.8, WRK),
-    Goal("... times that of tritonclient", ONE_TEXT, "p50_ms", 1.8, TRITON_CLIENT),
     Goal("real MiniLM, 64 connections: texts/s, times those with batching off", REAL, "per_second", 1.5,
          f"{DEFAULT}, {UNBATCHED}", at_least=True),
 )  # fmt: skip

@@ -22,13 +22,13 @@ ANSWER: Final = "paris"
 """The token that fill_mask's synthetic model always prefers."""
 POSITIONS: Final = 512
 MAX_BATCH_SIZE: Final = 64
-Tensor = tuple[str, str, Sequence[int]]
+TensorConfig = tuple[str, str, Sequence[int]]
 """Name, datatype without TYPE_, dims without the batch."""
 
-TOKENS: Final[tuple[Tensor, ...]] = (("input_ids", "INT64", (-1,)), ("attention_mask", "INT64", (-1,)))
-TEXT: Final[Tensor] = ("text", "STRING", (1,))
+TOKENS: Final[tuple[TensorConfig, ...]] = (("input_ids", "INT64", (-1,)), ("attention_mask", "INT64", (-1,)))
+TEXT: Final[TensorConfig] = ("text", "STRING", (1,))
 TOKENIZER: Final = "tokenize"
-ANSWERS: Final[Mapping[str, Tensor]] = {
+ANSWERS: Final[Mapping[str, TensorConfig]] = {
     "fill_mask": ("answer", "STRING", (1,)),
     "sequence_classification": ("answer", "INT64", (1,)),
     "text_embedding": ("answer", "FP32", (DIMENSIONS,)),
@@ -106,7 +106,7 @@ def _write_hugging_face(folder: Path, model: Model) -> None:
 # config.pbtxt, as text.
 
 
-def _output(model: Model) -> Tensor:
+def _output(model: Model) -> TensorConfig:
     return (model.output, "FP32", (-1, model.width) if model.per_token else (model.width,))
 
 
@@ -116,8 +116,8 @@ def ensemble_name(model: Model) -> str:
 
 def python_config(
     name: str,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    inputs: Sequence[TensorConfig],
+    outputs: Sequence[TensorConfig],
     *,
     batch: int = MAX_BATCH_SIZE,
     policy: str = "dynamic_batching { }",
@@ -142,7 +142,7 @@ def _ensemble_config(model: Model) -> str:
     return _config(head, MAX_BATCH_SIZE, [TEXT], [ANSWERS[model.task]], *scheduling)
 
 
-def _config(head: str, batch: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *more: str) -> str:
+def _config(head: str, batch: int, inputs: Sequence[TensorConfig], outputs: Sequence[TensorConfig], *more: str) -> str:
     tensors = [
         f'{role} {{ name: "{name}" data_type: TYPE_{datatype} dims: [ {", ".join(map(str, dims))} ] }}'
         for role, group in (("input", inputs), ("output", outputs))

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from benchmarks import cases
 from benchmarks.cases import MINILM, Cell, Model
@@ -26,14 +26,13 @@ from benchmarks.load import LoadFailed
 from benchmarks.measuring import Result, count_runs, measure
 from benchmarks.modes import measure_in_flight, measure_memory
 from benchmarks.pairs import Checkout, add_flags, environment
-from benchmarks.processes import ROOT, variables
+from benchmarks.processes import RESULTS, ROOT, variables
 from benchmarks.report import (
     DEFAULT,
     ENSEMBLE,
     IN_MEMORY,
     KSERVE,
     PERF_ANALYZER,
-    TRITON_CLIENT,
     UNBATCHED,
     WRK,
     write_results,
@@ -48,7 +47,7 @@ from benchmarks.subjects import (
     PerfAnalyzer,
     Service,
     Subject,
-    TritonClient,
+    Unbatched,
 )
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import LoadError
@@ -65,6 +64,7 @@ SERVICES: Final[Mapping[str, tuple[str, ...]]] = {
 """Name -> flags of each form of the service."""
 APIS: Final = {"REST": "http", "gRPC": "grpc"}
 USUAL_SECONDS: Final = 1
+Named = TypeVar("Named")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,10 @@ class Options:
         more = (one.partition(":") for one in self.service)
         return {**SERVICES, **{name.strip(): tuple(flags.split()) for name, _, flags in more}}
 
-    def chooses(self, *names: str) -> bool:
-        """Whether --only is not given, or names a part of one of these."""
-        return not self.only or any(one in name for one in self.only for name in names)
+    def pick(self, found: Iterable[Named], name: Callable[[Named], str]) -> list[Named]:
+        """Those whose names hold one of --only; all of them where none does, since it names something else then."""
+        named = list(found)
+        return [one for one in named if any(part in name(one) for part in self.only)] or named
 
 
 def usual_rounds(quick: bool, checkouts: Sequence[Checkout]) -> int:
@@ -143,7 +144,7 @@ def parse(argv: Sequence[str]) -> Options:
     add("--triton_environment", type=environment, default=ROOT / ".venv-triton", help="[.venv-triton]")
     add("--bench_environment", type=environment, default=ROOT / ".venv-bench", help="[.venv-bench]")
     add("--minilm", type=Path, default=ROOT / "build/minilm/minilm", help="what scripts/export_minilm wrote")
-    add("--results", type=Path, default=ROOT / "benchmarks/results", help="where the page and the plot go")
+    add("--results", type=Path, default=RESULTS, help="where the page and the plot go")
     add("--keep", action="store_true", help="keep the folder with models and logs")
     options = parser.parse_args(argv)
     options.rounds = options.rounds or usual_rounds(options.quick, options.checkout)
@@ -194,7 +195,7 @@ def run(options: Options, folder: Path) -> int:
         log=folder / "triton.log",
         models=models,
     ) as triton:
-        ground = Ground(triton, folder, options.python)
+        ground = Ground(triton, folder, options.python, options.own_python)
         if options.memory:
             return measure_memory(options, ground, flags, say)
         if options.batches_in_flight:
@@ -236,8 +237,7 @@ def plan(options: Options, *, with_minilm: bool) -> list[tuple[Model, list[Cell]
     """The cells of each model."""
     chosen = cases.QUICK if options.quick else cases.USUAL
     cells = [*chosen, *(cases.REAL if with_minilm else ())]
-    kept = [cell for cell in cells if options.chooses(cell.case.name)]
-    kept = kept or cells  # --only names subjects alone
+    kept = options.pick(cells, lambda cell: cell.case.name)
     models = dict.fromkeys(cell.case.model for cell in kept)
     return [(model, [cell for cell in kept if cell.case.model is model]) for model in models]
 
@@ -245,35 +245,26 @@ def plan(options: Options, *, with_minilm: bool) -> list[tuple[Model, list[Cell]
 def subjects_of(model: Model, ground: Ground, options: Options, flags: Mapping[str, tuple[str, ...]]) -> list[Subject]:
     """All that can be measured for a model, with these forms of the service."""
     found: list[Subject] = [
-        Service(name, ground, model, given, only_many=UNBATCHED in name)
+        (Unbatched if UNBATCHED in name else Service)(name, ground, model, given)
         for name, given in flags.items()
         if not (options.quick and UNBATCHED in name and model is not MINILM)
     ]
     if model is not MINILM:
         found += _others(model, ground, options)
-    chosen = [subject for subject in found if options.chooses(subject.name)]
-    return chosen or found  # --only names cases alone
+    return options.pick(found, lambda subject: subject.name)
 
 
 def _others(model: Model, ground: Ground, options: Options) -> list[Subject]:
     """The service's V2 API, the peers, and Triton alone."""
-    analyzer, python = options.perf_analyzer, [sys.executable, "-m", "benchmarks.triton_client"]
-    found: list[Subject] = []
-    if analyzer is not None:
-        for label, protocol in APIS.items():
-            found.append(Inbound(f"service asked over {label} (V2)", ground, model, analyzer, protocol))
-    found.append(Ensemble(ENSEMBLE, ground, model))
+    found: list[Subject] = [Ensemble(ENSEMBLE, ground, model)]
     if importlib.util.find_spec("kserve") is not None:
-        found.append(KServeTransformer(KSERVE, ground, model, Path(sys.executable)))
+        found.append(KServeTransformer(KSERVE, ground, model))
     found += [Direct(WRK + more, ground, model, bool(more)) for more in ("", IN_MEMORY)]
-    for label, protocol in APIS.items():
-        for more in ("", IN_MEMORY):
-            if options.quick and protocol == "grpc":
-                continue
-            ending = f", {label}{more}"
-            if analyzer is not None:
-                found.append(PerfAnalyzer(PERF_ANALYZER + ending, ground, model, analyzer, protocol, bool(more)))
-            found.append(TritonClient(TRITON_CLIENT + ending, ground, model, python, protocol, bool(more)))
+    for label, protocol in APIS.items() if (analyzer := options.perf_analyzer) else ():
+        found.append(Inbound(f"service asked over {label} (V2)", ground, model, analyzer, protocol))
+        for more in ("", IN_MEMORY) if protocol == "http" or not options.quick else ():
+            name = f"{PERF_ANALYZER}, {label}{more}"
+            found.append(PerfAnalyzer(name, ground, model, analyzer, protocol, bool(more)))
     return found
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from benchmarks.cases import MINILM, Case, Cell, Model, load_tokenizer, texts_of
 from benchmarks.load import (
@@ -25,7 +26,6 @@ from benchmarks.load import (
     get,
     post,
     run_analyzer,
-    run_program,
     run_wrk,
     v1_bodies,
 )
@@ -53,25 +53,22 @@ REGIONS: Final = "/v2/systemsharedmemory/region"
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What all subjects share: the running Triton, the folder of models and logs, the Python of the service."""
+    """What all subjects share: the running Triton, the folder of models and logs, and the Python of the service.
+
+    With ``own_python`` another checkout runs with the Python of its own .venv.
+    """
 
     triton: LocalTriton
     folder: Path
     python: Path
-    texts: dict[Case, list[str]] = field(default_factory=dict)
+    own_python: bool = False
 
     def texts_of(self, case: Case) -> list[str]:
-        """The texts of a case, made once."""
-        if case not in self.texts:
-            self.texts[case] = texts_of(case, self.folder / case.model.name)
-        return self.texts[case]
+        return texts_of(case, self.folder / case.model.name)
 
 
 class Subject(ABC):
     """One thing that is measured. ``start`` begins, ``wait`` ends the starting; ``stop`` may be called at any time."""
-
-    kind: ClassVar[str]
-    """service, inbound (the service under perf_analyzer), bare (Triton alone) or peer."""
 
     def __init__(self, name: str, ground: Ground, model: Model) -> None:
         self.name = name
@@ -115,70 +112,48 @@ class Subject(ABC):
 
 
 class WithWrk(Subject):
-    """A subject that wrk puts under load."""
+    """A subject that wrk puts under load: it answers POSTs to ``path`` on ``port``."""
 
-    @abstractmethod
-    def url(self) -> str: ...
+    path: str
+    port: int
 
     @abstractmethod
     def bodies(self, case: Case) -> list[Body]: ...
 
     def measure(self, cell: Cell, seconds: int) -> Load:
-        return run_wrk(self.url(), self.bodies(cell.case), cell.connections, seconds)
+        return run_wrk(f"http://{HOST}:{self.port}{self.path}", self.bodies(cell.case), cell.connections, seconds)
 
 
 class V1Server(WithWrk):
-    """A process of its own that answers KServe's V1 protocol on ``port``."""
+    """A process of its own that answers KServe's V1 protocol."""
 
-    port: int
-
-    @property
-    def _path(self) -> str:
-        return f"/v1/models/{self.model.name}:predict"
-
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}{self._path}"
+    def __init__(self, name: str, ground: Ground, model: Model) -> None:
+        super().__init__(name, ground, model)
+        self.path = f"/v1/models/{model.name}:predict"
 
     def bodies(self, case: Case) -> list[Body]:
         return v1_bodies(self.ground.texts_of(case))
 
     def check(self, case: Case) -> None:
-        answer = post(self.port, self._path, self.bodies(case)[0])
-        check_prediction(case, answer["predictions"][0])
+        check_prediction(case, post(self.port, self.path, self.bodies(case)[0])["predictions"][0])
 
 
 class Service(V1Server):
-    """hf_transformer with these flags."""
-
-    kind = "service"
+    """hf_transformer with these flags, of this checkout or another one."""
 
     def __init__(
-        self,
-        name: str,
-        ground: Ground,
-        model: Model,
-        flags: Sequence[str],
-        *,
-        checkout: Checkout | None = None,
-        own_python: bool = False,
-        only_many: bool = False,
+        self, name: str, ground: Ground, model: Model, flags: Sequence[str], checkout: Checkout | None = None
     ) -> None:
-        """``only_many``: take part from MANY connections on, as a form that makes no difference with fewer."""
         super().__init__(name, ground, model)
         self._flags = [f"--task={model.task}", *flags]
         self._checkout = checkout
-        self._own_python = own_python
-        self._least = MANY if only_many else 1
         self._process: ServiceProcess | None = None
-
-    def takes(self, cell: Cell) -> bool:
-        return cell.connections >= self._least
 
     def start(self) -> None:
         ground = self.ground
         self._process = ServiceProcess(
             ground.triton, ground.folder, self.model.name, self._flags,
-            python=ground.python, checkout=self._checkout, own_python=self._own_python,
+            python=ground.python, checkout=self._checkout, own_python=ground.own_python,
         )  # fmt: skip
 
     @property
@@ -203,24 +178,22 @@ class Service(V1Server):
         return super().measure(cell, max(seconds, SLOW_SECONDS) if self.model is MINILM else seconds)
 
 
+class Unbatched(Service):
+    """The service with batching off, which makes no difference with few connections."""
+
+    def takes(self, cell: Cell) -> bool:
+        return cell.connections >= MANY
+
+
 class Inbound(Service):
     """The service asked in the open inference protocol: perf_analyzer sends texts, in turn, as BYTES."""
 
-    kind = "inbound"
-
     def __init__(
-        self,
-        name: str,
-        ground: Ground,
-        model: Model,
-        analyzer: Sequence[str],
-        protocol: str,
-        *,
+        self, name: str, ground: Ground, model: Model, analyzer: Sequence[str], protocol: str,
         checkout: Checkout | None = None,
-        own_python: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``analyzer`` is the command of perf_analyzer, ``protocol`` http or grpc."""
-        super().__init__(name, ground, model, (), checkout=checkout, own_python=own_python)
+        super().__init__(name, ground, model, (), checkout)
         self._analyzer = analyzer
         self._protocol = protocol
 
@@ -246,18 +219,15 @@ class Inbound(Service):
 class KServeTransformer(V1Server):
     """A transformer written with the KServe SDK, kserve_transformer.py."""
 
-    kind = "peer"
-
-    def __init__(self, name: str, ground: Ground, model: Model, python: Path) -> None:
+    def __init__(self, name: str, ground: Ground, model: Model) -> None:
         super().__init__(name, ground, model)
-        self._python = python
         self._child: ChildProcess | None = None
 
     def start(self) -> None:
         self._deadline = time.monotonic() + READY_SECONDS
         self.port = free_ports(1)[0]
         command = [
-            *(str(self._python), "-m", "benchmarks.kserve_transformer"),
+            *(sys.executable, "-m", "benchmarks.kserve_transformer"),
             *(f"--model_name={self.model.name}", f"--http_port={self.port}", "--enable_grpc=false", "--workers=1"),
             *(f"--predictor_host={self.ground.triton.http_address}", "--predictor_protocol=v2"),
             *(f"--tokenizer={self.ground.folder / self.model.name}", f"--task={self.model.task}"),
@@ -298,40 +268,27 @@ class KServeTransformer(V1Server):
 class Ensemble(WithWrk):
     """Tokenizing, model and decoding inside Triton."""
 
-    kind = "peer"
-
-    def url(self) -> str:
-        return f"http://{self.ground.triton.http_address}{self._path}"
-
-    @property
-    def _path(self) -> str:
-        return f"/v2/models/{ensemble_name(self.model)}/infer"
+    def __init__(self, name: str, ground: Ground, model: Model) -> None:
+        super().__init__(name, ground, model)
+        self.path, self.port = f"/v2/models/{ensemble_name(model)}/infer", ground.triton.http_port
 
     def bodies(self, case: Case) -> list[Body]:
         return ensemble_bodies(self.ground.texts_of(case))
 
     def check(self, case: Case) -> None:
-        data = post(self.ground.triton.http_port, self._path, self.bodies(case)[0])["outputs"][0]["data"]
+        data = post(self.port, self.path, self.bodies(case)[0])["outputs"][0]["data"]
         check_prediction(case, data if case.model.task == "text_embedding" else data[0])
 
 
 class Direct(WithWrk):
     """wrk sends tensors in Triton's binary form; outputs come back inline, or in shared memory."""
 
-    kind = "bare"
-
     def __init__(self, name: str, ground: Ground, model: Model, shared_memory: bool) -> None:
         super().__init__(name, ground, model)
+        self.path, self.port = f"/v2/models/{model.name}/infer", ground.triton.http_port
         self._shared = shared_memory
         self._bodies: dict[Case, list[Body]] = {}
         self._regions: dict[Case, Region] = {}
-
-    def url(self) -> str:
-        return f"http://{self.ground.triton.http_address}{self._path}"
-
-    @property
-    def _path(self) -> str:
-        return f"/v2/models/{self.model.name}/infer"
 
     def bodies(self, case: Case) -> list[Body]:
         if case not in self._bodies:
@@ -354,14 +311,14 @@ class Direct(WithWrk):
         if region := self._regions.get(case):
             self._unregister(region)
             content = json.dumps({"key": f"/{region.name}", "offset": 0, "byte_size": region.size}).encode()
-            post(self.ground.triton.http_port, f"{REGIONS}/{region.name}/register", Body(content))
+            post(self.port, f"{REGIONS}/{region.name}/register", Body(content))
         for body in bodies:
-            shape = post(self.ground.triton.http_port, self._path, body)["outputs"][0]["shape"]
+            shape = post(self.port, self.path, body)["outputs"][0]["shape"]
             if shape[-1] != self.model.width:
                 raise ValueError(f"{case.name}: the output has the shape {shape}")
 
     def _unregister(self, region: Region) -> None:
-        post(self.ground.triton.http_port, f"{REGIONS}/{region.name}/unregister", Body(b"{}"))
+        post(self.port, f"{REGIONS}/{region.name}/unregister", Body(b"{}"))
 
     def stop(self) -> None:
         """The files go in any case: Triton may be gone, or refuse because a request is still under way."""
@@ -371,22 +328,22 @@ class Direct(WithWrk):
             self._unregister(region)
 
 
-class TritonClient(Subject):
-    """A program that calls Triton with the same number of tokens each time; this one is tritonclient, in Python."""
-
-    kind = "bare"
+class PerfAnalyzer(Subject):
+    """NVIDIA's load generator, in C++, straight to Triton, with the same number of tokens each time."""
 
     def __init__(
-        self, name: str, ground: Ground, model: Model, command: Sequence[str], protocol: str, shared_memory: bool
+        self, name: str, ground: Ground, model: Model, analyzer: Sequence[str], protocol: str, shared_memory: bool
     ) -> None:
-        """``protocol`` is http or grpc; ``shared_memory`` whether outputs travel there."""
+        """``analyzer`` is its command, ``protocol`` http or grpc; ``shared_memory`` whether outputs travel there."""
         super().__init__(name, ground, model)
-        self._command = command
+        self._analyzer = analyzer
         self._protocol = protocol
         self._memory = "system" if shared_memory else "none"
 
     def takes(self, cell: Cell) -> bool:
-        return cell.case.lengths != "mixed" and cell.connections == 1
+        """The shortest texts alone, and gRPC where it is compared: each of its runs takes some seconds."""
+        counts = range(1, MOST_IN_FLIGHT + 1) if self._protocol == "http" else COMPARED
+        return cell.case.lengths == "9" and cell.connections in counts
 
     def warm_up(self, cell: Cell) -> None:
         """Each run warms up by itself."""
@@ -394,38 +351,15 @@ class TritonClient(Subject):
     def check(self, case: Case) -> None:
         """Its answers stay in the program. Other subjects check that Triton answers rightly."""
 
-    @property
-    def _address(self) -> str:
-        triton = self.ground.triton
-        return triton.http_address if self._protocol == "http" else triton.grpc_address
-
     def measure(self, cell: Cell, seconds: int) -> Load:
-        tokens = cell.case.tokens
+        triton, tokens = self.ground.triton, cell.case.tokens
         flags = [
-            *(f"--url={self._address}", f"--protocol={self._protocol}", f"--shared_memory={self._memory}"),
-            *(f"--model={self.model.name}", f"--output={self.model.output}", f"--tokens={tokens}"),
-            *(f"--output_bytes={self.model.output_bytes(tokens)}", f"--seconds={seconds}"),
-        ]
-        output = run_program([*self._command, *flags], variables())
-        return Load(**json.loads(output.splitlines()[-1]))
-
-
-class PerfAnalyzer(TritonClient):
-    """NVIDIA's load generator, in C++."""
-
-    def takes(self, cell: Cell) -> bool:
-        """The shortest texts alone, and gRPC where it is compared: each of its runs takes some seconds."""
-        counts = range(1, MOST_IN_FLIGHT + 1) if self._protocol == "http" else COMPARED
-        return cell.case.lengths == "9" and cell.connections in counts
-
-    def measure(self, cell: Cell, seconds: int) -> Load:
-        tokens = cell.case.tokens
-        flags = [
-            *("-m", self.model.name, "-u", self._address, "-i", self._protocol),
+            *("-m", self.model.name, "-i", self._protocol),
+            *("-u", triton.http_address if self._protocol == "http" else triton.grpc_address),
             *("--shape", f"input_ids:{tokens}", "--shape", f"attention_mask:{tokens}"),
             *(f"--shared-memory={self._memory}", f"--output-shared-memory-size={self.model.output_bytes(tokens)}"),
         ]
-        return run_analyzer(self._command, flags, variables(), cell.connections, seconds, self._successes)
+        return run_analyzer(self._analyzer, flags, variables(), cell.connections, seconds, self._successes)
 
     def _successes(self) -> int:
         """Requests that Triton has answered for this model."""
