@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pairs import paired
-from benchmarks.speed.options import parse
-from benchmarks.speed.report import command_of
+from benchmarks.report import command_of
+from benchmarks.speed import parse
 
 ROOT = Path(__file__).parents[1]
 
