@@ -57,7 +57,7 @@ def measure_in_flight(options: Options, ground: Ground, say: Say, started: float
         "",
         *head(options, results, time.monotonic() - started, arguments),
         "",
-        "[How each figure is made.](../README.md#speed)",
+        "[How each figure is made.](../README.md#batches-in-flight)",
         "",
         *figure_table(results, "form"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,27 @@ def test_the_interval_of_paired_ratios(rounds: int, interval: tuple[float, float
     ratio = paired([10.0 * one for one in range(rounds, 0, -1)], [10.0] * rounds)
     assert ratio.median == (rounds + 1) / 2
     assert ratio.interval == interval
+
+
+def test_the_commands_and_files_that_are_named_exist() -> None:
+    documents = [ROOT / "README.md", ROOT / "Makefile", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*")]
+    code = [*ROOT.glob("scripts/*"), *ROOT.glob(".ci/*"), *ROOT.glob("hf_transformer/**/*.py")]
+    found = 0
+    for path in (one for one in (*documents, *code) if one.is_file()):
+        text = path.read_text()
+        for name in re.findall(r"-m benchmarks\.(\w+)", text):
+            assert (ROOT / "benchmarks" / f"{name}.py").is_file(), f"{path}: {name}"
+        for name in re.findall(r"benchmarks/([\w/]+\.\w+)", text):
+            assert (ROOT / "benchmarks" / name).is_file(), f"{path}: {name}"
+        found += "benchmarks" in text
+    assert found
+
+
+@pytest.mark.parametrize("page", ["benchmarks/README.md", "docs/by_hand.md"])
+def test_the_pages_link_to_what_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        if not link.startswith("https://"):
+            assert ((ROOT / page).parent / link).exists(), link
+    for part in re.findall(r"^\| `([\w/]+\.py)`", text, re.MULTILINE):
+        assert (ROOT / "hf_transformer" / part).is_file(), part
