@@ -1,11 +1,12 @@
 """What a ModelInfer call over gRPC costs the service, beside a bare grpc.aio server that answers at once.
 
-    python -m benchmarks.grpc_calls [--checkout NAME=PATH] [--rounds 6] [--seconds 2] [--in_flight 32]
+    .venv-bench/bin/python -m benchmarks.grpc_calls [--checkout NAME=PATH] [--rounds 6] [--seconds 2] [--in_flight 32]
 
 A real Triton serves the classifier of benchmarks.speed, one text of 9 tokens a call. This service, those of other
 checkouts and the bare server take turns in alternating order, under calls of grpc.aio over one connection. Prints one
 Markdown table: medians of the rounds, and the ratios of the CPU time per call to the bare server's, round by round. The
-client is on a processor of its own at best; where it is the slower side, calls per second say nothing.
+client is on a processor of its own at best; where it is the slower side, calls per second say nothing. All servers run
+in the service's environment; the texts need the tokenizer package that scripts/bench installs beside this program.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import asyncio
 import signal
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -109,19 +109,19 @@ async def serve_bare(port: int) -> None:
 
 
 def start(
-    folder: Path, triton: LocalTriton, checkouts: Sequence[Checkout], own_python: bool, stack: ExitStack
+    folder: Path, triton: LocalTriton, python: Path, checkouts: Sequence[Checkout], own_python: bool, stack: ExitStack
 ) -> list[Server]:
     """This service, the others and the bare server, until the stack ends."""
     services = {OURS: None, **{one.name: one for one in checkouts}}
     flags = [f"--task={CLASSIFIER.task}"]
     started = {
         name: stack.enter_context(
-            ServiceProcess(triton, folder, CLASSIFIER.name, flags, checkout=one, own_python=own_python)
+            ServiceProcess(triton, folder, CLASSIFIER.name, flags, python=python, checkout=one, own_python=own_python)
         )
         for name, one in services.items()
     }
     port = free_ports(1)[0]
-    command = [sys.executable, "-m", "benchmarks.grpc_calls", f"--bare={port}"]
+    command = [str(python), "-m", "benchmarks.grpc_calls", f"--bare={port}"]
     bare = ChildProcess(command, variables(), folder / "bare.log")
     stack.callback(bare.terminate, 10.0)
 
@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="[6]")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run [2]")
     parser.add_argument("--in_flight", type=int, default=32, help="calls [32]")
+    parser.add_argument("--service_environment", type=environment, default=ROOT / ".venv", help="[.venv]")
     parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton", help="[.venv-triton]")
     parser.add_argument("--bare", type=int, help=argparse.SUPPRESS)
     add_flags(parser)
@@ -155,7 +156,8 @@ def main() -> None:
         at, models = options.triton_environment, [CLASSIFIER.name]
         triton = LocalTriton(folder / "triton", environment=at, environ=variables(), models=models)
         stack.enter_context(triton)
-        servers = start(folder, triton, options.checkout, options.own_python, stack)
+        python = options.service_environment / "bin" / "python"
+        servers = start(folder, triton, python, options.checkout, options.own_python, stack)
         for number in range(options.rounds + 1):
             for server in servers if number % 2 else reversed(servers):
                 server.measure(bodies, options.in_flight, options.seconds)

@@ -1,6 +1,6 @@
 """What one text costs to tokenize, with the word cache and without.
 
-    .venv-models/bin/python -m benchmarks.tokenizing [--texts 20000]
+    .venv-bench/bin/python -m benchmarks.tokenizing [--texts 20000]
 
 Both engines encode the same texts in one process, in turn, two hundred at a time. The figure is the CPU time of all
 threads for RustEngine.encode: the median of the second half, when the cache knows what it can know. All encodings are
@@ -28,6 +28,7 @@ from typing import Final
 
 from benchmarks.cases import WORDS as FEW_WORDS
 from benchmarks.repository import PACKAGE
+from hf_transformer import __version__
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.load import load_fast
 from hf_transformer.types import PLAIN, Encoding
@@ -151,8 +152,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=20_000, help="of each kind")
     options = parser.parse_args()
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("hf-transformer", "tokenizers")]
-    print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {', '.join(versions)}\n")
+    versions = f"hf-transformer {__version__}, tokenizers {importlib.metadata.version('tokenizers')}"
+    print(f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {versions}\n")
     print("| CPU microseconds per text | library | cache | of the library's | the same, first 1,000 texts |")
     print("|---|---:|---:|---:|---:|")
     for kind in KINDS:
