@@ -101,9 +101,9 @@ def lay_out(target: Path) -> Path:
         if seconds:
             origin = name.rpartition("_")[0]
             shutil.copytree(repository / origin, repository / name, symlinks=True)
-            config = repository / name / "config.pbtxt"
-            text = config.read_text().replace(f'name: "{origin}"', f'name: "{name}"', 1)
-            config.write_text(text + f'parameters {{ key: "seconds" value {{ string_value: "{seconds}" }} }}\n')
+            file = repository / name / "config.pbtxt"
+            text = file.read_text().replace(f'name: "{origin}"', f'name: "{name}"', 1)
+            file.write_text(text + f'parameters {{ key: "seconds" value {{ string_value: "{seconds}" }} }}\n')
     for name in (*PACED, *STEPPED):
         shutil.copytree(task_model_folder("gpt2_past"), target / name)
     return repository
