@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -91,9 +92,10 @@ class Options:
 
     @property
     def more(self) -> str:
-        """The flags that say how often and how long, as the results name them; empty where they were not given."""
+        """The flags that say how often, how long and what, as the results name them; empty without them."""
         rounds = "" if self.rounds == usual_rounds(self.quick, self.checkout) else f" --rounds {self.rounds}"
-        return rounds if self.seconds == USUAL_SECONDS else f"{rounds} --seconds {self.seconds}"
+        seconds = "" if self.seconds == USUAL_SECONDS else f" --seconds {self.seconds}"
+        return rounds + seconds + "".join(f" --only {shlex.quote(one)}" for one in self.only)
 
     @property
     def python(self) -> Path:

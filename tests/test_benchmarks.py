@@ -31,6 +31,7 @@ def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> Non
         (["--quick"], "make bench ARGS=--quick"),
         (["--quick", "--rounds", "3"], 'make bench ARGS="--quick --rounds 3"'),
         (["--seconds", "3"], 'make bench ARGS="--seconds 3"'),
+        (["--only", "wrk", "--only", "fill_mask, 9"], "make bench ARGS=\"--only wrk --only 'fill_mask, 9'\""),
     ],
 )
 def test_the_results_tell_how_they_were_made(argv: list[str], told: str) -> None:
