@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from hf_transformer.api import docs, health, openapi, tokenize, v1, v2, v2_generate
+from hf_transformer.api import docs, generate, health, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
+from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -136,6 +137,7 @@ def _service(
         metrics=metrics,
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
+        streams=OpenStreams(),
         server_timing=config.enable_server_timing,
         tracing=tracing,
         executor=executor,
@@ -167,7 +169,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
         *v1.endpoints(service),
         *tokenize.endpoints(service),
         *v2.endpoints(service),
-        *v2_generate.endpoints(service),
+        *generate.endpoints(service),
         *openai.endpoints(service, prefix),
     ]
     return Gateway(

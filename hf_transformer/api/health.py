@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
 from hf_transformer.api.base import JsonResponse, RenderError, Service, error_json
-from hf_transformer.api.openai.bodies import TASKS, render_error
+from hf_transformer.api.openai.fields import TASKS, render_error
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE

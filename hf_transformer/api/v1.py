@@ -28,13 +28,22 @@ import orjson
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.api.base import Call, JsonResponse, Model, Service, error_json, reply
+from hf_transformer.api.base import (
+    Call,
+    JsonResponse,
+    Model,
+    Service,
+    error_json,
+    generating_task,
+    reply,
+    require_few,
+)
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.generation import TextStream, generating, refuse_many, wants_stream
-from hf_transformer.api.streaming import LINES, StreamForm
+from hf_transformer.api.streaming import LINES, TextStream, wants_stream
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.generation.types import Piece
 from hf_transformer.tasks.base import describe
+from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Answers, Context, Json, Query, Response
 
 INSTANCES = ("instances", "inputs")
@@ -53,11 +62,11 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by the templates of their paths."""
     models = service.models
 
-    async def predict(call: Call) -> Response | StreamForm:
+    async def predict(call: Call) -> Response | TextStream:
         model = models[call.path["model"]]
         query = parse(call.json())
-        if len(query.instances) > service.max_texts:
-            refuse_many(model.task, query, service.max_texts)
+        if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
+            require_few(query.name, query.instances, service.max_texts)  # it would read them before it counts them
         if query.parameters and wants_stream(model.task, query.parameters):
             return V1Stream(model, query, call.context)
         return reply(render(await model.predict(query, call.context)))
@@ -124,7 +133,7 @@ def parse(payload: Json) -> Query:
 
 
 class V1Stream(TextStream):
-    """The answer to one request."""
+    """A line for each piece, with the whole text in the last one."""
 
     __slots__ = ("_several", "_so_far")
 
@@ -132,7 +141,7 @@ class V1Stream(TextStream):
 
     def __init__(self, model: Model, query: Query, context: Context) -> None:
         """Raises RequestError for a request that is wrong in itself."""
-        request = generating(model, "a stream").request(query)
+        request = generating_task(model, "a stream").request(query)
         super().__init__(model, request, context)
         self._so_far = [[""] * request.sampling.n for _ in request.prompts]
         self._several = request.sampling.n > 1

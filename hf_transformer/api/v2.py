@@ -20,16 +20,16 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Call, JsonResponse, Model, Models, Service, error_json, reply
+from hf_transformer.api.base import V2_PATHS, Call, JsonResponse, Model, Models, Service, error_json, reply
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.tensors import check_version, clients_fault
-from hf_transformer.api.triton_tensors import infer
+from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Json, Response, TensorSpec
 
 SERVER = "hf_transformer"
@@ -37,7 +37,6 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration")
 """What of Triton's extensions to the protocol is understood."""
 PLATFORM = "hf_transformer"
 """What the protocol calls the framework and format of a model."""
-PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 BINARY = b"application/octet-stream"
 HEADER = HEADER_LENGTH.lower().encode()
 """The length of the JSON in front of raw tensors, as ASGI spells headers."""
@@ -49,12 +48,13 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def answer(call: Call) -> Response:
         model = _find(service.models, call.path)
         request = _parse(call, service.max_texts)
-        _check_named(model, request)
+        if request.model_name or request.model_version:
+            _check_named(model, request)
         body, length = encode_infer_response(await infer(model, request, call.context), request)
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
     endpoint = Endpoint("v2", answer, error_json, service)
-    return [(f"{path}/infer", endpoint) for path in PATHS]
+    return [(f"{path}/infer", endpoint) for path in V2_PATHS]
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -99,14 +99,14 @@ def _model_routes(models: Models) -> list[BaseRoute]:
         try:
             model = models[request.path_params["model"]]
             await model.require_ready()
-            check_version(model, request.path_params.get("version", ""))
+            _find(models, request.path_params)
         except NotReady as error:
             return _not_ready(error, {"name": model.name})
         return JsonResponse({"name": model.name, "ready": True})
 
     return [
         route
-        for path in PATHS
+        for path in V2_PATHS
         for route in (
             Route(f"{path}/ready", ready),
             Route(f"{path}/config", config),
@@ -116,15 +116,8 @@ def _model_routes(models: Models) -> list[BaseRoute]:
 
 
 def _find(models: Models, path: Mapping[str, str]) -> Model:
-    """The model that a path names.
-
-    Raises:
-        UnknownModel: another model, or another version of it.
-        NotReady: a version is named before the predictor has told its own.
-    """
-    model = models[path["model"]]
-    check_version(model, path.get("version", ""))
-    return model
+    """The model that a path names. Raises UnknownModel or NotReady."""
+    return models.version(path["model"], path["version"]) if "version" in path else models[path["model"]]
 
 
 def _not_ready(error: NotReady, about: Mapping[str, Json]) -> JsonResponse:
@@ -168,13 +161,10 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
 
 
 def _check_named(model: Model, request: InferRequest) -> None:
-    """Raises InvalidInput for a body that names another model or version than its path, or than is served."""
-    if not (request.model_name or request.model_version):
-        return
-    served = model.describe().version
+    """Raises InvalidInput for a body that names another model or version than the one that is asked."""
     for field, named, expected in (
         ("model_name", request.model_name, model.name),
-        ("model_version", request.model_version, served),
+        ("model_version", request.model_version, model.describe().version),
     ):
         if named and named != expected:
             raise InvalidInput(f"{field}: {named[:100]!r} differs from what is asked here, {expected!r}")
@@ -187,7 +177,9 @@ def _parse(call: Call, max_texts: int) -> InferRequest:
         RequestError: the body is not a request, see decode_infer_request.
     """
     given = call.headers.get(HEADER)
-    with clients_fault():
-        length = None if given is None else parse_header_length(given)
-        body = to_utf8(call.body, call.headers) if length is None else call.body
-        return decode_infer_request(body, length, max_texts)
+    try:
+        if given is None:
+            return decode_infer_request(to_utf8(call.body, call.headers), None, max_texts)
+        return decode_infer_request(call.body, parse_header_length(given), max_texts)
+    except Malformed as error:
+        raise InvalidInput(str(error)) from error

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.openai.completions import CompletionForm
-from hf_transformer.api.openai.generation import Choice
+from hf_transformer.api.openai.generation import Continuation
 from hf_transformer.generation.types import TokenText
 from tests.api.generating import PROMPT, Bench, bench, post
 
@@ -74,7 +74,7 @@ async def test_no_token_stands_behind_the_text(stream: bool) -> None:
 async def test_the_likeliest_that_are_no_characters_are_told_in_bytes(raw: bytes, name: str) -> None:
     other = TokenText("\ufffd", b"\xf0", -0.1)
     chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (other,))
-    found: Any = CompletionForm(1).choice(0, Choice("\ufffd", [chosen], "length"))
+    found: Any = CompletionForm(1).choice(0, Continuation("\ufffd", [chosen], "length"))
     assert found["logprobs"]["tokens"] == [name]
     assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
@@ -83,7 +83,7 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
     chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
-    whole = Choice("z", [chosen, TokenText("x", b"x", -0.1, (other,))], "stop")
+    whole = Continuation("z", [chosen, TokenText("x", b"x", -0.1, (other,))], "stop")
     found: Any = CompletionForm(3).choice(0, whole)
     assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -0.1}]
 

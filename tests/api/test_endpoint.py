@@ -13,7 +13,7 @@ import pytest
 
 from hf_transformer.api.base import Call, Models, Service, context_of, error_json, reply
 from hf_transformer.api.endpoint import Endpoint, server_timing
-from hf_transformer.api.streaming import LINES, StreamForm
+from hf_transformer.api.streaming import LINES, OpenStreams, TextStream
 from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import Piece
@@ -25,13 +25,13 @@ from tests.api.plain_request import PlainRequest
 pytestmark = pytest.mark.asyncio
 
 
-class ScriptedForm(StreamForm):
+class ScriptedForm(TextStream):
     """A stream of two pieces, behind the first of which ``fails`` is raised; it is its own generation."""
 
     content_type: ClassVar[bytes] = LINES
 
     def __init__(self, fails: Exception | None = None) -> None:
-        self.texts = 1
+        self.left = 1
         self.fails = fails
         self.running = False
 
@@ -64,17 +64,17 @@ class Work:
     """An endpoint whose handler waits for ``future``."""
 
     def __init__(self, *, server_timing: bool = True) -> None:
-        self.future: asyncio.Future[bytes | StreamForm] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[bytes | TextStream] = asyncio.get_running_loop().create_future()
         self.metrics = Metrics("model")
         self.admission = Admission(1, 100, self.metrics)
         self.service = Service(
-            Models([]), self.admission, self.metrics, max_bytes=1000, max_texts=9, server_timing=server_timing
+            Models([]), self.admission, self.metrics, max_bytes=1000, max_texts=9, streams=OpenStreams(), server_timing=server_timing
         )
         self.endpoint = Endpoint("v1", self.handle, error_json, self.service)
         self.contexts: list[Context] = []
         self.predict = 0.0
 
-    async def handle(self, call: Call) -> Response | StreamForm:
+    async def handle(self, call: Call) -> Response | TextStream:
         call.context.predict = self.predict
         self.contexts.append(call.context)
         found = await self.future

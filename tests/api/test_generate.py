@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.api.base import Model
-from hf_transformer.api.generate_request import FURTHER
-from hf_transformer.api.generation import generating
+from hf_transformer.api.base import Model, generating_task
+from hf_transformer.api.generate import FURTHER
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
@@ -17,7 +16,7 @@ from tests.integration.api.grpc_model import ScriptedModel
 
 pytestmark = pytest.mark.asyncio
 
-SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER, True)
+SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER.values(), True)
 ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
 HEAD = {"model_name": "gpt2", "model_version": "1"}
 
@@ -255,6 +254,6 @@ async def test_the_limit_of_new_tokens() -> None:
 
 async def test_a_model_that_predicts_says_what_it_does() -> None:
     with pytest.raises(InvalidInput) as raised:
-        generating(cast(Model, ScriptedModel()), "generate")
+        generating_task(cast(Model, ScriptedModel()), "generate")
     expected = "model 'bert' does fill_mask, but generate needs text_generation or text2text_generation"
     assert str(raised.value) == expected

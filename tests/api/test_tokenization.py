@@ -206,7 +206,7 @@ async def test_long_work_is_done_in_the_threads_of_the_service() -> None:
     model, metrics = Loaded(tokenizer), Metrics("bert")
     with ThreadPoolExecutor(1, "tokenizer") as executor:
         models = Models([cast(Any, model)])
-        service = Service(models, Admission(9, 2**20, metrics), metrics, 2**24, 100, executor=executor)
+        service = Service(models, Admission(9, 2**20, metrics), metrics, 2**24, 100, OpenStreams(), executor=executor)
         request = PlainRequest(json.dumps({"instances": [[tokenizer.unk_id] * 200_000]}).encode())
         request.params = {"model": "bert"}
         answer = await dict(tokenize.endpoints(service))["/v1/models/{model}:detokenize"](request)

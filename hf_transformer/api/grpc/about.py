@@ -6,9 +6,9 @@ Sources: https://github.com/grpc/grpc/blob/master/doc/health-checking.md and ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -21,12 +21,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from hf_transformer import __version__
 from hf_transformer.api.base import Model, Models
 from hf_transformer.api.grpc.calls import Caller, CallsInProgress, Rpc
-from hf_transformer.api.tensors import check_version, clients_fault
 from hf_transformer.api.v2 import EXTENSIONS, PLATFORM, SERVER
-from hf_transformer.errors import NotReady
+from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.grpc_inbound import encode_model_config, encode_model_metadata
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import Malformed
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
@@ -34,23 +34,31 @@ HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
 WATCH_SECONDS = 1.0
 """Seconds between two looks at a watched service."""
 
+Asked = TypeVar("Asked", pb.ModelReadyRequest, pb.ModelMetadataRequest, pb.ModelConfigRequest)
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 
 
 def questions(models: Models, calls: CallsInProgress) -> Handlers:
     """The methods of the V2 protocol that infer nothing."""
 
+    def asked(kind: type[Asked], body: bytes) -> Model:
+        try:
+            message = decode(kind, body)
+        except Malformed as error:
+            raise InvalidInput(str(error)) from error
+        return models.version(message.name, message.version)
+
     async def server_live(body: bytes, caller: Caller) -> bytes:
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
     async def server_ready(body: bytes, caller: Caller) -> bytes:
-        ready = all([await _is_ready(models[name], "") for name in models.names])
-        return pb.ServerReadyResponse(ready=ready).SerializeToString()
+        return pb.ServerReadyResponse(ready=await are_ready(models.values())).SerializeToString()
 
     async def model_ready(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelReadyRequest, body)
-        ready = await _is_ready(models[asked.name], asked.version)
+        try:
+            ready = await are_ready([asked(pb.ModelReadyRequest, body)])
+        except NotReady:  # it has no version yet
+            ready = False
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
     async def server_metadata(body: bytes, caller: Caller) -> bytes:
@@ -58,18 +66,10 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
         return about.SerializeToString()
 
     async def model_metadata(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelMetadataRequest, body)
-        model = models[asked.name]
-        check_version(model, asked.version)
-        return encode_model_metadata(model.describe(), PLATFORM)
+        return encode_model_metadata(asked(pb.ModelMetadataRequest, body).describe(), PLATFORM)
 
     async def model_config(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelConfigRequest, body)
-        model = models[asked.name]
-        check_version(model, asked.version)
-        return encode_model_config(model.describe(), PLATFORM)
+        return encode_model_config(asked(pb.ModelConfigRequest, body).describe(), PLATFORM)
 
     return {
         "ServerLive": calls.unary(server_live),
@@ -81,11 +81,11 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
     }
 
 
-async def _is_ready(model: Model, version: str) -> bool:
-    """Raises UnknownModel for a version that is not served."""
+async def are_ready(models: Iterable[Model]) -> bool:
+    """Whether all of them can predict."""
     try:
-        await model.require_ready()
-        check_version(model, version)
+        for model in models:
+            await model.require_ready()
     except NotReady:
         return False
     return True
@@ -94,8 +94,8 @@ async def _is_ready(model: Model, version: str) -> bool:
 class Health:
     """grpc.health.v1: whether all models are served (the empty name, or the V2 service), or the one of that name.
 
-    Each call asks the models themselves. The servicer of grpcio-health-checking tells what was set before, and one
-    client that stops watching a service there ends the news of all others.
+    The servicer of grpcio-health-checking is not used: it tells what was set before, and one watcher that leaves ends
+    the news of the others. Here each call asks the models themselves.
 
     Args:
         closing: once it is set nothing is served any more, and watches end.
@@ -150,12 +150,8 @@ class Health:
             return HealthCheckResponse.SERVICE_UNKNOWN
         if self._closing.is_set():
             return HealthCheckResponse.NOT_SERVING
-        try:
-            for name in self._names[service]:
-                await self._models[name].require_ready()
-        except NotReady:
-            return HealthCheckResponse.NOT_SERVING
-        return HealthCheckResponse.SERVING
+        ready = await are_ready(self._models[name] for name in self._names[service])
+        return HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
 
 
 def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:

@@ -1,9 +1,8 @@
-"""What all gRPC methods share: the caller, the calls in progress, and how a failure is answered."""
+"""What all gRPC methods share: the caller, the calls in progress, and how a call is refused."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -14,11 +13,9 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.base import FORWARDED, FORWARDED_PREFIX, new_request_id
-from hf_transformer.errors import RequestError, Unavailable
+from hf_transformer.api.base import FORWARDED, FORWARDED_PREFIX, as_request_error, new_request_id
+from hf_transformer.errors import RequestError
 from hf_transformer.types import Context
-
-logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 _FORWARDED = frozenset((REQUEST_ID, *(name.decode() for name in FORWARDED)))
@@ -71,33 +68,33 @@ class Caller:
 
 
 class CallsInProgress:
-    """Counts the calls that are worked on. An answer may still be on its way to its client. ``begun`` counts all."""
+    """Counts the calls that are worked on; ``begun`` counts all. An answer may still be on its way to its client.
+
+    ``keys`` says whether clients send API keys, which the predictor does not get.
+    """
 
     def __init__(self, *, keys: bool = False) -> None:
-        self.begun = 0
-        self.open = 0
-        self._none: asyncio.Future[None] | None = None
+        self.begun = self.open = 0
+        self._none = asyncio.Event()
+        self._none.set()
         self._forwarded = _FORWARDED - _KEYS if keys else _FORWARDED
 
     def __enter__(self) -> None:
         self.begun += 1
         self.open += 1
+        self._none.clear()
 
     def __exit__(self, *error: object) -> None:
         self.open -= 1
-        if not self.open and self._none is not None:
-            self._none.set_result(None)
-            self._none = None
+        if not self.open:
+            self._none.set()
 
     async def over(self) -> None:
         """Waits until there are none."""
-        if self.open:
-            self._none = self._none or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._none)
+        await self._none.wait()
 
     def caller(self, rpc: Rpc) -> Caller:
-        """The caller in a call's metadata and deadline; see base.request_context for the same over HTTP. API keys stay
-        here."""
+        """The caller in a call's metadata and deadline, as base.context_of over HTTP."""
         headers = {}
         for name, value in rpc.invocation_metadata() or ():
             if (name in self._forwarded or name[:5] == _PREFIX) and isinstance(value, str):
@@ -117,10 +114,8 @@ class CallsInProgress:
             try:
                 with self:
                     response = await answer(body, caller)
-            except RequestError as error:
-                await refuse(rpc, error, caller)
-            except Exception:
-                await refuse(rpc, our_fault(caller), caller)
+            except Exception as error:
+                await refuse(rpc, as_request_error(error, caller.identify()), caller)
             rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()), *caller.trailers))
             return response
 
@@ -147,18 +142,6 @@ async def refuse(rpc: Rpc, error: RequestError, caller: Caller, *, within: float
         raise asyncio.CancelledError from None
 
 
-def shutting_down() -> Unavailable:
-    """The error of calls that come while the server is closing."""
-    return Unavailable("the service is shutting down")
-
-
 def details_of(error: RequestError) -> str:
     """The error's message, cut to what fits."""
     return str(error).encode(errors="replace")[:MOST_DETAILS].decode(errors="ignore")
-
-
-def our_fault(caller: Caller) -> RequestError:
-    """Logs an unexpected exception while it is handled, and gives the error that tells the client where to look."""
-    request_id = caller.identify()
-    logger.exception("request %s failed by a fault of the service", request_id, extra={"request_id": request_id})
-    return RequestError(f"internal error; the log has it under {request_id}")

@@ -144,7 +144,7 @@ class GrpcServer:
         methods = {
             **questions(self._service.models, self.calls),
             "ModelInfer": self.calls.unary(inference.one),
-            "ModelStreamInfer": Streams(inference, self.calls, self._closing, longest, patience).handler,
+            "ModelStreamInfer": Streams(inference, self.calls, longest, patience).handler,
         }
         health = Health(self._service.models, self._closing)
         for name, served in ((SERVICE, methods), (HEALTH, health.methods)):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import grpc.aio
 
 from hf_transformer.api.grpc import calls as grpc_calls
-from hf_transformer.api.grpc.calls import REQUEST_ID, Caller, CallsInProgress, Rpc, details_of, refuse, shutting_down
-from hf_transformer.api.grpc.infer import Counted, Inference
-from hf_transformer.api.grpc.pieces import Emit, form_of_pieces, pieces
-from hf_transformer.api.triton_tensors import infer
+from hf_transformer.api.grpc.calls import REQUEST_ID, Caller, CallsInProgress, Rpc, details_of, refuse
+from hf_transformer.api.grpc.infer import Counted, Inference, pieces_of
+from hf_transformer.api.streaming import pieces, shutting_down
+from hf_transformer.api.tensors import infer
 from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import CallersDeadline, RequestError
 from hf_transformer.protocol import grpc_inbound as wire
@@ -102,7 +102,7 @@ class StreamRoom:
 class Streams:
     """ModelStreamInfer: answers in the order of the requests. Those that come in pieces are written between the others.
 
-    Once ``closing`` is set no more requests are read; those that were read are answered, and the stream ends as
+    Once the server is closing no more requests are read; those that were read are answered, and the stream ends as
     unavailable. A stream whose client takes no answer ends too.
 
     Args:
@@ -111,17 +111,9 @@ class Streams:
             how much of one has been taken.
     """
 
-    def __init__(
-        self,
-        inference: Inference,
-        calls: CallsInProgress,
-        closing: asyncio.Event,
-        longest_message: int,
-        patience: float,
-    ) -> None:
+    def __init__(self, inference: Inference, calls: CallsInProgress, longest_message: int, patience: float) -> None:
         self._inference = inference
         self._calls = calls
-        self._closing = closing
         self._held = HeldBytes(longest_message)
         self._patience = patience
 
@@ -132,7 +124,7 @@ class Streams:
     async def _serve(self, requests: object, rpc: Rpc) -> None:
         caller = self._calls.caller(rpc)
         room = StreamRoom(self._held, self._inference.service.admission)
-        stream = InferStream(rpc, caller, self._inference, room, self._closing, self._patience)
+        stream = InferStream(rpc, caller, self._inference, room, self._patience)
         with self._calls:
             await stream.serve()
             if stream.untaken:
@@ -140,7 +132,7 @@ class Streams:
                 await refuse(rpc, CallersDeadline(late), caller, within=0)
             if stream.gone:
                 raise asyncio.CancelledError  # gRPC ends the call silently
-            if self._closing.is_set():
+            if self._inference.closing.is_set():
                 await refuse(rpc, shutting_down(), caller, within=grpc_calls.PATIENCE)
         rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
 
@@ -156,22 +148,13 @@ class InferStream:
         untaken: after how many seconds the stream was given up because its client took no answer.
     """
 
-    def __init__(
-        self,
-        rpc: Rpc,
-        caller: Caller,
-        inference: Inference,
-        room: StreamRoom,
-        closing: asyncio.Event,
-        patience: float,
-    ) -> None:
+    def __init__(self, rpc: Rpc, caller: Caller, inference: Inference, room: StreamRoom, patience: float) -> None:
         self.gone = False
         self.untaken = 0.0
         self._rpc = rpc
         self._caller = caller
         self._inference = inference
         self._room = room
-        self._closing = closing
         self._patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
         self._order: dict[asyncio.Event, None] = {}  # a request's event is set once it is the first one
@@ -208,12 +191,8 @@ class InferStream:
             del body  # or it would be held while the next one is waited for
 
     async def _answer(self, body: bytes, turn: asyncio.Event) -> None:
-        async def emit(piece: bytes) -> None:
-            self._leave_order(turn)
-            await self._write(piece)
-
         try:
-            answer = await self._answered(body, self._caller.fork(), emit)
+            answer = await self._answered(body, self._caller.fork(), turn)
             self._room.hold(turn, len(answer), answered=True)
             next(iter(self._order), turn).set()
             if turn in self._order:
@@ -227,48 +206,42 @@ class InferStream:
         self._order.pop(turn, None)
         next(iter(self._order), turn).set()
 
-    async def _answered(self, body: bytes, caller: Caller, emit: Emit) -> bytes:
+    async def _answered(self, body: bytes, caller: Caller, turn: asyncio.Event) -> bytes:
         """The last, mostly the only serialized ModelStreamInferResponse of a request, which is also the one that tells
-        its error; ``emit`` sends those before it."""
+        its error; those before it are written at once."""
         inference = self._inference
         service = inference.service
         try:
             with Counted(service, caller, "ModelStreamInfer"):
                 async with self._room.place(len(body)) as place:
-                    if service.models.generate:
-                        answer = await self._generated(body, caller, place, emit)
-                    else:
-                        answer = await inference.answer(body, caller, place, final=True)
-                    return inference.checked(wire.encode_stream_response(answer))
+                    model, request, context = inference.read(body, caller, place)
+                    stream = pieces_of(model, request, context)
+                    if stream is None:
+                        response = await infer(model, request, context)
+                        last = wire.encode_stream_response(wire.encode_infer_response(response, request, final=True))
+                        return inference.checked(last)
+                    async with aclosing(pieces(stream, service.streams)) as messages:
+                        async for message in messages:
+                            if stream.left:
+                                self._leave_order(turn)
+                                await self._write(inference.checked(message))
+                    return inference.checked(message)
         except RequestError as error:
             said = wire.encode_stream_error(details_of(error), wire.request_id(body))
             # The id is the client's, and may be as long as a message.
             return said if inference.fits(said) else wire.encode_stream_error(details_of(error), "")
 
-    async def _generated(self, body: bytes, caller: Caller, place: Place, emit: Emit) -> bytes:
-        """The same for a model that generates: a request may ask for pieces."""
-        inference = self._inference
-        model, request, context = inference.read(body, caller, place)
-        form = form_of_pieces(model, request)
-        if form is None:
-            return wire.encode_infer_response(await infer(model, request, context), request, final=True)
-
-        async def checked(message: bytes) -> None:
-            await emit(inference.checked(wire.encode_stream_response(message)))
-
-        return await pieces(model, request, form, context, inference.service.streams, checked)
-
     async def _write(self, answer: bytes) -> None:
         """Writes one message at a time. Raises CancelledError if the client does not take it."""
         async with self._one_message:
             seconds = grpc_calls.PATIENCE
-            if not self._closing.is_set():
+            if not self._inference.closing.is_set():
                 seconds = self._patience * (1 + (len(answer) >> 20))
             try:
                 async with asyncio.timeout(seconds) as self._writing:
                     await self._rpc.write(answer)
             except (grpc.aio.BaseError, TimeoutError) as error:
-                if isinstance(error, TimeoutError) and not self._closing.is_set():
+                if isinstance(error, TimeoutError) and not self._inference.closing.is_set():
                     self.untaken = seconds
                 self._give_up()
                 raise asyncio.CancelledError from None
@@ -283,7 +256,7 @@ class InferStream:
                 task.cancel()
 
     async def _end_reading(self) -> None:
-        await self._closing.wait()
+        await self._inference.closing.wait()
         if self._reading is not None:
             self._reading.cancel()
         if self._writing is not None:

@@ -1,11 +1,11 @@
 """The OpenAI API, under a prefix (--openai_route_prefix) that may be empty.
 
-    POST {prefix}/v1/completions    openai_completions.py
-    POST {prefix}/v1/chat/completions   openai_chat.py
-    POST {prefix}/v1/embeddings     openai_embeddings.py
-    POST {prefix}/v1/rerank         openai_rerank.py
-    GET  {prefix}/v1/models         {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
-    GET  {prefix}/v1/models/{m}     {"id", "object": "model", "created", "owned_by"}
+    POST {prefix}/v1/completions        completions.py
+    POST {prefix}/v1/chat/completions   chat.py
+    POST {prefix}/v1/embeddings         embeddings.py
+    POST {prefix}/v1/rerank             rerank.py
+    GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
+    GET  {prefix}/v1/models/{m}         {"id", "object": "model", "created", "owned_by"}
 
 Without a prefix the last two are V1's routes too: V1 answers them, with the fields of both.
 
@@ -24,11 +24,8 @@ from starlette.routing import BaseRoute, Route
 from hf_transformer.api import v1
 from hf_transformer.api.base import JsonResponse, Models, RenderError, Service, error_json
 from hf_transformer.api.endpoint import Endpoint, Handle
-from hf_transformer.api.openai import chat as openai_chat
-from hf_transformer.api.openai import completions as openai_completions
-from hf_transformer.api.openai import embeddings as openai_embeddings
-from hf_transformer.api.openai import rerank as openai_rerank
-from hf_transformer.api.openai.bodies import known_model, render_error
+from hf_transformer.api.openai import chat, completions, embeddings, rerank
+from hf_transformer.api.openai.fields import known_model, render_error
 from hf_transformer.types import Json
 
 OWNER = "hf_transformer"
@@ -39,10 +36,10 @@ SHARED = "/v1/models"
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by their paths."""
     handlers: dict[str, Handle] = {
-        "completions": partial(openai_completions.create, service),
-        "chat/completions": partial(openai_chat.create, service),
-        "embeddings": partial(openai_embeddings.create, service),
-        "rerank": partial(openai_rerank.create, service),
+        "completions": partial(completions.create, service),
+        "chat/completions": partial(chat.create, service),
+        "embeddings": partial(embeddings.create, service),
+        "rerank": partial(rerank.create, service),
     }
     base = f"{root_of(prefix)}/v1"
     return [(f"{base}/{path}", Endpoint("openai", one, render_error, service)) for path, one in handlers.items()]
