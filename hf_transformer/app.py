@@ -189,7 +189,7 @@ def starlette_app(
     prefix = config.openai_route_prefix
     routes = [
         *health.routes(service),
-        *v1.routes(service, openai.shared_fields(service, prefix)),
+        *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
         *openapi.routes(service, prefix, keys=config.api_keys_file is not None),
@@ -246,12 +246,11 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         return None
     from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 
-    longest = config.grpc_max_receive_message_length
+    longest, certificate, key = config.grpc_max_receive_message_length, config.ssl_certfile, config.ssl_keyfile
     settings = GrpcSettings(
         config.host,
         config.grpc_port,
-        certificate=config.ssl_certfile,
-        private_key=config.ssl_keyfile,
+        certificate=None if certificate is None or key is None else (certificate, key),
         max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
         max_send=config.grpc_max_send_message_length,
         grace=config.grace_period_seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,7 +15,7 @@ from starlette.responses import Response as StarletteResponse
 
 from hf_transformer.api.body import USUAL_TYPES, parse_json, to_utf8
 from hf_transformer.core.limits import Admission
-from hf_transformer.errors import InvalidInput, RequestError, TooLarge, UnknownModel
+from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
 from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.generation.writing import Generation
@@ -172,6 +172,25 @@ class JsonResponse(StarletteResponse):
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:
     """What a call is answered with, under status 200."""
     return Response(200, body, [(b"content-type", content_type), *headers])
+
+
+async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
+    """Why one of the models can't predict now; None if all of them can."""
+    try:
+        for model in models:
+            await model.require_ready()
+    except NotReady as error:
+        return error
+    return None
+
+
+async def readiness(models: Iterable[Model], about: Mapping[str, Json]) -> JsonResponse:
+    """The answer to whether models are ready; ``about`` stands in it too."""
+    error = await find_not_ready(models)
+    if error is None:
+        return JsonResponse({**about, "ready": True})
+    body = {**about, "ready": False, "error": str(error)}
+    return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})
 
 
 def error_response(render: RenderError, message: str, status: int) -> Response:

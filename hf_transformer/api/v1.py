@@ -22,7 +22,6 @@ Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import orjson
 from starlette.requests import Request
@@ -35,12 +34,13 @@ from hf_transformer.api.base import (
     Service,
     error_json,
     generating_task,
+    readiness,
     reply,
     require_few,
 )
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.streaming import LINES, TextStream, wants_stream
-from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import Piece
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.text_generation import TextGeneration
@@ -48,14 +48,6 @@ from hf_transformer.types import Answers, Context, Json, Query, Response
 
 INSTANCES = ("instances", "inputs")
 """The two names that clients use for the list; KServe reads the second for V2-minded clients."""
-
-
-@dataclass(frozen=True, slots=True)
-class MoreFields:
-    """What another API that shares the routes about models says there: beside the list, and of each model by name."""
-
-    of_list: Mapping[str, Json] = field(default_factory=dict)
-    of_models: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
 
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
@@ -74,28 +66,19 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
 
 
-def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
-    """The other routes of this API; ``more`` is added to what they answer."""
-    more = more or MoreFields()
+def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = None) -> list[BaseRoute]:
+    """The other routes of this API. ``cards`` are what the OpenAI API says of each model, if it shares the routes."""
     models = service.models
 
     async def list_models(request: Request) -> JsonResponse:
-        return JsonResponse({"models": models.names, **more.of_list})
+        more = {} if cards is None else {"object": "list", "data": list(cards.values())}
+        return JsonResponse({"models": models.names, **more})
 
     async def model_ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
-        beside = more.of_models.get(model.name, {})
-        try:
-            await model.require_ready()
-        except NotReady as error:
-            body = {"name": model.name, "ready": False, "error": str(error), **beside}
-            return JsonResponse(body, 503, {"Retry-After": str(error.retry_after)})
-        return JsonResponse({"name": model.name, "ready": True, **beside})
+        return await readiness([model], {"name": model.name, **({} if cards is None else cards[model.name])})
 
-    return [
-        Route("/v1/models", list_models),
-        Route("/v1/models/{model}", model_ready),
-    ]
+    return [Route("/v1/models", list_models), Route("/v1/models/{model}", model_ready)]
 
 
 def render(answers: Answers) -> bytes:

@@ -20,11 +20,21 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import V2_PATHS, Call, JsonResponse, Model, Models, Service, error_json, reply
+from hf_transformer.api.base import (
+    V2_PATHS,
+    Call,
+    JsonResponse,
+    Model,
+    Models,
+    Service,
+    error_json,
+    readiness,
+    reply,
+)
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.tensors import infer
-from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
@@ -70,12 +80,7 @@ def _server_routes(models: Models) -> list[BaseRoute]:
         return JsonResponse({"live": True})
 
     async def ready(request: Request) -> JsonResponse:
-        try:
-            for name in models.names:
-                await models[name].require_ready()
-        except NotReady as error:
-            return _not_ready(error, {})
-        return JsonResponse({"ready": True})
+        return await readiness(models.values(), {})
 
     async def list_models(request: Request) -> JsonResponse:
         return JsonResponse({"models": models.names})
@@ -96,13 +101,11 @@ def _model_routes(models: Models) -> list[BaseRoute]:
         return JsonResponse(_config(_find(models, request.path_params)))
 
     async def ready(request: Request) -> JsonResponse:
-        try:
-            model = models[request.path_params["model"]]
-            await model.require_ready()
-            _find(models, request.path_params)
-        except NotReady as error:
-            return _not_ready(error, {"name": model.name})
-        return JsonResponse({"name": model.name, "ready": True})
+        model = models[request.path_params["model"]]
+        answer = await readiness([model], {"name": model.name})
+        if answer.status_code == 200:
+            _find(models, request.path_params)  # a version that is not served is unknown
+        return answer
 
     return [
         route
@@ -118,11 +121,6 @@ def _model_routes(models: Models) -> list[BaseRoute]:
 def _find(models: Models, path: Mapping[str, str]) -> Model:
     """The model that a path names. Raises UnknownModel or NotReady."""
     return models.version(path["model"], path["version"]) if "version" in path else models[path["model"]]
-
-
-def _not_ready(error: NotReady, about: Mapping[str, Json]) -> JsonResponse:
-    body = {**about, "ready": False, "error": str(error)}
-    return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})
 
 
 def _metadata(model: Model) -> Json:

@@ -123,11 +123,6 @@ async def test_other_origins_are_not_allowed(origin: str) -> None:
         assert "allow-origin" not in told(preflight)
 
 
-async def test_clients_that_are_no_browsers_are_told_nothing() -> None:
-    async with client_of(APP) as client:
-        assert told(await client.post(PREDICT, json={"instances": [PROMPT]})) == {}
-
-
 @pytest.mark.parametrize("origin", [APP, OTHER, "null"])
 async def test_any_origin(origin: str) -> None:
     async with client_of("*") as client:

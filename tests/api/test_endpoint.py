@@ -21,6 +21,7 @@ from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import ClientGone, Context, Response, Stream
 from tests.api.plain_request import PlainRequest
+from tests.observability.measured import measured
 
 pytestmark = pytest.mark.asyncio
 
@@ -68,7 +69,13 @@ class Work:
         self.metrics = Metrics("model")
         self.admission = Admission(1, 100, self.metrics)
         self.service = Service(
-            Models([]), self.admission, self.metrics, max_bytes=1000, max_texts=9, streams=OpenStreams(), server_timing=server_timing
+            Models([]),
+            self.admission,
+            self.metrics,
+            max_bytes=1000,
+            max_texts=9,
+            streams=OpenStreams(),
+            server_timing=server_timing,
         )
         self.endpoint = Endpoint("v1", self.handle, error_json, self.service)
         self.contexts: list[Context] = []
@@ -224,3 +231,15 @@ async def test_an_answer_tells_how_long_it_took(timed: bool, predict: float) -> 
     expected = [(b"server-timing", server_timing(work.contexts[0]))] if timed and predict else []
     assert answer.headers == [(b"content-type", b"application/json"), *expected]
     assert not expected or b"predict;dur=250.000" in expected[0][1]
+
+
+@pytest.mark.parametrize("predict", [0.0009, 0.0100004, 59.9999])
+async def test_stages_in_milliseconds(predict: float) -> None:
+    context = measured(queue=0.0002, predict=predict, postprocess=0.0000126, parse=0.0001, tokenize=0.0000004)
+    rest = predict - 0.0002
+    expected = f"parse;dur=0.100, tokenize;dur=0.000, queue;dur=0.200, predict;dur={rest * 1e3:.3f}, decode;dur=0.013"
+    assert server_timing(context) == expected.encode()
+
+
+async def test_a_queue_longer_than_the_prediction() -> None:
+    assert b"predict;dur=0.000," in server_timing(measured(queue=0.002, predict=0.001))

@@ -6,7 +6,7 @@ Sources: https://github.com/grpc/grpc/blob/master/doc/health-checking.md and ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -19,14 +19,15 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Model, Models
-from hf_transformer.api.grpc.calls import Caller, CallsInProgress, Rpc
+from hf_transformer.api.base import Model, Models, find_not_ready
+from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
 from hf_transformer.api.v2 import EXTENSIONS, PLATFORM, SERVER
 from hf_transformer.errors import InvalidInput, NotReady
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.grpc_inbound import encode_model_config, encode_model_metadata
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types import Context
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
@@ -48,27 +49,27 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
             raise InvalidInput(str(error)) from error
         return models.version(message.name, message.version)
 
-    async def server_live(body: bytes, caller: Caller) -> bytes:
+    async def server_live(body: bytes, context: Context) -> bytes:
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
-    async def server_ready(body: bytes, caller: Caller) -> bytes:
-        return pb.ServerReadyResponse(ready=await are_ready(models.values())).SerializeToString()
+    async def server_ready(body: bytes, context: Context) -> bytes:
+        return pb.ServerReadyResponse(ready=await find_not_ready(models.values()) is None).SerializeToString()
 
-    async def model_ready(body: bytes, caller: Caller) -> bytes:
+    async def model_ready(body: bytes, context: Context) -> bytes:
         try:
-            ready = await are_ready([asked(pb.ModelReadyRequest, body)])
+            ready = await find_not_ready([asked(pb.ModelReadyRequest, body)]) is None
         except NotReady:  # it has no version yet
             ready = False
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
-    async def server_metadata(body: bytes, caller: Caller) -> bytes:
+    async def server_metadata(body: bytes, context: Context) -> bytes:
         about = pb.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
         return about.SerializeToString()
 
-    async def model_metadata(body: bytes, caller: Caller) -> bytes:
+    async def model_metadata(body: bytes, context: Context) -> bytes:
         return encode_model_metadata(asked(pb.ModelMetadataRequest, body).describe(), PLATFORM)
 
-    async def model_config(body: bytes, caller: Caller) -> bytes:
+    async def model_config(body: bytes, context: Context) -> bytes:
         return encode_model_config(asked(pb.ModelConfigRequest, body).describe(), PLATFORM)
 
     return {
@@ -79,16 +80,6 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
         "ModelMetadata": calls.unary(model_metadata),
         "ModelConfig": calls.unary(model_config),
     }
-
-
-async def are_ready(models: Iterable[Model]) -> bool:
-    """Whether all of them can predict."""
-    try:
-        for model in models:
-            await model.require_ready()
-    except NotReady:
-        return False
-    return True
 
 
 class Health:
@@ -150,8 +141,9 @@ class Health:
             return HealthCheckResponse.SERVICE_UNKNOWN
         if self._closing.is_set():
             return HealthCheckResponse.NOT_SERVING
-        ready = await are_ready(self._models[name] for name in self._names[service])
-        return HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
+        if await find_not_ready(self._models[name] for name in self._names[service]) is not None:
+            return HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse.SERVING
 
 
 def add_reflection(server: grpc.aio.Server, methods: Collection[str]) -> None:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error
-from hf_transformer.api.endpoint import server_timing
 from hf_transformer.api.generate import GenerateRequest, TextOutputs
-from hf_transformer.api.grpc.calls import Caller
+from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
 from hf_transformer.api.tensors import (
     all_parameters,
@@ -45,17 +44,17 @@ API = "grpc"
 class Counted:
     """Counts and traces one request; a context manager around it. Raises RequestError for an unexpected exception."""
 
-    __slots__ = ("_caller", "_method", "_service", "_trace")
+    __slots__ = ("_context", "_method", "_service", "_trace")
 
-    def __init__(self, service: Service, caller: Caller, method: str) -> None:
+    def __init__(self, service: Service, context: Context, method: str) -> None:
         self._service = service
-        self._caller = caller
+        self._context = context
         self._method = method
         self._trace: Trace | None = None
 
     def __enter__(self) -> None:
         if self._service.tracing is not None:
-            self._caller.headers, self._trace = self._service.tracing.begin(self._caller.headers)
+            self._context.headers, self._trace = self._service.tracing.begin(self._context.headers)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -69,9 +68,10 @@ class Counted:
             status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
         self._service.metrics.count_request(API, status)
         if self._trace is not None and self._service.tracing is not None:
-            self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], self._caller.served)
+            known = self._context if self._context.request_id else None
+            self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], known)
         if isinstance(error, Exception) and not isinstance(error, RequestError):
-            raise as_request_error(error, self._caller.identify()) from None
+            raise as_request_error(error, identify(self._context)) from None
 
 
 class Inference:
@@ -87,30 +87,26 @@ class Inference:
         self.closing = closing
         self._max_send = max_send
 
-    async def one(self, body: bytes, caller: Caller) -> bytes:
+    async def one(self, body: bytes, context: Context) -> bytes:
         """The serialized ModelInferResponse. Raises RequestError."""
         if self.closing.is_set():
             raise shutting_down()
-        service = self.service
-        with Counted(service, caller, "ModelInfer"), Place(service.admission) as place:
+        with Counted(self.service, context, "ModelInfer"), Place(self.service.admission) as place:
             place.hold(len(body))
             place.enter()
-            model, request, context = self.read(body, caller, place)
+            model, request = self.read(body, context, place)
             response = await infer(model, request, context)
-            answer = self.checked(wire.encode_infer_response(response, request))
-        if service.server_timing:
-            caller.trailers = (("server-timing", server_timing(context).decode()),)
-        return answer
+            return self.checked(wire.encode_infer_response(response, request))
 
-    def read(self, body: bytes, caller: Caller, place: Budget) -> tuple[Model, InferRequest, Context]:
-        """The request in a message, its model and its context. Raises RequestError."""
+    def read(self, body: bytes, context: Context, place: Budget) -> tuple[Model, InferRequest]:
+        """The request in a message, and its model. Raises RequestError."""
         try:
             request = wire.decode_infer_request(body, self.service.max_texts)
         except Malformed as error:
             raise InvalidInput(str(error)) from error
-        context = caller.context(request.id)
+        identify(context, request.id)
         context.place = place
-        return self.service.models.version(request.model_name, request.model_version), request, context
+        return self.service.models.version(request.model_name, request.model_version), request
 
     def fits(self, answer: bytes) -> bool:
         """Whether gRPC will send the message."""

@@ -21,7 +21,6 @@ from functools import partial
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.api import v1
 from hf_transformer.api.base import JsonResponse, Models, RenderError, Service, error_json
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
@@ -53,7 +52,7 @@ def routes(service: Service, prefix: str) -> list[BaseRoute]:
     cards = model_cards(service.models)
 
     async def list_models(request: Request) -> JsonResponse:
-        return JsonResponse(model_list(cards))
+        return JsonResponse({"object": "list", "data": list(cards.values())})
 
     async def show_model(request: Request) -> JsonResponse:
         return JsonResponse(cards[known_model(service.models, request.path_params["model"]).name])
@@ -61,12 +60,9 @@ def routes(service: Service, prefix: str) -> list[BaseRoute]:
     return [Route(f"{root}/v1/models", list_models), Route(f"{root}/v1/models/{{model}}", show_model)]
 
 
-def shared_fields(service: Service, prefix: str) -> v1.MoreFields:
-    """What V1's answers about models have beside its own fields: nothing, unless the prefix is empty."""
-    if root_of(prefix):
-        return v1.MoreFields()
-    cards = model_cards(service.models)
-    return v1.MoreFields(model_list(cards), cards)
+def shared_cards(service: Service, prefix: str) -> dict[str, dict[str, Json]] | None:
+    """The cards of models if V1 answers these routes: without a prefix."""
+    return None if root_of(prefix) else model_cards(service.models)
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
@@ -91,8 +87,3 @@ def model_cards(models: Models) -> dict[str, dict[str, Json]]:
     """What is said of each model, by name; it was created when the service was."""
     created = int(time.time())
     return {name: {"id": name, "object": "model", "created": created, "owned_by": OWNER} for name in models.names}
-
-
-def model_list(cards: dict[str, dict[str, Json]]) -> dict[str, Json]:
-    """The list of all models."""
-    return {"object": "list", "data": list(cards.values())}
