@@ -91,12 +91,9 @@ def keys(value: Any) -> Iterator[str]:
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Path, method and operation; its parameters are those of the path too."""
+    """Path, method and operation."""
     for path, item in document["paths"].items():
-        for method, operation in item.items():
-            if method != "parameters":
-                parameters = [*item.get("parameters", ()), *operation.get("parameters", ())]
-                yield path, method, {**operation, "parameters": parameters}
+        yield from ((path, method, operation) for method, operation in item.items() if method != "parameters")
 
 
 def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
@@ -149,22 +146,14 @@ def test_every_reference_leads_somewhere_and_every_component_is_used(document: d
 
 
 def test_the_document_keeps_the_rules_of_openapi(document: dict[str, Any]) -> None:
-    assert document["openapi"] == "3.1.0"
+    """Those that no validator of tests/clients knows."""
     assert document["info"]["title"] == "hf_transformer: m"
     assert document["info"]["version"] == __version__
     assert not [key for key in keys(document) if not KEY.fullmatch(key)]
     assert not [key for key in keys(document) if key.startswith("x-") and key != "x-api-key"]
-    tags = {tag["name"] for tag in document["tags"]}
-    names = [operation["operationId"] for _, _, operation in operations(document)]
-    assert len(names) == len(set(names))
-    parameters = document["components"]["parameters"]
-    for path, method, operation in operations(document):
-        used = [parameters[one["$ref"].rpartition("/")[2]] for one in operation["parameters"]]
-        assert {one["name"] for one in used if one["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
-        assert all(one["required"] for one in used if one["in"] == "path")
-        assert set(operation["tags"]) <= tags
+    for _, method, operation in operations(document):
+        assert set(operation["tags"]) <= {tag["name"] for tag in document["tags"]}
         assert ("requestBody" in operation) == (method == "post")
-        assert all(re.fullmatch(r"[1-5]\d\d", status) for status in operation["responses"])
     for schema in [*every(document["paths"], "schema"), *document["components"]["schemas"].values()]:
         Draft202012Validator.check_schema(schema)
 

@@ -60,10 +60,8 @@ def test_requests(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("instance", "parameters", "says"),
     [
-        (7, {}, r"instances\[1\]: expected a string.* got a number"),
         (["a", "b"], {}, r"instances\[1\]: .*a pair of texts is an object, not a list"),
         ({"text": 1}, {}, r"instances\[1\]\.text: expected a string, got a number"),
-        ({"text": "a", "pair": "b"}, {}, r"instances\[1\]: .* the keys pair, text"),
         ("a", {"add_special_tokens": 1}, r"parameters\.add_special_tokens: expected true or false, got a number"),
         ("a", {"return_tokens": "no"}, r"parameters\.return_tokens: expected true or false, got a string"),
         ("a", {"prompt": "a"}, r"parameters\.prompt: unknown"),
@@ -74,27 +72,20 @@ def test_wrong_requests(tokenizer: Tokenizer, instance: Any, parameters: Any, sa
         read(tokenizer, "a", instance, **parameters)
 
 
-def test_lists_of_ids(tokenizer: Tokenizer) -> None:
-    size = tokenizer.vocab_size
-    texts = read_lists(Query([[2, 0, size - 1], {"token_ids": [3]}, []], {}))
-    assert texts == [TokenIds((2, 0, size - 1)), TokenIds((3,)), TokenIds(())]
-    check_ids(texts, "instances", tokenizer)
-
-
 @pytest.mark.parametrize(
     ("instance", "says"),
     [
-        ("2", r"instances\[1\]: expected a list of token ids .* got a string"),
-        ({"ids": [2]}, r"instances\[1\]: .* the keys ids"),
-        ([2, 3, -1], r"instances\[1\]: token 2 is -1, expected 0 to \d+"),
-        ([2, 10**30], r"instances\[1\]: token 1 is 10+, expected 0 to \d+"),
-        ([True], r"instances\[1\]: token 0 is a boolean"),
-        ([2, 3.0], r"instances\[1\]: token 1 is a number, expected a whole number"),
+        ({"ids": [2]}, r"instances\[3\]: .* the keys ids"),
+        ([2, 3, -1], r"instances\[3\]: token 2 is -1, expected 0 to \d+"),
+        ([2, 10**30], r"instances\[3\]: token 1 is 10+, expected 0 to \d+"),
+        ([True], r"instances\[3\]: token 0 is a boolean"),
+        ([2, 3.0], r"instances\[3\]: token 1 is a number, expected a whole number"),
     ],
 )
 def test_wrong_ids(tokenizer: Tokenizer, instance: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
-        check_ids(read_lists(Query([[2], instance], {})), "instances", tokenizer)
+        texts = read_lists(Query([[2], {"token_ids": [tokenizer.vocab_size - 1]}, [], instance], {}))
+        check_ids(texts, "instances", tokenizer)
 
 
 def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

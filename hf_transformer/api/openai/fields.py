@@ -42,7 +42,10 @@ ONLY: Mapping[str, tuple[tuple[Json, ...], str]] = {
     "modalities": ((["text"],), 'the model writes text alone, expected ["text"]'),
     "verbosity": (("medium",), "it can't be asked for here, expected medium"),
     # No value asks for nothing: OpenAI's default differs between its models.
-    "reasoning_effort": ((), "it can't be asked for here; a chat template that knows it takes chat_template_kwargs"),
+    "reasoning_effort": (
+        (),
+        "it can't be asked for here; a chat template that knows it takes it in chat_template_kwargs",
+    ),
 }
 """Values that ask for what is done anyway, and the message for any other value."""
 MOST_LABELS, LONGEST_KEY, LONGEST_LABEL = 16, 64, 512

@@ -239,23 +239,6 @@ async def test_tls_and_nothing_beside_it() -> None:
             assert (await code_of(client.infer(request("a"))))[0] is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize(
-    ("certificate", "key"),
-    [
-        ("/nowhere", TLS / "localhost.key"),
-        (TLS / "localhost.pem", "/nowhere"),
-        (Path(__file__), TLS / "localhost.key"),
-        (TLS / "localhost.pem", TLS / "localhost.pem"),
-    ],
-    ids=["no file", "no key file", "no PEM", "no key in it"],
-)
-async def test_a_certificate_that_can_not_be_used(certificate: object, key: object) -> None:
-    settings = GrpcSettings("", 0, certificate=(str(certificate), str(key)))
-    with pytest.raises(ConfigError, match=f"--ssl_certfile={certificate}, --ssl_keyfile={key}: "):
-        async with serving(ScriptedModel(), settings):
-            pass
-
-
 async def test_workers_share_a_port_and_others_do_not() -> None:
     first, second = ScriptedModel(), ScriptedModel()
     async with asyncio.timeout(20), serving(first) as server, serving(second, port=server.settings.port):
