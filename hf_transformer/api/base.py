@@ -85,12 +85,7 @@ class Models(dict[str, Model]):
     def names(self) -> list[str]:
         return list(self)
 
-    @property
-    def generate(self) -> bool:
-        """Whether one of them generates text."""
-        return any(isinstance(model.task, TextGeneration) for model in self.values())
-
-    def version(self, name: str, version: str = "") -> Model:
+    def find(self, name: str, version: str = "") -> Model:
         """The model of this name, in this version if it is not empty.
 
         Raises:
@@ -161,9 +156,6 @@ class JsonResponse(StarletteResponse):
     """JSON by orjson, as everywhere here, for Starlette's routes."""
 
     media_type = "application/json"
-
-    def __init__(self, content: Json, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(content, status_code, headers)
 
     def render(self, content: Json) -> bytes:
         return orjson.dumps(content)

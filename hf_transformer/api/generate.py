@@ -128,7 +128,7 @@ def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequ
         NotReady: before the predictor has been found.
         RequestError: the body is not what is expected.
     """
-    model = service.models.version(call.path["model"], call.path.get("version", ""))
+    model = service.models.find(call.path["model"], call.path.get("version", ""))
     task = generating_task(model, route)
     body = call.json()
     if not isinstance(body, dict):

@@ -120,7 +120,7 @@ def _model_routes(models: Models) -> list[BaseRoute]:
 
 def _find(models: Models, path: Mapping[str, str]) -> Model:
     """The model that a path names. Raises UnknownModel or NotReady."""
-    return models.version(path["model"], path["version"]) if "version" in path else models[path["model"]]
+    return models.find(path["model"], path["version"]) if "version" in path else models[path["model"]]
 
 
 def _metadata(model: Model) -> Json:

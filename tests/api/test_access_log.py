@@ -162,19 +162,6 @@ async def test_an_application_that_fails_is_answered(log: Lines) -> None:
     assert log.lines == [f"500 {len(body['body'])}"]
 
 
-async def test_an_application_that_fails_midway(log: Lines) -> None:
-    async def fail(request: Request) -> Stream:
-        async def parts() -> AsyncGenerator[bytes, None]:
-            raise ZeroDivisionError
-            yield b""
-
-        return Stream(200, b"first", parts(), [])
-
-    with pytest.raises(ZeroDivisionError):
-        await request("%(s)s %({content-type}o)s %(B)s", fail)
-    assert log.lines == ["200 - 5"]
-
-
 async def test_a_client_that_goes_away(log: Lines) -> None:
     async def wait(request: Request) -> Response:
         await asyncio.Event().wait()

@@ -34,19 +34,19 @@ class ScriptedForm(TextStream):
     def __init__(self, fails: Exception | None = None) -> None:
         self.left = 1
         self.fails = fails
-        self.running = False
+        self.entered = False
 
     async def start(self) -> Generation:
         return cast(Generation, self)
 
     async def __aenter__(self) -> Self:
-        self.running = True
+        self.entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.running = False
+        self.entered = False
 
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
         yield Piece(0, 0, "one")
@@ -141,7 +141,7 @@ async def begun(work: Work, form: ScriptedForm) -> Stream:
     work.future.set_result(form)
     answer = await work.endpoint(PlainRequest(b"body"))
     assert isinstance(answer, Stream) and (answer.status, answer.first) == (200, b"one")
-    assert work.held[:2] == (4, 1) and form.running and not work.counted
+    assert work.held[:2] == (4, 1) and form.entered and not work.counted
     return answer
 
 
@@ -163,7 +163,7 @@ async def test_a_stream_gives_all_back_with_its_last_piece(fails: Exception | No
     assert isinstance(answer, Stream) and work.held[:2] == (4, 1) and not work.counted
     assert [part async for part in answer.parts] == [last]
     await answer.parts.aclose()
-    assert work.held == (0, 0, 0) and work.counted == {status: 1} and not form.running
+    assert work.held == (0, 0, 0) and work.counted == {status: 1} and not form.entered
 
 
 async def test_a_stream_that_nobody_reads_on_gives_all_back_once_it_is_closed() -> None:
@@ -171,7 +171,7 @@ async def test_a_stream_that_nobody_reads_on_gives_all_back_once_it_is_closed() 
     answer = await begun(work, form)
     await answer.parts.aclose()
     await answer.parts.aclose()
-    assert work.held == (0, 0, 0) and work.counted == {"499": 1} and not form.running
+    assert work.held == (0, 0, 0) and work.counted == {"499": 1} and not form.entered
 
 
 async def test_a_client_that_leaves_within_its_body_is_counted() -> None:

@@ -24,9 +24,7 @@ TOKENS = (
 )
 TEXTS = (spec("text_input", "BYTES"), spec("max_tokens", "INT8"), spec("min_tokens", "UINT8", optional=True))
 MODELS = {
-    "tokens, streamed": (model(TOKENS, OUTPUTS), ids(5, 2)),
-    "tokens, whole": (model(TOKENS, OUTPUTS, decoupled=False), ids(5, 2)),
-    "text, streamed": (model(TEXTS, [spec("text_output", "BYTES")]), text("paris")),
+    "tokens": (model(TOKENS, OUTPUTS), ids(5, 2)),
     "text, whole": (model(TEXTS, [spec("text_output", "BYTES")], decoupled=False), text("paris")),
 }
 PREDICT, GENERATE = "/v1/models/gpt2:predict", "/v2/models/gpt2/generate"
@@ -72,7 +70,7 @@ async def test_who_asks_for_no_number_gets_what_there_can_be(found: ModelSpec, a
 
 
 async def test_seeds_and_top_k_always_fit() -> None:
-    found, answer = MODELS["tokens, streamed"]
+    found, answer = MODELS["tokens"]
     async with declared(found, answer) as made:
         for seed in (-1, 2**31, 2**63, -(2**63), 2**63 - 1, 2**64 - 1):
             fields = {"seed": seed, "top_k": 2**64 - 1, "n": 2}

@@ -47,7 +47,7 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
             message = decode(kind, body)
         except Malformed as error:
             raise InvalidInput(str(error)) from error
-        return models.version(message.name, message.version)
+        return models.find(message.name, message.version)
 
     async def server_live(body: bytes, context: Context) -> bytes:
         return pb.ServerLiveResponse(live=True).SerializeToString()

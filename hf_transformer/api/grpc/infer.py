@@ -106,7 +106,7 @@ class Inference:
             raise InvalidInput(str(error)) from error
         identify(context, request.id)
         context.place = place
-        return self.service.models.version(request.model_name, request.model_version), request
+        return self.service.models.find(request.model_name, request.model_version), request
 
     def fits(self, answer: bytes) -> bool:
         """Whether gRPC will send the message."""
