@@ -40,7 +40,7 @@ from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import Json, Response, TensorSpec
+from hf_transformer.types import Json, ModelDescription, Response, TensorSpec
 
 SERVER = "hf_transformer"
 EXTENSIONS = ("binary_tensor_data", "model_configuration")
@@ -94,11 +94,11 @@ def _server_routes(models: Models) -> list[BaseRoute]:
 
 
 def _model_routes(models: Models) -> list[BaseRoute]:
-    async def metadata(request: Request) -> JsonResponse:
-        return JsonResponse(_metadata(_find(models, request.path_params)))
+    async def show(request: Request) -> JsonResponse:
+        return JsonResponse(metadata(_find(models, request.path_params).describe()))
 
-    async def config(request: Request) -> JsonResponse:
-        return JsonResponse(_config(_find(models, request.path_params)))
+    async def show_config(request: Request) -> JsonResponse:
+        return JsonResponse(configuration(_find(models, request.path_params).describe()))
 
     async def ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
@@ -112,8 +112,8 @@ def _model_routes(models: Models) -> list[BaseRoute]:
         for path in V2_PATHS
         for route in (
             Route(f"{path}/ready", ready),
-            Route(f"{path}/config", config),
-            Route(path, metadata),
+            Route(f"{path}/config", show_config),
+            Route(path, show),
         )
     ]
 
@@ -123,9 +123,8 @@ def _find(models: Models, path: Mapping[str, str]) -> Model:
     return models.find(path["model"], path["version"]) if "version" in path else models[path["model"]]
 
 
-def _metadata(model: Model) -> Json:
-    """A model's metadata. Raises NotReady before the predictor has been found."""
-    about = model.describe()
+def metadata(about: ModelDescription) -> dict[str, Json]:
+    """A model's metadata."""
     return {
         "name": about.name,
         **({"versions": [about.version]} if about.version else {}),
@@ -135,13 +134,12 @@ def _metadata(model: Model) -> Json:
     }
 
 
-def _config(model: Model) -> Json:
-    """What perf_analyzer and other clients of Triton ask for. There is no batch axis of Triton's own, so shapes are
-    whole. Raises NotReady before the predictor has been found."""
-    about = model.describe()
+def configuration(about: ModelDescription) -> dict[str, Json]:
+    """A model in the form of Triton's configuration, for perf_analyzer and other clients. There is no batch axis of
+    Triton's own, so shapes are whole."""
 
     def tensor(one: TensorSpec) -> dict[str, Json]:
-        return {"name": one.name, "data_type": data_type(one.datatype), "dims": one.shape}
+        return {"name": one.name, "data_type": data_type(one.datatype), "dims": list(one.shape)}
 
     return {
         "name": about.name,
@@ -155,7 +153,7 @@ def _config(model: Model) -> Json:
 
 
 def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
-    return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in specs]
+    return [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in specs]
 
 
 def _check_named(model: Model, request: InferRequest) -> None:

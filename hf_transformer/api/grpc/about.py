@@ -21,10 +21,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from hf_transformer import __version__
 from hf_transformer.api.base import Model, Models, find_not_ready
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
-from hf_transformer.api.v2 import EXTENSIONS, PLATFORM, SERVER
+from hf_transformer.api.v2 import EXTENSIONS, SERVER, configuration, metadata
 from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
-from hf_transformer.protocol.grpc_inbound import encode_model_config, encode_model_metadata
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Context
@@ -67,10 +67,12 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
         return about.SerializeToString()
 
     async def model_metadata(body: bytes, context: Context) -> bytes:
-        return encode_model_metadata(asked(pb.ModelMetadataRequest, body).describe(), PLATFORM)
+        about = metadata(asked(pb.ModelMetadataRequest, body).describe())
+        return from_json(pb.ModelMetadataResponse, about).SerializeToString()
 
     async def model_config(body: bytes, context: Context) -> bytes:
-        return encode_model_config(asked(pb.ModelConfigRequest, body).describe(), PLATFORM)
+        about = configuration(asked(pb.ModelConfigRequest, body).describe())
+        return from_json(pb.ModelConfigResponse, {"config": about}).SerializeToString()
 
     return {
         "ServerLive": calls.unary(server_live),
