@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.openai.completions import CompletionForm
-from hf_transformer.api.openai.generation import Continuation
+from hf_transformer.api.openai.generation import WholeText
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.types import Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.generation_settings import GenerationSettings
@@ -197,7 +197,7 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
 async def test_the_likeliest_that_are_no_characters_are_told_in_bytes(raw: bytes, name: str) -> None:
     other = TokenText("\ufffd", b"\xf0", -0.1)
     chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (other,))
-    found: Any = CompletionForm(1).choice(0, Continuation("\ufffd", [chosen], "length"))
+    found: Any = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
     assert found["logprobs"]["tokens"] == [name]
     assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
@@ -207,7 +207,7 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
     chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
     impossible = TokenText("x", b"x", float("-inf"))
-    found: Any = CompletionForm(3).choice(0, Continuation("z", [chosen, impossible], "stop"))
+    found: Any = CompletionForm(3).choice(0, WholeText("z", [chosen, impossible], "stop"))
     assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
 
 

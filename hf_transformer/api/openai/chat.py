@@ -24,7 +24,7 @@ from hf_transformer.api.base import Call, Model, Service, generating_task, new_r
 from hf_transformer.api.openai.fields import UNUSED_IN_CHATS, as_sent, read_request, shown
 from hf_transformer.api.openai.generation import (
     SHARED,
-    Continuation,
+    WholeText,
     GeneratedAnswer,
     logprob,
     read_sampling,
@@ -334,7 +334,7 @@ class ChatForm:
         self._speech = partial(Speech, tools=tools, one_call=one_call)
         self._open: dict[int, Speech] = {}
 
-    def choice(self, index: int, whole: Continuation) -> Json:
+    def choice(self, index: int, whole: WholeText) -> Json:
         speech = self._speech()
         content, calls = speech.add(whole.text, is_last=True)
         for call in calls:

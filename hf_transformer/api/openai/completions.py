@@ -17,7 +17,7 @@ from hf_transformer.api.base import Call, Service, generating_task, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, read_texts
 from hf_transformer.api.openai.generation import (
     SHARED,
-    Continuation,
+    WholeText,
     GeneratedAnswer,
     logprob,
     read_sampling,
@@ -95,7 +95,7 @@ class CompletionForm:
     def __init__(self, top: int | None) -> None:
         self._top = top
 
-    def choice(self, index: int, whole: Continuation) -> Json:
+    def choice(self, index: int, whole: WholeText) -> Json:
         return self._choice(index, whole.text, whole.tokens, whole.finish)
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:

@@ -103,7 +103,7 @@ def read_stream(given: Parameters) -> tuple[bool, bool]:
 
 
 @dataclass(slots=True)
-class Continuation:
+class WholeText:
     """One text of a whole answer, as far as it has come."""
 
     text: str = ""
@@ -123,7 +123,7 @@ class ChoiceForm(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, index: int, whole: Continuation) -> Json:
+    def choice(self, index: int, whole: WholeText) -> Json:
         """One choice of a whole answer."""
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
@@ -161,7 +161,7 @@ class GeneratedAnswer(TextStream):
 
     async def whole(self) -> Response:
         """The answer, whole. Raises RequestError."""
-        texts = [Continuation() for _ in range(self.left)]
+        texts = [WholeText() for _ in range(self.left)]
         with renamed(self.as_sent):
             async with await self.start() as running:
                 async for piece in running:
