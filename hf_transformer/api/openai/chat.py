@@ -24,8 +24,8 @@ from hf_transformer.api.base import Call, Model, Service, generating_task, new_r
 from hf_transformer.api.openai.fields import UNUSED_IN_CHATS, as_sent, read_request, shown
 from hf_transformer.api.openai.generation import (
     SHARED,
-    WholeText,
     GeneratedAnswer,
+    WholeText,
     logprob,
     read_sampling,
     read_stream,

@@ -17,8 +17,8 @@ from hf_transformer.api.base import Call, Service, generating_task, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, read_texts
 from hf_transformer.api.openai.generation import (
     SHARED,
-    WholeText,
     GeneratedAnswer,
+    WholeText,
     logprob,
     read_sampling,
     read_stream,
