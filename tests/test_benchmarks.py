@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -82,3 +84,13 @@ def test_the_pages_link_to_what_exists(page: str) -> None:
             assert ((ROOT / page).parent / link).exists(), link
     for part in re.findall(r"^\| `([\w/]+\.py)`", text, re.MULTILINE):
         assert (ROOT / "hf_transformer" / part).is_file(), part
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_of_the_package_exists(path: Path) -> None:
+    """Without importing it: some need libraries of other environments."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("hf_transformer", "tests"):
+            module = importlib.import_module(node.module or "")
+            for name in (alias.name for alias in node.names):
+                assert hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}"), name
