@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from hf_transformer import __version__
 from hf_transformer.api.base import JsonResponse, Model, Service
-from hf_transformer.api.openai.bodies import GENERATION, TASKS
+from hf_transformer.api.openai.fields import GENERATION, TASKS
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.api.v2 import SERVER
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings

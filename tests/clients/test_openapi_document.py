@@ -18,7 +18,7 @@ async def write_documents(folder: Path) -> list[str]:
     settings += [("fill_mask", "--openai_route_prefix="), ("text_generation", f"--api_keys_file={folder / 'keys'}")]
     files = []
     for number, (task, flag) in enumerate(settings):
-        document = await document_of(build(task, flag))
+        document = await document_of(build(task, flag), authorization="Bearer a-key")
         file = folder / f"{number}_{task}.json"
         file.write_text(json.dumps(document))
         files.append(str(file))

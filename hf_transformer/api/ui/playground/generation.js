@@ -124,7 +124,9 @@ export default {
     const isChat = chats(values);
     const body = { ...bodyOf(values, page.info), stream_options: { include_usage: true } };
     const history = isChat ? saidIn(values) : [];
-    const shown = answerOf(page.out, history, isChat ? "" : values.prompt);
+    // T5 and others write a text of their own, which does not go on where the prompt ends.
+    const goesOn = !isChat && page.info.task === "text_generation";
+    const shown = answerOf(page.out, history, goesOn ? values.prompt : "");
     const clock = { began: performance.now() };
     let text = "", usage = null, finish = "";
     const keep = () => {
