@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -38,6 +40,16 @@ async def test_a_page_is_served_only_if_it_is_wanted(page: Page) -> None:
     app = build(*(flag for other, flag in FLAGS.items() if other != page))
     for path, _ in page.files:
         assert (await get(app, path)).status_code == 404
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_for_pages_that_are_off() -> None:
+    program = (
+        "import sys; from hf_transformer.app import build_app; from tests.configuring import config\n"
+        f"build_app(config('--model_dir={DEMO_MODEL}', '--model_name=m'))\n"
+        "assert 'hf_transformer.api.info' in sys.modules and 'hf_transformer.api.pages' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
 @both
