@@ -150,16 +150,6 @@ def test_an_error_is_shown_as_the_service_says_it(playground: Open) -> None:
     assert page.error() == ""
 
 
-@pytest.mark.parametrize("task", [task for task in MODELS if task != "fill_mask"])
-def test_every_widget_shows_an_error(playground: Open, task: str) -> None:
-    page = playground(task, "--max_text_length=9").open()
-    assert page.run() == ""
-    assert page.error().startswith("413 ") and "at most 9" in page.error()
-    assert page.out(":is(li, mark, td, .token)") == []
-    assert page.console and all("413" in line for line in page.console)  # the browser's own notes
-    page.console.clear()
-
-
 def flow_of(page: Playground) -> str:
     return str(page.page.locator("#out .answer").last.text_content())
 
@@ -210,3 +200,13 @@ def test_sliders_are_those_that_the_model_can_honour(playground: Open) -> None:
     names = page.page.locator(".field:has(input[type=range]) label").all_text_contents()
     assert names[:3] == ["Temperature", "Top p", "Top k (0: all)"]
     assert len(names) == 7
+
+
+@pytest.mark.parametrize("task", [task for task in MODELS if task != "fill_mask"])
+def test_every_widget_shows_an_error(playground: Open, task: str) -> None:
+    page = playground(task, "--max_text_length=9").open()
+    assert page.run() == ""
+    assert page.error().startswith("413 ") and "at most 9" in page.error()
+    assert page.out(":is(li, mark, td, .token)") == []
+    assert page.console and all("413" in line for line in page.console)  # the browser's own notes
+    page.console.clear()

@@ -98,7 +98,7 @@ export const cosine = (a, b) => {
   return dot / (Math.sqrt(first * second) || 1);
 };
 
-/** What the service says of a request that has failed; the status is 0 if it said nothing. */
+/** What the service says of a request that has failed; the status is 0 without an answer, or within a stream. */
 export class Failure extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -143,7 +143,7 @@ export async function* events(response) {
     for (const line of lines) {
       if (!line.startsWith("data:") || line.trim() === "data: [DONE]") continue;
       const data = JSON.parse(line.slice(5));
-      if (data.error) throw new Failure(data.error.message ?? data.error, 200);
+      if (data.error) throw new Failure(data.error.message ?? data.error);
       yield data;
     }
   }
