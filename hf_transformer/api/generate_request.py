@@ -23,10 +23,9 @@ from hf_transformer.api.base import Model
 from hf_transformer.api.generation import STREAM
 from hf_transformer.api.tensors import json_parameters
 from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece
-from hf_transformer.tasks.base import describe
-from hf_transformer.tasks.generation_settings import USUAL
-from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.types import Context, Json, Query
 
 PROMPT, ANSWER = "text_input", "text_output"
@@ -212,7 +211,7 @@ def _merged(beside: Mapping[str, Json], within: Mapping[str, Json], sampling: Ma
 def _draw_from_all(task: TextGeneration, parameters: dict[str, Json], sampling: Mapping[str, Json]) -> None:
     """Puts vLLM's default in the place of --top_k, where neither the client nor the operator has said one."""
     drawn = not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
-    if drawn and task.settings.generation.top_k == USUAL.top_k:
+    if drawn and task.settings.generation.top_k == GenerationSettings().top_k:
         parameters.setdefault("top_k", 0)
 
 

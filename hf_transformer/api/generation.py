@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Mapping
 from hf_transformer.api.base import Model
 from hf_transformer.api.streaming import StreamForm
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.stream import Generation
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
-from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import Servable
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, Json, Query
 
 STREAM = "stream"

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
 from hf_transformer.errors import RequestError, Unavailable
+from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import Piece
-from hf_transformer.generation.writing import Generation
 from hf_transformer.types import Context, HeaderLines
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from hf_transformer.api.generate_request import (
 )
 from hf_transformer.api.generation import generating, one_answer
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.task import STOP, TextGeneration
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
-from hf_transformer.tasks.text_generation import STOP, TextGeneration
 from hf_transformer.types import Context, Json, Tensor, Texts
 
 LISTS = ("stop_token_ids",)

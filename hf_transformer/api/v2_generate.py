@@ -26,8 +26,8 @@ from hf_transformer.api.streaming import EVENTS, StreamForm, event
 from hf_transformer.api.tensors import check_version
 from hf_transformer.api.v2 import PATHS
 from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import Piece
-from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import describe
 from hf_transformer.types import Context, Json, Response
 

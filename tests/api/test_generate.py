@@ -11,7 +11,7 @@ from hf_transformer.api.base import Model
 from hf_transformer.api.generate_request import FURTHER
 from hf_transformer.api.generation import generating
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
 from tests.integration.api.grpc_model import ScriptedModel
 

@@ -12,7 +12,7 @@ import pytest
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.api.streaming import OpenStreams, StreamEnd
 from hf_transformer.errors import PredictorTimeout, Unavailable
-from hf_transformer.generation.writing import QUEUED_PIECES
+from hf_transformer.generation.stream import QUEUED_PIECES
 from tests.api.generating import PROMPT, Bench, Exchange, application, bench, events, post
 
 pytestmark = pytest.mark.asyncio
@@ -91,8 +91,8 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> 
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
-        (1, 1),  # the one that is being sent
-        (2, QUEUED_PIECES + 3),  # what waits in the queue, one that is being sent, one of each text that waits for room
+        (1, QUEUED_PIECES + 2),  # the queue, one that is being sent, one of each text that waits for room
+        (2, QUEUED_PIECES + 3),
     ],
 )
 async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int) -> None:

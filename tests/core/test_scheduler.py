@@ -220,35 +220,28 @@ async def test_the_wait_in_the_queue_is_known_when_the_predictor_is_called() -> 
     async with bench() as b:
         context = Context("id", {})
         blocker = await b.send(1)
-        b.scheduler.submit_step(Encoding([2], [0]), first_logit, context, 1, lambda error: None)
+        asked = asyncio.create_task(run(b.scheduler, [Encoding([2], [0])], context=context))
         await b.turn()
         assert context.queue == 0.0
         await b.answer(0)
         assert b.sent == [[1], [2]] and context.queue > 0.0
         await b.answer(1)
-        assert await blocker == [1]
+        assert await blocker == [1] and await asked == [2]
 
 
-async def test_a_step_calls_back_and_the_next_one_is_in_the_next_batch() -> None:
+async def test_who_was_answered_can_be_in_the_very_next_batch() -> None:
     async with bench() as b:
-        found: list[object] = []
 
-        def done(error: Exception | None) -> None:
-            found.append(error)
-            if len(found) == 1:
-                b.scheduler.submit_step(Encoding([3], [0]), first_logit, Context("id", {}), 1, done)
+        async def steps() -> list[Any]:
+            return [(await run(b.scheduler, [Encoding([one], [0])]))[0] for one in (1, 3)]
 
-        b.scheduler.submit_step(Encoding([1], [0]), first_logit, Context("id", {}), 1, done)
-        withdrawn = b.scheduler.submit_step(Encoding([9], [0]), first_logit, Context("id", {}), 1, done)
-        withdrawn()
+        stepping = asyncio.create_task(steps())
         await b.turn()
         other = await b.send(2, length=1)
         await b.answer(0)
-        assert b.sent == [[1], [2, 3]] and found == [None]
-        await b.fail(1, PredictorUnavailable("down"))
-        assert isinstance(found[1], PredictorUnavailable) and len(found) == 2
-        with pytest.raises(PredictorUnavailable):
-            await other
+        assert b.sent == [[1], [2, 3]]
+        await b.answer(1)
+        assert (await stepping, await other) == ([1, 3], [2])
 
 
 # Requests that end early
@@ -563,14 +556,13 @@ async def test_which_answers_a_trial_takes(signature: Signature, nan_at: int | N
 numbers = st.integers(0, 50)
 steps = st.one_of(
     st.tuples(st.just("send"), st.integers(1, 9), st.sampled_from(["a", "b"]), st.booleans()),
-    st.tuples(st.just("step"), st.integers(1, 9)),
     st.tuples(st.sampled_from(["cancel", "answer", "break off"]), numbers),
     st.tuples(st.just("fail"), numbers, st.sampled_from([PredictorError, PredictorUnavailable, PredictorTimeout])),
     st.tuples(st.just("turn")),
 )
 
 
-async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[Any]], ends: list[Any]) -> None:
+async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[Any]]) -> None:
     calls = [call for call in b.predictor.calls if not call.end.done()]
     match step:
         case "send", count, owner, late:
@@ -578,13 +570,9 @@ async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[A
             context = Context("id", {"authorization": owner}, deadline=deadline)
             texts = [Encoding([1] * (3 + number % 2), [0] * (3 + number % 2)) for number in range(count)]
             requests.append(asyncio.create_task(run(b.scheduler, texts, context=context)))
-        case "step", length:
-            text = Encoding([1] * length, [0] * length)
-            ends.append(b.scheduler.submit_step(text, first_logit, Context("id", {}), 1, lambda error: None))
         case "cancel", which:
-            everyone = [*[task.cancel for task in requests], *ends]
-            if everyone:
-                everyone[which % len(everyone)]()
+            if requests:
+                requests[which % len(requests)].cancel()
         case "answer", which if calls:
             calls[which % len(calls)].end.set_result(None)
         case "break off", which if calls:
@@ -598,9 +586,8 @@ async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[A
 async def work_off(sequence: list[tuple[Any, ...]]) -> None:
     async with bench(max_batches_in_flight=2) as b:
         requests: list[asyncio.Task[Any]] = []
-        ends: list[Any] = []
         for step in sequence:
-            await perform(b, step, requests, ends)
+            await perform(b, step, requests)
             assert sum(not call.end.done() for call in b.predictor.calls) <= 2
         await b.turn()
         while any(not call.end.done() for call in b.predictor.calls):

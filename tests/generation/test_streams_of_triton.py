@@ -14,9 +14,8 @@ import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.errors import PredictorError, PredictorUnavailable
-from hf_transformer.generation.base import Generator
-from hf_transformer.generation.kinds import make_generator
-from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.generation.build import make_generator
+from hf_transformer.generation.types import Generator, Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor, PredictorSettings
@@ -87,7 +86,7 @@ async def written(generator: Generator, *ids: int, most: int = 9, **more: Any) -
 
 async def counts(generator: Generator) -> dict[str, int]:
     """How many calls the model has begun, brought to an end, and seen cancelled."""
-    if generator.kind == "text":
+    if generator.interface == "text":
         [step, *_] = await steps(generator, Prompt("counts", (1,)), Sampling(max_tokens=9))
         found: dict[str, int] = orjson.loads(step.text)
         return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hf_transformer.api.base import new_request_id
 from hf_transformer.api.openai.generation import Choice, logprob
-from hf_transformer.generation.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
+from hf_transformer.generation.tools import ToolCall, ToolCallParser, parse_tool_calls
 from hf_transformer.generation.types import FinishReason, Piece, TokenText
 from hf_transformer.types import Json
 
