@@ -111,9 +111,9 @@ class GenerationPipeline:
         """
         task = self._task
         async with await self.start(task.request(query), context) as generation:
-            collected = await generation.collect()
+            texts = await generation.collect()
         written = time.perf_counter()
-        predictions = task.answers(collected.texts)
+        predictions = task.answers(texts)
         tensor = task.tensor(predictions, task.options(query.parameters)) if query.tensors else None
         context.postprocess += time.perf_counter() - written
         return Answers(predictions, (), context.tokens, tensor)
@@ -144,8 +144,7 @@ class GenerationPipeline:
         await self._generator.trial(prompt)
 
     async def close(self) -> None:
-        """Ends the generator; sequences under way go on to their end, or fail."""
-        await self._generator.close()
+        """There is nothing to close: sequences under way go on to their end, or fail."""
 
     def _check_sampling(self, sampling: Sampling) -> None:
         """Raises InvalidInput for a parameter that this model can't honour, or none could."""

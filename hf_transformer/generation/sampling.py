@@ -246,39 +246,6 @@ def limited(sampling: Sampling, limit: int | None, max_length: int | None = None
     return sampling if wanted is not None else replace(sampling, max_tokens=limit)
 
 
-class History:
-    """Which tokens a text has: each id once, and how often it was generated.
-
-    Args:
-        ids: what was there before the first generated token: the prompt, or what the decoder begins with.
-    """
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        unique = list(dict.fromkeys(ids))
-        self._places = {one: place for place, one in enumerate(unique)}
-        self._ids = np.array([*unique, *[0] * 64], np.int64)
-        self._counts = np.zeros(len(self._ids), np.float32)
-
-    def add(self, token: int) -> None:
-        """Counts a generated token."""
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-        self._ids[place] = token
-        self._counts[place] += 1
-
-    @property
-    def ids(self) -> Array:
-        """All different ids, int64 [U]."""
-        return self._ids[: len(self._places)]
-
-    @property
-    def counts(self) -> Array:
-        """How often each of ``ids`` was generated, float32 [U]; 0 for those of the prompt alone."""
-        return self._counts[: len(self._places)]
-
-
 class Processors:
     """Applies one sequence's bias, penalties and min_tokens to its logits, before a token is chosen.
 
@@ -294,32 +261,32 @@ class Processors:
         self._bias_ids = np.array(list(sampling.logit_bias), np.int64)
         self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
         self._ends = np.array(sorted(eos_ids), np.int64)
-        self._history = History(ids if self._repetition else ()) if self._repetition or self._counted else None
+        self._counts = dict.fromkeys(ids if self._repetition else (), 0)
+        """How often each token was generated; 0 for those of the prompt alone."""
         self._generated = 0
 
     def add(self, token: int) -> None:
         """Counts the token that was chosen, before the next call."""
         self._generated += 1
-        if self._history is not None:
-            self._history.add(token)
+        if self._repetition or self._counted:
+            self._counts[token] = self._counts.get(token, 0) + 1
 
     def __call__(self, logits: Array) -> Array:
         """The processed logits [V]: themselves if nothing applies, else float32."""
-        sampling, history = self._sampling, self._history
+        sampling = self._sampling
         held_back = self._generated < sampling.min_tokens and self._ends.size
-        if history is None and not self._bias_ids.size and not held_back:
+        if not (self._repetition or self._counted or self._bias_ids.size or held_back):
             return logits
         scores = logits.astype(np.float32)
         scores[self._bias_ids] += self._biases
-        if history is not None:
-            ids = history.ids
-            if self._repetition:  # RepetitionPenaltyLogitsProcessor; arXiv 1909.05858
-                seen, penalty = scores[ids], np.float32(sampling.repetition_penalty)
-                scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
-            if self._counted:  # OpenAI's formula: c[j] * frequency + (c[j] > 0) * presence
-                counts = history.counts
-                frequency, presence = np.float32(sampling.frequency_penalty), np.float32(sampling.presence_penalty)
-                scores[ids] -= frequency * counts + presence * (counts > 0)
+        ids = np.fromiter(self._counts, np.int64, len(self._counts))
+        if self._repetition:  # RepetitionPenaltyLogitsProcessor; arXiv 1909.05858
+            seen, penalty = scores[ids], np.float32(sampling.repetition_penalty)
+            scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
+        if self._counted:  # OpenAI's formula: c[j] * frequency + (c[j] > 0) * presence
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            frequency, presence = np.float32(sampling.frequency_penalty), np.float32(sampling.presence_penalty)
+            scores[ids] -= frequency * counts + presence * (counts > 0)
         if held_back:
             scores[self._ends] = -np.inf
         return scores

@@ -10,14 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorError, PredictorTimeout, RequestError
 from hf_transformer.generation.sequence import SequencePlan
-from hf_transformer.generation.types import FinishReason, Generator, Piece
+from hf_transformer.generation.types import Generator, Piece
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Context
 
@@ -29,14 +28,6 @@ counted at its end."""
 
 CountText = Callable[[str], Awaitable[int]]
 """How many tokens a text has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """All texts of a request, and why each ended, per prompt and choice."""
-
-    texts: list[list[str]]
-    finishes: list[list[FinishReason]]
 
 
 class Usage:
@@ -198,16 +189,13 @@ class Generation:
             self._unread -= 1
         return piece
 
-    async def collect(self) -> Collected:
-        """All texts, once they are generated. Raises RequestError as iterating does."""
+    async def collect(self) -> list[list[str]]:
+        """The whole texts, by prompt and choice. Raises RequestError as iterating does."""
         prompts, choices = self._shape
         texts: list[list[list[str]]] = [[[] for _ in range(choices)] for _ in range(prompts)]
-        finishes: list[list[FinishReason]] = [["length"] * choices for _ in range(prompts)]
         async for piece in self:
             texts[piece.prompt][piece.choice].append(piece.text)
-            if piece.finish is not None:
-                finishes[piece.prompt][piece.choice] = piece.finish
-        return Collected([["".join(one) for one in row] for row in texts], finishes)
+        return [["".join(one) for one in row] for row in texts]
 
     async def close(self) -> None:
         """Ends the calls to the predictor that still run, and waits for that; the second time it does nothing."""

@@ -51,7 +51,6 @@ class TextGenerator(Generator):
     """Sends text and reads text. Tokens are counted with the service's own tokenizer if the model does not count."""
 
     interface: ClassVar[str] = "text"
-    gives_ids: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -10,9 +10,10 @@ all of them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from hf_transformer.core.contract import ContractError
@@ -35,9 +36,6 @@ DECODER_IDS, DECODER_LENGTHS = "decoder_input_ids", "decoder_input_lengths"
 OUTPUT, LENGTH, SCORES = "output_ids", "sequence_length", "output_log_probs"
 PAD, WORDS = "pad_id", "stop_words_list"
 _OWN = (IDS, LENGTHS, DECODER_IDS, DECODER_LENGTHS, PAD, WORDS)
-
-_CERTAIN = 8
-"""A response that begins with all of another one with so many tokens does not do so by chance."""
 
 
 class TokenGenerator(Generator):
@@ -66,8 +64,8 @@ class TokenGenerator(Generator):
         if self._others:  # the model holds its end_id back, and no other
             honours -= {"min_tokens"}
         self._honours = honours
-        excludes = "exclude_input_in_output" in self._inputs.by_name
-        self._habits = RowHabits(prompt=False if excludes else None)
+        self._may_repeat = "exclude_input_in_output" not in self._inputs.by_name
+        """Whether a response may begin with the prompt; a model that once did not never does."""
         if problems := self._problems(spec):
             raise ContractError(spec.name, problems)
 
@@ -77,9 +75,8 @@ class TokenGenerator(Generator):
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         sampling, ends = self._ends(sampling)
-        reading = _Reading(
-            Rows(self._habits, self._decoder_start or prompt.ids, decoupled=self._decoupled), ends, sampling
-        )
+        before = self._decoder_start or prompt.ids
+        reading = _Reading(partial(self._without_prompt, [*before]), ends, sampling)
         inputs = self._tensors(prompt, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
         if not self._decoupled:
@@ -117,6 +114,16 @@ class TokenGenerator(Generator):
                 "leave one of both out"
             )
         return sampling, ends.union(sampling.stop_token_ids)
+
+    def _without_prompt(self, prompt: list[int], row: list[int]) -> list[int]:
+        """The tokens of a first response, which may begin with the prompt."""
+        if not self._may_repeat:
+            return row
+        # A first response with the prompt and nothing new would make no sense in a stream.
+        if row[: len(prompt)] != prompt or (self._decoupled and len(row) == len(prompt)):
+            self._may_repeat = False
+            return row
+        return row[len(prompt) :]
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
         inputs, own = self._inputs.by_name, self._own
@@ -170,92 +177,16 @@ def _as_words(ids: Sequence[int]) -> list[int]:
     return [*ids, *range(1, len(ids) + 1)]
 
 
-@dataclass(slots=True)
-class RowHabits:
-    """What a model's responses have shown of it so far; None where they have not yet.
-
-    ``prompt``: whether the first response has the prompt in front. ``cumulative``: whether each response has all tokens
-    so far, and not the new ones alone, as the interface says.
-    """
-
-    prompt: bool | None = None
-    cumulative: bool | None = None
-
-
-class Rows:
-    """Finds the new tokens in the responses of one sequence.
-
-    ``habits`` are the model's. ``prompt`` may stand in front.
-    """
-
-    def __init__(self, habits: RowHabits, prompt: Sequence[int], *, decoupled: bool) -> None:
-        self._habits = habits
-        self._prompt = prompt
-        self._decoupled = decoupled
-        self._previous: list[int] | None = None
-        self._held = 0
-
-    def take(self, row: list[int], total: int | None = None) -> list[int]:
-        """The new tokens of a response. None while only the next response can show which they are; ``rest`` gives them
-        at the end.
-
-        Args:
-            total: its sequence_length. If that is more than the row has, it counts earlier tokens, and the row is new.
-
-        Raises:
-            PredictorError: a response does not begin with all tokens so far, as those before it did.
-        """
-        if not row:
-            return row
-        habits, previous = self._habits, self._previous
-        if habits.cumulative is None and total is not None and total > len(row):
-            habits.cumulative = False
-        if previous is None:
-            self._previous = row
-            return row[len(self._prompt) :] if habits.prompt is not False and self._has_prompt(row) else row
-        if habits.cumulative is False:
-            return row
-        self._previous = row
-        grown = row[: len(previous)] == previous
-        if habits.cumulative:
-            if not grown:
-                raise PredictorError(
-                    "the predictor's responses begin with all output_ids so far, but one does not; new ones alone, or "
-                    "all of them, are expected"
-                )
-            return row[len(previous) :]
-        # New tokens may begin as the ones before by chance, but not twice.
-        held, self._held = self._held, 0
-        if not grown or len(row) == len(previous):
-            habits.cumulative = False
-            return previous + row if held else row
-        if held or len(previous) >= _CERTAIN:
-            habits.cumulative = True
-            return row[held or len(previous) :]
-        self._held = len(previous)
-        return []
-
-    def rest(self) -> list[int]:
-        """The tokens that are held back, at the end: they are new."""
-        return self._previous if self._held and self._previous else []
-
-    def _has_prompt(self, row: list[int]) -> bool:
-        """Whether the first response begins with the prompt; a model that once did not never does."""
-        length = len(self._prompt)
-        # A first response with the prompt and nothing new would make no sense in a stream.
-        if row[:length] != [*self._prompt] or (self._decoupled and len(row) == length):
-            self._habits.prompt = False
-            return False
-        return True
-
-
 class _Reading:
     """The responses of one call, read to steps. ``finish`` says why the text has ended, once it has."""
 
     finish: FinishReason | None = None
 
-    def __init__(self, rows: Rows, ends: frozenset[int], sampling: Sampling) -> None:
-        self._rows = rows
+    def __init__(
+        self, without_prompt: Callable[[list[int]], list[int]], ends: frozenset[int], sampling: Sampling
+    ) -> None:
+        self._without_prompt = without_prompt
+        self._has_begun = False
         self._ends = ends
         self._most = sampling.max_tokens or 1
         self._count = 0
@@ -271,13 +202,14 @@ class _Reading:
         if self._scores is not None and SCORES in tensors:
             found = _numbers(tensors[SCORES], "fiu", "numbers")  # JSON may have 0 for 0.0
             self._scores += found.ravel().astype(float).tolist()[: len(row)]
-        return self._step(self._rows.take(row, total))
+        if row and not self._has_begun:
+            self._has_begun = True
+            row = self._without_prompt(row)
+        return self._step(row)
 
     def end(self) -> Step:
         """The last step: no response follows."""
-        step = self._step(self._rows.rest())
-        step.finish = self.finish or ("length" if self._count >= self._most else "stop")
-        return step
+        return Step(finish=self.finish or ("length" if self._count >= self._most else "stop"))
 
     def _step(self, ids: list[int]) -> Step:
         if not ids or self.finish is not None:

@@ -181,8 +181,6 @@ class Generator(ABC):
 
     interface: ClassVar[str]
     """Its kind, as --generation_interface names it: tokens, text or logits."""
-    gives_ids: ClassVar[bool] = True
-    """Whether its steps have ids; else they have text."""
 
     @property
     @abstractmethod
@@ -215,7 +213,3 @@ class Generator(ABC):
         async with aclosing(self.generate(prompt, sampling, Context("trial", {}))) as steps:
             async for _ in steps:
                 pass
-
-    async def close(self) -> None:
-        """Gives back what it holds; called when another model takes its place, or the service ends."""
-        return

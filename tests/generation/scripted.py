@@ -54,7 +54,6 @@ class ScriptedGenerator(Generator):
         self.asked: list[tuple[Prompt, Sampling]] = []
         self.given = 0
         self.running = 0
-        self.closed = False
 
     @property
     def honours(self) -> frozenset[str]:
@@ -75,9 +74,6 @@ class ScriptedGenerator(Generator):
                 await asyncio.sleep(0)
             finally:
                 self.running -= 1
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 def pipeline_of(

@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.tokens import RowHabits, Rows, TokenGenerator
+from hf_transformer.generation.tokens import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps
@@ -311,16 +311,14 @@ async def test_one_response(response: Any, expected: list[int], finish: str) -> 
             [ids(5, scores=[-0.5]), ids(6, 3, scores=[-0.25, -1.0]), ids(2, scores=[-2.0])],
             [(5, -0.5), (6, -0.25), (3, -1.0)],
         ),
-        (
-            [ids(5, scores=[-1.0]), ids(5, 6, scores=[-1.0, -2.0]), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])],
-            [(5, -1.0), (6, -2.0), (7, -3.0)],
-        ),
+        ([ids(7, 8, 9, 5, scores=[-9.0, -9.0, -9.0, -1.0]), ids(6, scores=[-2.0])], [(5, -1.0), (6, -2.0)]),
     ],
-    ids=["new ones", "all so far"],
+    ids=["new ones", "behind the prompt"],
 )
 async def test_log_probabilities(responses: list[Any], expected: list[tuple[int, float]]) -> None:
     how = Sampling(max_tokens=5, logprobs=0)
-    found = await steps(generator(model(REAL, SCORED), ScriptedModel(*responses)), PROMPT, how)
+    inputs = [one for one in REAL if one.name != "exclude_input_in_output"]
+    found = await steps(generator(model(inputs, SCORED), ScriptedModel(*responses)), PROMPT, how)
     assert [(score.id, score.logprob) for step in found for score in step.scores] == expected
 
 
@@ -352,56 +350,19 @@ async def test_a_response_without_ids_in_json() -> None:
     assert [list(step.ids) for step in found if step.ids] == [[5]] and found[-1].finish == "stop"
 
 
-# New tokens in responses that have others too
+async def read(found: TokenGenerator, *responses: Any) -> list[int]:
+    assert isinstance(found._predictor, ScriptedModel)
+    found._predictor.responses = responses
+    return [token for step in await steps(found, PROMPT, replace(GREEDY, max_tokens=9)) for token in step.ids]
 
 
-def read(habits: RowHabits, *rows: list[int], prompt: tuple[int, ...] = (1, 2, 3), decoupled: bool = True) -> list[int]:
-    reader = Rows(habits, prompt, decoupled=decoupled)
-    return [token for row in rows for token in reader.take(row)] + reader.rest()
-
-
-NEW, ALL = RowHabits(prompt=False, cumulative=False), RowHabits(prompt=False, cumulative=True)
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected", "habits"),
-    [
-        ([[5], [6], [7, 8], []], [5, 6, 7, 8], NEW),
-        ([[5], [5, 6], [5, 6, 7], [5, 6, 7]], [5, 6, 7], ALL),
-        ([[1, 2, 3, 5], [1, 2, 3, 5, 6], [1, 2, 3, 5, 6, 7]], [5, 6, 7], RowHabits(None, True)),
-        ([[1, 2, 3, 5], [6], [7]], [5, 6, 7], RowHabits(None, False)),
-        ([[5], [5, 6], [7]], [5, 5, 6, 7], NEW),
-        ([[5], [5, 6]], [5, 5, 6], RowHabits(False, None)),
-        ([[*range(10, 18)], [*range(10, 18), 5]], [*range(10, 18), 5], ALL),
-    ],
-    ids=["new", "all", "all, behind the prompt", "new, behind the prompt", "alike by chance", "either", "a long one"],
-)
-def test_new_tokens_of_a_stream(rows: list[list[int]], expected: list[int], habits: RowHabits) -> None:
-    found = RowHabits()
-    assert read(found, *rows) == expected
-    assert found == habits
-
-
-def test_habits_hold_for_the_next_call() -> None:
-    assert read(RowHabits(False, False), [5], [5, 6], [5, 6, 7]) == [5, 5, 6, 5, 6, 7]
-    assert read(RowHabits(False, True), [5], [5, 5]) == [5, 5]
-    assert read(RowHabits(False, None), [1, 2, 3, 5], decoupled=False) == [1, 2, 3, 5]
-    with pytest.raises(PredictorError, match="all output_ids so far, but one does not"):
-        read(RowHabits(cumulative=True), [5], [5, 6], [7])
-
-
-def test_tokens_that_could_be_either_are_held_back_until_the_next_response() -> None:
-    reader = Rows(RowHabits(), (1,), decoupled=True)
-    assert [reader.take(row) for row in ([5], [5, 6], [5, 6, 7])] == [[5], [], [6, 7]]
-    reader = Rows(RowHabits(), (1,), decoupled=True)
-    assert [reader.take([5], 1), reader.take([5, 6], 3)] == [[5], [5, 6]], "the length counts what came before"
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [([1, 2, 3, 5], [5]), ([1, 2, 3], []), ([5, 6], [5, 6]), ([1, 2], [1, 2]), ([], [])],
-    ids=["with the prompt", "the prompt alone", "without", "a part of it", "nothing"],
-)
-def test_the_prompt_of_one_response_is_left_out(row: list[int], expected: list[int]) -> None:
-    assert read(RowHabits(), row, decoupled=False) == expected
-    assert read(RowHabits(), [1], [6], prompt=(1,)) == [1, 6], "a stream does not begin with the prompt alone"
+async def test_the_prompt_in_front_of_a_first_response_is_left_out() -> None:
+    stream = generator(model(NEEDED, OUTPUTS), ScriptedModel())
+    assert await read(stream, ids(7, 8, 9, 5), ids(6), ids(1)) == [5, 6, 1]
+    assert await read(stream, ids(7, 8, 9), ids(6)) == [7, 8, 9, 6], "a stream does not begin with the prompt alone"
+    whole = generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModel())
+    assert await read(whole, ids(7, 8, 9)) == []
+    assert await read(whole, ids(7, 8)) == [7, 8]
+    assert await read(whole, ids(7, 8, 9, 5)) == [7, 8, 9, 5], "a model that once left it out always does"
+    excluding = generator(model(REAL, OUTPUTS), ScriptedModel())
+    assert await read(excluding, ids(7, 8, 9, 5)) == [7, 8, 9, 5]
