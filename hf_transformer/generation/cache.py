@@ -28,7 +28,7 @@ class CacheTensor:
 
     ``shape`` is one sequence's, with -1 for the axis of the tokens: [heads, -1, head size]. With ``source`` it holds
     the encoder's tokens, is returned with the first step and stays as it is; else it grows by a token with each step.
-    ``optional`` says that the model can do without it in the first step; else it gets one of no tokens.
+    In the first step the model gets one of no tokens.
     """
 
     past: str
@@ -36,7 +36,6 @@ class CacheTensor:
     datatype: str
     shape: tuple[int, ...]
     source: bool = False
-    optional: bool = False
     before: tuple[slice, ...] = field(init=False, repr=False)
     """The index of the axes before that of the tokens, computed once: every sequence needs it in each step."""
 
@@ -90,7 +89,7 @@ class Cache:
 
 
 def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Array:
-    """The model's input for a batch of sequences that have begun.
+    """The model's input for a batch of sequences; of no tokens if they only begin.
 
     A source is padded on the right, as the batch's input_ids are; what grows on the left, so that the new token, which
     the model puts behind it, is next to the last one.
@@ -105,7 +104,7 @@ def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Arra
     data = np.empty((len(caches), *tensor.sized(width)), tensor.dtype)
     for cache, mine in zip(caches, data, strict=True):
         whole = cache.data[tensor.present]
-        size = whole.shape[len(tensor.before)] if tensor.source else cache.length
+        size = min(whole.shape[len(tensor.before)] if tensor.source else cache.length, width)
         start = 0 if tensor.source else width - size
         # Zeros, not what the memory held: a mask takes their weight away, but NaN times nothing is still NaN.
         if size < width:

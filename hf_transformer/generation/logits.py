@@ -121,15 +121,13 @@ class LogitsSequence:
 
 class StepShape(NamedTuple):
     """The sizes of a batch: its ``rows``, the decoder's tokens that are ``read``, those of the longest cache (``held``)
-    and of the longest ``source``. ``has_begun`` is that of its sequences; ``goes_on`` says that each sends its last
-    token alone."""
+    and of the longest ``source``. ``has_begun`` is that of its sequences: then each sends its last token alone."""
 
     rows: int
     read: int
     held: int
     source: int
     has_begun: bool
-    goes_on: bool
 
     def returned(self, cache: CacheTensor) -> int:
         """How many tokens a cache has when it comes back."""
@@ -175,14 +173,10 @@ class StepForm(Form[LogitsSequence]):
         group = "next" if item.has_begun else "first" if self._signature.caches else ""
         if self._signature.encoder_decoder:
             group = f"{group} {self._source_width(item)}"
-        cache, widths = item.cache, self._widths
-        if cache is not None and self._goes_on(item):
-            return group, cache.length
+        widths = self._widths
+        if item.cache is not None and item.has_begun:
+            return group, item.cache.length
         return group, len(item.tokens) if widths is None else widths.of(len(item.tokens))
-
-    def _goes_on(self, item: LogitsSequence) -> bool:
-        """Whether only the last token is sent."""
-        return self._signature.cached and item.has_begun
 
     def _source_width(self, item: LogitsSequence) -> int:
         """The width of an encoder-decoder's source in a batch: the next power of two, so that sequences with sources of
@@ -194,22 +188,22 @@ class StepForm(Form[LogitsSequence]):
 
     def limits(self, item: LogitsSequence) -> BatchLimits:
         signature, settings = self._signature, self._settings
-        has_begun, goes_on, source = item.has_begun, self._goes_on(item), self._source_width(item)
+        has_begun, source = item.has_begun, self._source_width(item)
         position = (signature.vocabulary or signature.least_vocabulary) * _itemsize(signature.datatype)
         once = 0 if has_begun else sum(one.token_bytes for one in signature.caches if one.source) * source
         # A source is as long in every step; its part of the tokens limits the rows.
         rows = min(signature.max_rows, settings.max_batch_tokens // source) if source else signature.max_rows
 
         def row_bytes(width: int) -> int:
-            logits = position * (1 if goes_on or signature.positions != "all" else width)
-            return logits + self._token_bytes * (width + goes_on) + once
+            logits = position * (1 if has_begun or signature.positions != "all" else width)
+            return logits + self._token_bytes * (width + has_begun) + once
 
         return BatchLimits(
             max_rows=max(rows, 1),
             max_tokens=settings.max_batch_tokens,
             max_output_bytes=settings.max_batch_output_bytes,
             output_bytes=row_bytes,
-            padding=signature.pads_cache if goes_on else signature.pads or self._fixed is not None,
+            padding=signature.pads_cache if has_begun else signature.pads or self._fixed is not None,
             fixed_length=self._fixed,
             max_padding=MAX_PADDING,
         )
@@ -226,27 +220,21 @@ class StepForm(Form[LogitsSequence]):
             data = columns[one.role].astype(one.dtype)
             per_row = signature.batch_axis and (one.role != CACHE_BRANCH or signature.triton_batch)
             inputs.append(Tensor(one.name, one.datatype, data if per_row else data[0]))
+        caches = [item.cache for item in rows if item.cache is not None]
         for cache in signature.caches:
-            if not shape.has_begun:
-                if cache.optional:
-                    continue
-                data = np.empty((shape.rows, *cache.sized(0)), cache.dtype)
-            else:
-                caches = [item.cache for item in rows if item.cache is not None]
-                data = past_input(cache, caches, shape.source if cache.source else shape.held)
+            width = 0 if not shape.has_begun else shape.source if cache.source else shape.held
+            data = past_input(cache, caches, width)
             inputs.append(Tensor(cache.past, cache.datatype, data if signature.batch_axis else data[0]))
         wanted = self._wanted(shape)
         sizes = {one.present: shape.rows * one.token_bytes * shape.returned(one) for one in wanted}
         if signature.vocabulary is not None:
             values = shape.rows * self._positions(shape) * signature.vocabulary
             sizes[signature.logits] = values * _itemsize(signature.datatype)
-        real = len(sent) if shape.goes_on else sum(len(item.tokens) for item in sent)
+        real = len(sent) if shape.has_begun else sum(len(item.tokens) for item in sent)
         outputs = [signature.logits, *(one.present for one in wanted)]
         return Packed(inputs, outputs, sizes, real, shape.rows * shape.read - real)
 
     def pack_cost(self, items: Sequence[LogitsSequence]) -> int:
-        if not self._goes_on(items[0]):
-            return 0
         tokens = sum(item.cache.length for item in items if item.cache is not None)
         return tokens * self._token_bytes // BYTES_PER_COST
 
@@ -261,12 +249,12 @@ class StepForm(Form[LogitsSequence]):
         # Before the first item is decoded, which changes its cache.
         lengths = [(number, len(item.tokens), len(item.source)) for number, item in zip(numbers, items, strict=True)]
         for row, length, source in lengths:
-            last = length - 1 if self._positions(shape) > 1 and not shape.goes_on else -1
+            last = length - 1 if self._positions(shape) > 1 and not shape.has_begun else -1
             mine = {LOGITS: logits[row, last]}
             for one, data in present:
                 if one.source:
                     place = one.part(0, source)
-                elif shape.goes_on:
+                elif shape.has_begun:
                     place = one.part(shape.held, shape.held + 1)
                 elif signature.left:
                     place = one.part(shape.read - length, shape.read)
@@ -282,12 +270,12 @@ class StepForm(Form[LogitsSequence]):
         if signature.encoder_decoder:
             source = signature.length or max(len(item.source) for item in items)
             source = source if self._source_widths is None else self._source_widths.of(source)
-        if self._goes_on(first):
+        if first.has_begun:
             held = max(item.cache.length for item in items if item.cache is not None)
-            return StepShape(rows, 1, held, source, True, True)
+            return StepShape(rows, 1, held, source, True)
         read = self._fixed or max(len(item.tokens) for item in items)
         read = read if self._widths is None else self._widths.of(read)
-        return StepShape(rows, read, 0, source, first.has_begun, False)
+        return StepShape(rows, read, 0, source, False)
 
     def _wanted(self, shape: StepShape) -> Sequence[CacheTensor]:
         """The caches that the model is to return."""
@@ -300,8 +288,8 @@ class StepForm(Form[LogitsSequence]):
     def _columns(self, rows: Sequence[LogitsSequence], shape: StepShape) -> dict[str, Array]:
         """The inputs by role, [rows, ...], whether the model takes them or not."""
         signature = self._signature
-        branch = np.full((len(rows), 1), shape.goes_on)
-        if shape.goes_on:
+        branch = np.full((len(rows), 1), shape.has_begun)
+        if shape.has_begun:
             tokens = np.array([item.tokens[-1:] for item in rows])
             held = np.array([[item.cache.length] for item in rows if item.cache is not None])
             mask = (np.arange(shape.held + 1) >= shape.held - held).astype(np.int64)

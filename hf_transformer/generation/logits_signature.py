@@ -24,10 +24,8 @@ CACHE_BRANCH: Final = "use_cache_branch"
 """True where there is a cache, in models that optimum has merged: with and without a cache in one."""
 KNOWN: Final = (*DECODER, *ENCODER_DECODER, CACHE_BRANCH)
 PAST: Final = re.compile(r"past_key_values\.(\d+\.(?:(decoder|encoder)\.)?(?:key|value))")
-ENCODED: Final = ("encoder_outputs", "encoder_hidden_states")
-"""The encoder's outputs, given back to a model that can then leave the encoder out."""
-ENCODER_STATE: Final = ("encoder_last_hidden_state", *ENCODED)
-"""The same where a model returns it."""
+ENCODED: Final = ("encoder_outputs", "encoder_hidden_states", "encoder_last_hidden_state")
+"""Names of the encoder's result."""
 
 Positions = Literal["all", "last", "flat"]
 
@@ -61,11 +59,6 @@ class LogitsSignature:
     def takes(self, role: str) -> bool:
         """Whether the model has an input of this role."""
         return any(one.role == role for one in self.inputs)
-
-    @property
-    def cached(self) -> bool:
-        """Whether a step needs the last token alone, because the model takes back the caches of the others."""
-        return any(not one.source for one in self.caches)
 
     @property
     def placed(self) -> bool:
@@ -202,17 +195,12 @@ def _fit_inputs(
 def _fit_caches(spec: ModelSpec, leading: int, problems: list[str]) -> tuple[CacheTensor, ...]:
     """The inputs that take back an output of the step before."""
     outputs = {tensor.name: tensor for tensor in spec.outputs}
-    state = next((name for name in ENCODER_STATE if name in outputs), None)
     caches = []
     for tensor in spec.inputs:
         match = PAST.fullmatch(tensor.name)
-        if match:
-            present = f"present.{match[1]}"
-        elif tensor.name in ENCODED and tensor.optional and state is not None:
-            present = state
-        else:
+        if not match:
             continue
-        shape = tensor.shape[leading:]
+        present, shape = f"present.{match[1]}", tensor.shape[leading:]
         if present not in outputs:
             problems.append(f"It takes {tensor.name!r}, but has no output {present!r}, which that would be.")
         elif tensor.datatype not in FLOATS or tensor.datatype not in NUMPY_DTYPES:
@@ -225,8 +213,11 @@ def _fit_caches(spec: ModelSpec, leading: int, problems: list[str]) -> tuple[Cac
                 "the batch) to numbers in config.pbtxt: [heads, -1, head size]."
             )
         else:
-            source = match is None or match[2] == "encoder"
-            caches.append(CacheTensor(tensor.name, present, tensor.datatype, shape, source, tensor.optional))
+            caches.append(CacheTensor(tensor.name, present, tensor.datatype, shape, source=match[2] == "encoder"))
+    if caches and all(one.source for one in caches):
+        problems.append(
+            "It takes caches of the encoder alone: export it with those of the decoder too, or without any."
+        )
     return tuple(caches)
 
 
@@ -236,7 +227,7 @@ def _fit_output(
     """The logits, which positions they have, and the size of the vocabulary if it is known. Raises ContractError where
     it is not clear which output they are."""
     floats = [tensor for tensor in spec.outputs if tensor.datatype in FLOATS and not tensor.name.startswith("present.")]
-    floats = [tensor for tensor in floats if tensor.name not in ENCODER_STATE]
+    floats = [tensor for tensor in floats if tensor.name not in ENCODED]
     name = wanted[0] if wanted else "logits"
     found = [tensor for tensor in floats if name in (tensor.name, told(tensor.name, (name,)))]
     found = found or ([] if wanted else floats)

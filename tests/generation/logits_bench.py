@@ -53,7 +53,6 @@ FORMS = {
     "encoder-decoder": replace(SIXTEEN, encoder_decoder=True),
     "encoder-decoder, last": replace(SIXTEEN, encoder_decoder=True, logits="last"),
     "encoder-decoder, cache": replace(SIXTEEN, encoder_decoder=True, past=True),
-    "encoder-decoder, encoded once": replace(SIXTEEN, encoder_decoder=True, encoded=True),
 }
 GREEDY = Sampling(greedy=True, max_tokens=12)
 random = np.random.default_rng(3)

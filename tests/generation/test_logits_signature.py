@@ -41,7 +41,7 @@ def test_a_plain_model() -> None:
     assert [(one.name, one.role) for one in found.inputs] == [(name, name) for name in ("input_ids", "attention_mask")]
     assert (found.logits, found.positions, found.vocabulary) == ("logits", "all", VOCABULARY)
     assert (found.max_rows, found.exact_rows, found.batch_axis, found.length) == (4, None, True, None)
-    assert not found.cached and not found.encoder_decoder and found.pads and not found.left
+    assert not found.caches and not found.encoder_decoder and found.pads and not found.left
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,6 @@ def test_a_cache() -> None:
     assert found.caches == tuple(
         CacheTensor(f"past_key_values.0.{part}", f"present.0.{part}", "FP32", (2, -1, 8)) for part in ("key", "value")
     )
-    assert found.cached
 
 
 def test_an_encoder_decoders_caches() -> None:
@@ -79,11 +78,12 @@ def test_an_encoder_decoders_caches() -> None:
         ("present.0.encoder.key", True),
         ("present.0.encoder.value", True),
     ]
-    encoded = fit(Form(encoder_decoder=True, encoded=True).spec)
-    assert encoded.caches == (
-        CacheTensor("encoder_outputs", "encoder_last_hidden_state", "FP32", (-1, 8), source=True, optional=True),
+    only_source = changed(
+        Form(encoder_decoder=True, past=True).spec,
+        without=tuple(f"past_key_values.0.decoder.{part}" for part in ("key", "value")),
     )
-    assert not encoded.cached
+    with pytest.raises(ContractError, match="caches of the encoder alone"):
+        fit(only_source)
 
 
 def test_positional_names() -> None:
