@@ -87,9 +87,6 @@ def test_parts_are_one_text(theirs: Any, text: str, message: Any) -> None:
 def test_contents_that_are_no_text(content: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         of(TEMPLATES["chatml"]).render([{"role": "user", "content": content}])
-
-
-def test_a_chat_needs_messages() -> None:
     with pytest.raises(InvalidInput, match="expected at least one"):
         of(TEMPLATES["chatml"]).render([])
 

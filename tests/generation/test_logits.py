@@ -179,13 +179,6 @@ async def test_prompts_and_parameters_that_are_refused(ids: tuple[int, ...], sam
         assert not predictor.calls
 
 
-async def test_a_source_that_is_too_long() -> None:
-    async with generator(FORMS["encoder-decoder"]) as (made, _):
-        with pytest.raises(InvalidInput, match="65 tokens, the model takes 64"):
-            await write(made, (3,) * (LONGEST + 1))
-        assert (await write(made, (3,) * LONGEST, replace(GREEDY, max_tokens=1)))[1] == "length"
-
-
 # Answers of the model
 
 

@@ -40,15 +40,6 @@ async def test_a_text_comes_in_pieces(gpt2: Tokenizer, executor: ThreadPoolExecu
     assert sampling.max_tokens == 64 - len(prompt.ids)
 
 
-async def test_a_tokenizer_of_few_words(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
-    tokenizer = load(without_unknown(tmp_path))
-    pipeline = pipeline_of(tokenizer, saying(tokenizer, "A G"), executor)
-    async with await pipeline.start(asking("C T"), context()) as generation:
-        assert "".join([piece.text async for piece in generation]) == " A G"
-    with pytest.raises(InvalidInput, match="the tokenizer can't encode a text"):
-        await pipeline.start(asking("c"), context())
-
-
 async def test_all_texts_are_written_at_the_same_time(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
     together = asyncio.Barrier(6)
     generator = saying(gpt2, " paris", wait=together.wait)
@@ -61,12 +52,6 @@ async def test_all_texts_are_written_at_the_same_time(gpt2: Tokenizer, executor:
     assert [(prompt.text, sampling.seed, sampling.n) for prompt, sampling in generator.asked] == [
         (text, seed, 1) for text in "ab" for seed in (7, 8, 9)
     ]
-
-
-async def test_without_a_seed_none_is_made_up(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
-    generator = saying(gpt2, " paris")
-    await pieces_of(pipeline_of(gpt2, generator, executor), asking(n=2))
-    assert [sampling.seed for _, sampling in generator.asked] == [None, None]
 
 
 async def test_a_request_that_is_not_streamed(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
@@ -173,7 +158,7 @@ LONG = TokenIds((5,) * 64)
     ],
     ids=lambda value: None if isinstance(value, GenerationRequest) else str(value)[:30],
 )
-async def test_what_is_refused(
+async def test_requests_that_are_refused(
     gpt2: Tokenizer, executor: ThreadPoolExecutor, request_: GenerationRequest, error: type[Exception], message: str
 ) -> None:
     generator = saying(gpt2, " paris", honours={"min_tokens"})
@@ -187,13 +172,6 @@ async def test_an_encoder_takes_a_prompt_of_its_full_length(gpt2: Tokenizer, exe
     assert (await pieces_of(pipeline, asking(LONG)))[-1].finish == "stop"
     with pytest.raises(TooLarge, match=r"has 65 tokens, and the model takes 64$"):
         await pipeline.start(asking(TokenIds((5,) * 65)), context())
-
-
-async def test_a_parameter_that_the_model_honours_passes(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
-    generator = saying(gpt2, " paris", honours={"top_k"})
-    names = {"top_k": "topK", "n": "n", "stop": "stop", "max_tokens": "max_tokens"}
-    await pieces_of(pipeline_of(gpt2, generator, executor), asking(top_k=3, names=names))
-    assert generator.asked[0][1].top_k == 3
 
 
 async def test_long_prompts_are_tokenized_in_a_thread(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.sampling import BLOCK, HEAD, LARGE, Chooser, Processors, candidates, draw, score
+from hf_transformer.generation.sampling import BLOCK, HEAD, LARGE, Chooser, Processors, candidates, draw
 from hf_transformer.generation.types import Sampling
 from hf_transformer.types import Array
 
@@ -73,12 +73,6 @@ def test_as_transformers(case: dict[str, Any]) -> None:
     assert np.allclose(distribution(ids, weights, len(wanted)), softmax(wanted), rtol=0, atol=1e-5)
 
 
-def test_goldens_show_every_processor() -> None:
-    shown = {name for case in GOLDENS["cases"] for name in case["parameters"]}
-    assert shown >= {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens", "sequence_bias"}
-    assert any(None in case["scores"] for case in GOLDENS["cases"])
-
-
 def test_presence_and_frequency_count_what_was_generated() -> None:
     # OpenAI's formula: mu[j] - c[j] * frequency - (c[j] > 0) * presence. Token 4 is in the prompt alone.
     processors = Processors(Sampling(presence_penalty=0.5, frequency_penalty=0.25), [4, 1], frozenset())
@@ -97,15 +91,6 @@ def test_the_history_has_room_for_any_number_of_tokens() -> None:
         processors.add(token)
     found = processors(np.full(500, 8.0, np.float32))
     assert found.tolist() == [4.0] * 50 + [2.0] * 350 + [8.0] * 100
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(), Sampling(greedy=True, temperature=0.5, top_k=3), Sampling(min_tokens=0), Sampling(top_p=0.5)],
-)
-def test_logits_that_nothing_changes_are_not_copied(sampling: Sampling) -> None:
-    logits = np.zeros(5, np.float16)
-    assert Processors(sampling, [1, 2], EOS_IDS)(logits) is logits
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -208,13 +193,6 @@ def test_the_same_seed_gives_the_same_tokens(seed: int) -> None:
     assert tokens(seed) == tokens(seed) != tokens(seed + 1)
 
 
-def test_without_a_seed_texts_differ() -> None:
-    logits = np.zeros(1000, np.float32)
-    first, second = (Chooser(Sampling(), [], frozenset()) for _ in range(2))
-    # The chance of the same thirty tokens is one in 10 to the 90.
-    assert [first.choose(logits)[0] for _ in range(30)] != [second.choose(logits)[0] for _ in range(30)]
-
-
 def test_one_number_is_drawn_per_token_whatever_the_logits_are() -> None:
     flat, sharp = np.zeros(100, np.float32), np.zeros(100, np.float32)
     sharp[5] = 1000
@@ -251,13 +229,6 @@ def test_scores_are_of_the_raw_logits() -> None:
     assert found.logprob == pytest.approx(logprobs[token], abs=1e-6)
     assert [one for one, _ in found.top] == [0, 1]
     assert [one for _, one in found.top] == pytest.approx(logprobs[:2], abs=1e-6)
-
-
-def test_scores_of_the_token_alone_and_of_none() -> None:
-    logits = np.array([1e4, 0.0], np.float32)
-    found = score(logits, 1, 0)
-    assert (found.id, found.logprob, found.top) == (1, -1e4, ())
-    assert Chooser(Sampling(greedy=True), [], frozenset()).choose(logits) == (0, None)
 
 
 @given(
