@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from hf_transformer.api import docs, health, openapi, tokenize, v1, v2, v2_generate
+from hf_transformer.api import docs, generate, health, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
+from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
+from hf_transformer.errors import ConfigError, without_userinfo
 from hf_transformer.observability.board import Board
-from hf_transformer.observability.latency_log import LatencyLog
-from hf_transformer.observability.logging import ACCESS_LOGGER
+from hf_transformer.observability.logging import ACCESS_LOGGER, LatencyLog
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.observability.tracing.export import Exporter
-from hf_transformer.observability.tracing.spans import Tracing
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
@@ -34,6 +33,7 @@ from hf_transformer.wiring import Diagnose, Parts, load_parts, no_diagnosis, pip
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer
+    from hf_transformer.observability.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,10 @@ def build_app(
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
     model = _served_model(config, parts, predictor, metrics, executor, latency_log, board, diagnose)
-    service = _service(config, model, metrics, executor, _tracing(config, beside))
+    tracing = open_tracing(config)
+    if tracing is not None:
+        beside.append(tracing)
+    service = _service(config, model, metrics, executor, tracing)
     keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
     grpc = grpc_server(config, service, keys)
     inner = starlette_app(
@@ -132,19 +135,29 @@ def _service(
         metrics=metrics,
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
+        streams=OpenStreams(),
         server_timing=config.enable_server_timing,
         tracing=tracing,
         executor=executor,
     )
 
 
-def _tracing(config: Config, beside: list[AbstractAsyncContextManager[object]]) -> Tracing | None:
-    """Tracing where there is a collector; its exporter runs beside the service."""
+def open_tracing(config: Config) -> Tracing | None:
+    """Tracing where there is a collector, to be entered; None without --otlp_endpoint, and OpenTelemetry is not loaded.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed, or one of its variables has a wrong value.
+    """
     if config.otlp_endpoint is None:
         return None
-    exporter = Exporter(config.otlp_endpoint)
-    beside.append(exporter)
-    return Tracing(config.model_name, config.otlp_sample_ratio, exporter.put)
+    try:
+        from hf_transformer.observability.tracing import Tracing
+    except ImportError as error:
+        shown = without_userinfo(config.otlp_endpoint)
+        raise ConfigError(
+            f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
+        ) from error
+    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio)
 
 
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
@@ -154,7 +167,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
         *v1.endpoints(service),
         *tokenize.endpoints(service),
         *v2.endpoints(service),
-        *v2_generate.endpoints(service),
+        *generate.endpoints(service),
         *openai.endpoints(service, prefix),
     ]
     return Gateway(
@@ -174,7 +187,7 @@ def starlette_app(
     prefix = config.openai_route_prefix
     routes = [
         *health.routes(service),
-        *v1.routes(service, openai.shared_fields(service, prefix)),
+        *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
         *openapi.routes(service, prefix, keys=config.api_keys_file is not None),
@@ -231,12 +244,11 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         return None
     from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 
-    longest = config.grpc_max_receive_message_length
+    longest, certificate, key = config.grpc_max_receive_message_length, config.ssl_certfile, config.ssl_keyfile
     settings = GrpcSettings(
         config.host,
         config.grpc_port,
-        certificate=config.ssl_certfile,
-        private_key=config.ssl_keyfile,
+        certificate=None if certificate is None or key is None else (certificate, key),
         max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
         max_send=config.grpc_max_send_message_length,
         grace=config.grace_period_seconds,

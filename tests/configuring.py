@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from hf_transformer.config.option import Option
+from hf_transformer.config.option import LOG_LEVEL, Option
 from hf_transformer.config.options import Config, parse_config
-from hf_transformer.config.values import Boolean, Choice, Integer, Level, Names, Number
 from hf_transformer.errors import ConfigError
 
 HOST = "--predictor_host=triton:8000"
 PATHS = ("ssl_certfile", "ssl_keyfile")
+EXAMPLES: dict[str, tuple[str, Any]] = {
+    "cors_allow_origin": ("https://a,http://b:1", ("https://a", "http://b:1")),
+    "access_log_format": ("%(h)s", "%(h)s"),
+    "otlp_endpoint": ("http://collector:4318", "http://collector:4318"),
+    **dict.fromkeys(PATHS, (__file__, __file__)),
+}
 
 
 def parse(*argv: str, **environ: str) -> tuple[Config, list[str]]:
@@ -35,25 +41,29 @@ def error(*argv: str, **environ: str) -> str:
     return message
 
 
+def least(option: Option) -> int:
+    """The smallest integer that an option takes."""
+    found = re.search(r"-?\d+", option.convert.expects)
+    assert found
+    return int(found[0])
+
+
 def example(option: Option) -> tuple[str, Any]:
     """A text that differs from the default, and its value."""
-    match option.convert:
-        case Boolean():
-            return ("no", False) if option.default else ("yes", True)
-        case Choice() as choice:
-            return choice.names[-1], choice.names[-1]
-        case Integer() as integer:
-            return str(integer.least + 1), integer.least + 1
-        case Number():
-            return "0.5", 0.5
-        case Level():
-            return "Debug", 10
-        case Names() if option.name == "cors_allow_origin":
-            return "https://a,http://b:1", ("https://a", "http://b:1")
-        case Names():
-            return "a,b", ("a", "b")
-    if option.name == "access_log_format":
-        return "%(h)s", "%(h)s"
-    if option.name == "otlp_endpoint":
-        return "http://collector:4318", "http://collector:4318"
-    return (__file__, __file__) if option.name in PATHS else ("some-value", "some-value")
+    if option.name in EXAMPLES:
+        return EXAMPLES[option.name]
+    if option.boolean:
+        return ("no", False) if option.default else ("yes", True)
+    if option.convert is LOG_LEVEL:
+        return "Debug", 10
+    kind = option.convert.metavar
+    if kind == "INT":
+        return str(least(option) + 1), least(option) + 1
+    if kind in ("NUMBER", "SECONDS"):
+        return "0.5", 0.5
+    if kind == "NAME,...":
+        return "a,b", ("a", "b")
+    if " or " in option.convert.expects:  # one of several words
+        word = option.convert.expects.partition(" (")[0].rpartition(" or ")[2]
+        return word, word
+    return "some-value", "some-value"

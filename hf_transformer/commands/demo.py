@@ -24,7 +24,7 @@ from types import FrameType
 
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, exchange, free_ports, is_ready
-from hf_transformer.config.values import Integer
+from hf_transformer.config.option import integer
 from hf_transformer.errors import LoadError
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
@@ -88,7 +88,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DemoSettings:
         "demo", "Start a Triton Inference Server with a small trained BERT, and the service in front of it."
     )
     parser.add(
-        "http_port", Integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]"
+        "http_port", integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]"
     )
     parser.add(
         "predictor_protocol", choices=("v2", "grpc-v2"), default="v2", help="how the service talks to Triton [v2]"

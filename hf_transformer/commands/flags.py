@@ -1,4 +1,4 @@
-"""Flags of the commands that have their own: spelled with underscores or hyphens, with the values of config/values."""
+"""Flags of the commands that have their own, with underscores or hyphens; config/option.py converts their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from hf_transformer.config.values import Converter
+from hf_transformer.config.option import Converter
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -25,7 +25,7 @@ class FlagParser(argparse.ArgumentParser):
 def _reader(convert: Converter) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
-            return convert(text)
+            return convert.read(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected {convert.expects}, got {text!r}") from None
 

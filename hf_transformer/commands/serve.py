@@ -45,7 +45,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         LoadError: the tokenizer can't be loaded.
     """
     config, notes = parse_config(argv, environ)
-    configure_logging(config)
+    set_up_logging(config)
     for note in notes:
         logger.warning("%s", note)
     check_files(config)
@@ -75,6 +75,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         server = Server(server_config(config, partial(build, parts=parts)))
         server.run(sockets=[listening])
         return 0 if server.started else 1
+
+
+def set_up_logging(config: Config) -> None:
+    """Sets up logging, unless --configure_logging=false leaves that to somebody else. Raises ConfigError."""
+    if config.configure_logging:
+        configure_logging(config.log_level, config.log_format, config.log_config_file)
 
 
 def check_files(config: Config) -> None:
@@ -179,4 +185,4 @@ def server_config(config: Config, make: Callable[[], AsgiApplication]) -> Server
 def _prepare_worker(config: Config) -> None:
     """Runs first in a worker process."""
     handle_signals()
-    configure_logging(config)
+    set_up_logging(config)

@@ -1,30 +1,152 @@
 """How an option is declared: one declaration gives its flag, variables, default, limits and help.
 
-The fields of ``Config`` and the entries of ``ignored.IGNORED`` are declarations; the parser (arguments.py),
---help and the reference page (manual.py) all read them.
+The fields of ``Config`` are declarations. The parser, --help and the reference page read them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hf_transformer.config.values import Boolean, Converter
 from hf_transformer.errors import ConfigError, without_userinfo
 
 PREFIX = "HF_TRANSFORMER_"
 SHOWN = 100
 """Characters of a bad value that an error message quotes."""
+LARGEST_INT32 = 2**31 - 1
+BOOLEANS = dict.fromkeys(("true", "1", "yes", "on", "y", "t"), True) | dict.fromkeys(
+    ("false", "0", "no", "off", "n", "f"), False
+)
+"""As in KServe."""
+LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50, "warn": 30, "fatal": 50}
+"""Numbers of the logging module by name; trace is uvicorn's own."""
+
+
+class Secret(str):
+    """A string that repr() does not show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+@dataclass(frozen=True)
+class Converter:
+    """Makes a value of the text of a flag or variable.
+
+    Args:
+        metavar: what --help calls the value.
+        expects: what an error message says that it takes.
+        read: gives the value; raises ValueError for a text that it refuses.
+        show: writes a value as a user would.
+    """
+
+    metavar: str
+    expects: str
+    read: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+
+
+def plain_text(metavar: str = "TEXT", expects: str = "a text", pattern: str = "(?s:.*)") -> Converter:
+    """Any text that matches ``pattern``."""
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(text)
+        return text
+
+    return Converter(metavar, expects, read)
+
+
+def secret_text(metavar: str) -> Converter:
+    """A text that neither repr() nor an error message shows."""
+    return Converter(metavar, "a text", Secret, repr)
+
+
+def integer(least: int = 0, most: int = LARGEST_INT32) -> Converter:
+    """A whole number in ASCII digits from ``least`` to ``most``, both included."""
+    limits = f"of {least} or more" if most == LARGEST_INT32 else f"from {least} to {most}"
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text.strip()) or not least <= int(text) <= most:
+            raise ValueError(text)
+        return int(text)
+
+    return Converter("INT", f"an integer {limits}", read)
+
+
+def number(above: float = 0.0, most: float = math.inf, *, zero: bool = False, metavar: str = "NUMBER") -> Converter:
+    """A finite number greater than ``above``, or equal to it if ``zero``, and at most ``most``."""
+    expects = f"a number of at least {above:g}" if zero else f"a number above {above:g}"
+
+    def read(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and (value >= above if zero else value > above) and value <= most):
+            raise ValueError(text)
+        return value
+
+    return Converter(metavar, expects if math.isinf(most) else f"{expects} and at most {most:g}", read, "{:g}".format)
+
+
+def one_of(*names: str, why: str = "") -> Converter:
+    """One of the names, in any case; ``why`` explains in error messages."""
+    expects = ", ".join(names[:-1]) + f" or {names[-1]}" + (f" ({why})" if why else "")
+
+    def read(text: str) -> str:
+        word = re.sub(r"[-_ ]", "-", text.strip().lower())
+        if word not in names:
+            raise ValueError(text)
+        return word
+
+    return Converter("|".join(names) if len(names) < 4 else "NAME", expects, read)
+
+
+def name_list(metavar: str, expects: str, pattern: str = ".+") -> Converter:
+    """Different names separated by commas or spaces; the brackets and quotes of a JSON list are dropped."""
+
+    def read(text: str) -> tuple[str, ...]:
+        bare = text.strip().removeprefix("[").removesuffix("]")
+        names = tuple(name.strip("\"'") for name in re.split(r"[,\s]+", bare) if name)
+        if not names or not all(re.fullmatch(pattern, name) for name in names) or len(set(names)) < len(names):
+            raise ValueError(text)
+        return names
+
+    return Converter(metavar, expects, read, ",".join)
+
+
+def _read_boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in BOOLEANS:
+        raise ValueError(text)
+    return BOOLEANS[word]
+
+
+def _read_level(text: str) -> int:
+    word = text.strip().lower()
+    level: int = LEVELS[word] if word in LEVELS else integer(0, 100).read(word)
+    return level
+
+
+def _show_level(value: int) -> str:
+    return next((name for name, level in LEVELS.items() if level == value), str(value))
+
+
+BOOLEAN = Converter(
+    "true|false", "true or false (or 1/0, yes/no, on/off)", _read_boolean, lambda value: str(value).lower()
+)
+LOG_LEVEL = Converter(
+    "LEVEL", "debug, info, warning, error, critical or a number from 0 to 100", _read_level, _show_level
+)
 
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable.
-
-    ``read`` gives what the variable's text means for this option, or None where it says nothing about it.
-    """
+    """An environment variable. ``read`` gives what its text means for the option, or None if that is nothing."""
 
     name: str
     read: Callable[[str], str | None] = lambda text: text
@@ -34,10 +156,16 @@ class Variable:
 class Option:
     """One declaration.
 
-    ``name`` is the flag with underscores. ``aliases`` are old flags of the same meaning. ``switch``: a
-    boolean usually written bare; the word after it is its value only where it can be one. ``many``: the words
-    that follow are all values. ``may_be_empty``: an empty text is a value. ``no_effect``: why setting it
-    changes nothing.
+    Args:
+        name: the flag with underscores.
+        group, help: where --help shows it, and how.
+        convert: makes its value.
+        default: its value if nothing is given; ``default_text`` describes one that is worked out later.
+        variables: further environment variables beside its own.
+        aliases: old flags of the same meaning.
+        many: the words that follow the flag are all values.
+        may_be_empty: an empty text is a value.
+        no_effect: why setting it changes nothing.
     """
 
     name: str
@@ -45,13 +173,11 @@ class Option:
     help: str
     convert: Converter
     default: Any = None
-    variables: tuple[Variable, ...] = ()
+    variables: Sequence[str | Variable] = ()
     aliases: tuple[str, ...] = ()
     default_text: str = ""
-    switch: bool = False
     many: bool = False
     may_be_empty: bool = False
-    secret: bool = False
     no_effect: str = ""
 
     @property
@@ -60,19 +186,20 @@ class Option:
 
     @property
     def boolean(self) -> bool:
-        return isinstance(self.convert, Boolean)
+        return self.convert is BOOLEAN
 
     @property
     def all_variables(self) -> tuple[Variable, ...]:
         """The option's own variable first, then those of KServe; the first one that is set counts."""
-        return (Variable(PREFIX + self.name.upper()), *self.variables)
+        named = (PREFIX + self.name.upper(), *self.variables)
+        return tuple(Variable(one) if isinstance(one, str) else one for one in named)
 
     @property
     def shown_default(self) -> str:
         """The default as a user would write it; empty if there is none."""
         if self.default_text or self.default is None:
             return self.default_text
-        return self.convert.text(self.default)
+        return self.convert.show(self.default)
 
 
 @dataclass(frozen=True)
@@ -85,18 +212,19 @@ class Given:
 
     def value(self) -> Any:
         """The converted value; raises ConfigError naming the source, the text and what was expected."""
+        convert = self.option.convert
         if not self.text.strip() and not self.option.may_be_empty:
-            raise self.error(self.option.convert.expects)
+            raise self.error(convert.expects)
         try:
-            return self.option.convert(self.text)
+            return convert.read(self.text)
         except ValueError:
-            raise self.error(self.option.convert.expects) from None
+            raise self.error(convert.expects) from None
 
     def error(self, expected: str) -> ConfigError:
+        """What is wrong with the text, which is shown if it is no secret."""
         text = without_userinfo(self.text)
-        shown = repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
-        got = "" if self.option.secret else f", got {shown}"
-        return ConfigError(f"{self.source}: expected {expected}{got}")
+        got = f", got {text if len(text) <= SHOWN else text[:SHOWN] + '...'!r}"
+        return ConfigError(f"{self.source}: expected {expected}{'' if self.option.convert.read is Secret else got}")
 
 
 def option(
@@ -105,37 +233,19 @@ def option(
     convert: Converter,
     default: Any = None,
     *,
-    variables: Iterable[str | Variable] = (),
     factory: Callable[[], Any] | None = None,
     required: bool = False,
     **more: Any,
 ) -> Any:
     """A dataclass field that is an option; its name is the flag. ``more`` are other attributes of Option."""
-    declared = {
-        "group": group,
-        "help": help,
-        "convert": convert,
-        "default": default,
-        "variables": as_variables(variables),
-        **more,
-    }
-    metadata = {"option": declared}
+    declared = {"group": group, "help": help, "convert": convert, "default": default, **more}
     if required:
-        return dataclasses.field(metadata=metadata)
+        return field(metadata=declared)
     if factory is not None:
-        return dataclasses.field(default_factory=factory, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def as_variables(variables: Iterable[str | Variable]) -> tuple[Variable, ...]:
-    return tuple(Variable(entry) if isinstance(entry, str) else entry for entry in variables)
+        return field(default_factory=factory, metadata=declared)
+    return field(default=default, metadata=declared)
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options that a dataclass's fields declare, in order."""
-    return tuple(Option(name=field.name, **field.metadata["option"]) for field in dataclasses.fields(kind))
-
-
-def by_flag(options: Iterable[Option]) -> Mapping[str, Option]:
-    """Options by flag name and by alias (underscored, without the leading hyphens)."""
-    return {name: option for option in options for name in (option.name, *option.aliases)}
+    return tuple(Option(name=one.name, **one.metadata) for one in dataclasses.fields(kind))

@@ -1,8 +1,8 @@
 """Reads the command line and the environment into the texts given for each option.
 
-A flag may be spelled with underscores or hyphens, as ``--flag value`` or ``--flag=value``; the last one wins,
-and a flag wins over a variable. What is not known is left out and mentioned in a note, never an error: KServe
-and vLLM users bring flags of their own.
+A flag may be spelled with underscores or hyphens, as ``--flag value`` or ``--flag=value``. The last one wins, and a
+flag wins over a variable. Unknown flags and variables are left out with a note, never an error: KServe and vLLM users
+bring flags of their own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from hf_transformer.config.option import PREFIX, Given, Option, by_flag
+from hf_transformer.config.option import PREFIX, Given, Option
 from hf_transformer.errors import ConfigError
 
 LEFTOVERS_SHOWN = 3
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 """How the values begin that Kubernetes gives <SERVICE>_PORT variables, for every service of the namespace."""
 SERVICE_LINK_NAME = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_.*)$")
-
 OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT"})
 """Variables of the other commands, which are no mistake here."""
 
@@ -38,7 +37,7 @@ def collect(
 
 def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str, Given], list[str]]:
     """The flags of a command line. Raises ConfigError for a flag without its value."""
-    known = by_flag(options)
+    known = {name: option for option in options for name in (option.name, *option.aliases)}
     words = deque(argv)
     given: dict[str, Given] = {}
     notes: list[str] = []
@@ -65,7 +64,9 @@ def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str
             text = following_text(option, spelled, words)
         given[option.name] = Given(option, text, spelled)
     if leftovers:
-        notes.append(leftovers_note(leftovers))
+        shown = ", ".join(repr(word[:40]) for word in leftovers[:LEFTOVERS_SHOWN])
+        more = f" and {len(leftovers) - LEFTOVERS_SHOWN} more" if len(leftovers) > LEFTOVERS_SHOWN else ""
+        notes.append(f"arguments that belong to no flag are ignored: {shown}{more}")
     return given, list(dict.fromkeys(notes))
 
 
@@ -74,44 +75,34 @@ def is_flag(word: str) -> bool:
     return re.match(r"--?[A-Za-z]", word) is not None
 
 
-def following_values(words: deque[str]) -> list[str]:
-    """Takes the words up to the next flag."""
-    values = []
-    while words and words[0] != "--" and not is_flag(words[0]):
+def following_values(words: deque[str], most: int | None = None) -> list[str]:
+    """Takes the words up to the next flag, at most so many."""
+    values: list[str] = []
+    while words and words[0] != "--" and not is_flag(words[0]) and len(values) != most:
         values.append(words.popleft())
     return values
 
 
 def following_text(option: Option, spelled: str, words: deque[str]) -> str:
-    """Takes the value of a flag that was written without ``=``. Raises ConfigError where it is missing."""
-    if option.many:
-        text = ",".join(following_values(words))
-    elif option.boolean:
-        text = following_boolean(option, words)
-    elif words and words[0] != "--" and not is_flag(words[0]):
-        return words.popleft()
-    else:
-        text = ""
-    if not text:
+    """Takes the value of a flag that was written without ``=``; a bare boolean is true. Raises ConfigError where it is
+    missing."""
+    values = following_values(words, None if option.many else 1)
+    if option.boolean and not values:
+        return "true"
+    text = ",".join(values)
+    if not text and not (values and option.may_be_empty):
         raise ConfigError(f"{spelled}: the value is missing; expected {option.convert.expects}")
     return text
-
-
-def following_boolean(option: Option, words: deque[str]) -> str:
-    """A bare boolean is true; a word that follows is its value."""
-    if not words or words[0] == "--" or is_flag(words[0]):
-        return "true"
-    return words.popleft()
 
 
 def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
     """The environment variables that say something about an option; an empty one counts as unset."""
     given: dict[str, Given] = {}
     notes: list[str] = []
-    known: set[str] = set()
+    known: dict[str, str] = {}
     for option in options:
         for variable in option.all_variables:
-            known.add(variable.name)
+            known[variable.name] = variable.name
             text = environ.get(variable.name)
             if text is None or (not text.strip() and not option.may_be_empty):
                 continue
@@ -121,21 +112,11 @@ def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tup
             meant = variable.read(text)
             if meant is not None and option.name not in given:
                 given[option.name] = Given(option, meant, variable.name)
-    return given, notes + unknown_variable_notes(known, environ)
-
-
-def unknown_variable_notes(known: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """A note for every variable with our prefix that is no option's, except Kubernetes's service links."""
-    names = list(known)
-    return [
-        f"unknown variable {name} is ignored{nearest(name, {other: other for other in names})}"
-        for name in sorted(environ)
-        if name.startswith(PREFIX)
-        and name not in OTHER_VARIABLES
-        and name not in names
-        and not SERVICE_LINK_NAME.search(name.removeprefix(PREFIX))
-        and not SERVICE_LINK.match(environ[name])
-    ]
+    for name in sorted(environ.keys() - known.keys() - OTHER_VARIABLES):
+        link = SERVICE_LINK_NAME.search(name.removeprefix(PREFIX)) or SERVICE_LINK.match(environ[name])
+        if name.startswith(PREFIX) and not link:
+            notes.append(f"unknown variable {name} is ignored{nearest(name, known)}")
+    return given, notes
 
 
 def unknown_flag_note(spelled: str, known: Mapping[str, Option]) -> str:
@@ -153,9 +134,3 @@ def nearest(name: str, candidates: Mapping[str, str]) -> str:
 
     matches = get_close_matches(name, candidates, n=1, cutoff=0.5)
     return f"; did you mean {candidates[matches[0]]}?" if matches else ""
-
-
-def leftovers_note(leftovers: Sequence[str]) -> str:
-    shown = ", ".join(repr(word[:40]) for word in leftovers[:LEFTOVERS_SHOWN])
-    more = f" and {len(leftovers) - LEFTOVERS_SHOWN} more" if len(leftovers) > LEFTOVERS_SHOWN else ""
-    return f"arguments that belong to no flag are ignored: {shown}{more}"

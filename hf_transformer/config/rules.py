@@ -1,6 +1,6 @@
-"""What holds between options: each rule checks or completes the values that were given.
+"""Rules between options: each checks or completes the values that were given.
 
-The rules run in order, over one draft. A rule that finds a contradiction raises ConfigError, with one line.
+They run in order, over one draft. A rule that finds a contradiction raises ConfigError, with one line.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ class Draft:
     notes: list[str]
 
     def source(self, name: str) -> str:
+        """The flag or variable that gave an option's value."""
         return self.given[name].source
+
+    def ignore(self, name: str, why: str) -> None:
+        """Notes that an option is not used."""
+        self.notes.append(f"{self.source(name)} is ignored: {why}")
 
 
 def mention_ignored(draft: Draft) -> None:
-    """Says of what was set that it changes nothing; switching off what is not there needs no mention."""
-    for name, entry in draft.given.items():
-        if entry.option.no_effect and draft.values[name] is not False:
+    """Notes the options that change nothing here."""
+    for entry in draft.given.values():
+        if entry.option.no_effect:
             draft.notes.append(f"{entry.source} {entry.option.no_effect}")
 
 
@@ -46,7 +51,7 @@ def one_form_of_answer(draft: Draft) -> None:
 def one_model(draft: Draft) -> None:
     """As in KServe the hub's model wins over the folder. The tokenizer's revision defaults to the model's."""
     if "model_id" in draft.given and "model_dir" in draft.given:
-        draft.notes.append(f"{draft.source('model_dir')} is ignored: {draft.source('model_id')} is given")
+        draft.ignore("model_dir", f"{draft.source('model_id')} is given")
     if draft.values.get("tokenizer_revision") is None and "model_revision" in draft.values:
         draft.values["tokenizer_revision"] = draft.values["model_revision"]
 
@@ -57,21 +62,18 @@ def hidden_token(draft: Draft) -> None:
 
 
 def predictor_address(draft: Draft) -> None:
-    """Takes the scheme off the predictor's host and puts the port to it."""
+    """Takes the scheme off the predictor's host and adds the port."""
     if "predictor_host" not in draft.given:
         raise ConfigError("--predictor_host is required: where Triton listens, such as --predictor_host=localhost:8000")
+    source = draft.source("predictor_host")
     scheme, host, port = split_address(draft.given["predictor_host"])
     if scheme is not None:
         if draft.values.get("predictor_use_ssl", scheme == "https") != (scheme == "https"):
-            draft.notes.append(
-                f"{draft.source('predictor_use_ssl')} is ignored: "
-                f"{draft.source('predictor_host')} begins with {scheme}://"
-            )
+            draft.ignore("predictor_use_ssl", f"{source} begins with {scheme}://")
         draft.values["predictor_use_ssl"] = scheme == "https"
     separate = draft.values.get("predictor_port")
     if port is not None and separate not in (None, port):
-        host_source = draft.source("predictor_host")
-        draft.notes.append(f"{draft.source('predictor_port')} is ignored: {host_source} has the port {port}")
+        draft.ignore("predictor_port", f"{source} has the port {port}")
     if port is None:
         port = separate
     draft.values["predictor_port"] = port
@@ -103,7 +105,7 @@ def is_ipv6(text: str) -> bool:
 
 
 def predictor_certificates(draft: Draft) -> None:
-    """With TLS, what is to be trusted must be there; without it, REQUESTS_CA_BUNDLE may be for others."""
+    """With TLS the certificates must exist. Without it they are not read: REQUESTS_CA_BUNDLE may be for others."""
     file = draft.values.get("predictor_ca_file")
     if file is not None and Path(file).is_dir():  # REQUESTS_CA_BUNDLE may be a folder too
         del draft.values["predictor_ca_file"]
@@ -112,7 +114,7 @@ def predictor_certificates(draft: Draft) -> None:
     if not draft.values.get("predictor_use_ssl"):
         for name in ("predictor_cert_file", "predictor_key_file"):
             if name in draft.given:
-                draft.notes.append(f"{draft.source(name)} is ignored: the predictor is not asked over TLS")
+                draft.ignore(name, "the predictor is not asked over TLS")
         return
     if file is not None and not Path(file).is_file():
         raise draft.given["predictor_ca_file"].error("a file that exists")
@@ -123,12 +125,11 @@ def predictor_certificates(draft: Draft) -> None:
 
 
 def server_certificate(draft: Draft) -> None:
-    """Certificate and key come together, and exist."""
     both_files(draft, ("ssl_certfile", "ssl_keyfile"), "HTTPS")
 
 
 def both_files(draft: Draft, pair: tuple[str, str], what: str) -> None:
-    """Two files come together, and exist."""
+    """Checks that certificate and key are given together, and exist."""
     for name, other in (pair, pair[::-1]):
         if name not in draft.given:
             continue
@@ -139,18 +140,17 @@ def both_files(draft: Draft, pair: tuple[str, str], what: str) -> None:
 
 
 def access_log(draft: Draft) -> None:
-    """An atom that is not known is found at the start, not by the first request."""
+    """Finds unknown atoms at the start instead of at the first request."""
     if "access_log_format" in draft.given:
-        from hf_transformer.observability.access_format import check_format  # only here: most services log no accesses
+        from hf_transformer.observability.access_log import check_format  # only here: few services log accesses
 
         check_format(draft.values["access_log_format"], draft.source("access_log_format"))
 
 
 def quiet_requests(draft: Draft) -> None:
-    """Not to log texts is the safer wish, so it wins."""
+    """Not logging texts is the safer choice, so it wins."""
     if draft.values.get("disable_log_requests") and draft.values.get("enable_log_requests"):
-        sources = f"{draft.source('enable_log_requests')} is ignored: {draft.source('disable_log_requests')}"
-        draft.notes.append(f"{sources} is given")
+        draft.ignore("enable_log_requests", f"{draft.source('disable_log_requests')} is given")
         draft.values["enable_log_requests"] = False
 
 

@@ -81,12 +81,11 @@ class Place:
     As a context manager it gives them back at the end.
     """
 
-    __slots__ = ("_admitted", "admission", "bytes", "tokens")
+    __slots__ = ("admission", "bytes", "requests", "tokens")
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self._admitted = False
-        self.bytes = self.tokens = 0
+        self.bytes = self.requests = self.tokens = 0
 
     def hold(self, size: int) -> None:
         """Counts bytes that have come; fewer than none gives some back. Raises TooManyRequests where there is no room
@@ -109,8 +108,7 @@ class Place:
             tokens = admission.largest_guess
         admission.requests += 1
         admission.tokens += tokens
-        self.tokens = tokens
-        self._admitted = True
+        self.requests, self.tokens = 1, tokens
 
     def charge(self, tokens: int) -> None:
         """Replaces the guess by the number of tokens that the request really has."""
@@ -126,12 +124,10 @@ class Place:
     def leave(self) -> None:
         """Gives everything back; calling it again does nothing."""
         admission = self.admission
+        admission.requests -= self.requests
+        admission.tokens -= self.tokens
         admission.bytes -= self.bytes
-        self.bytes = 0
-        if self._admitted:
-            self._admitted = False
-            admission.requests -= 1
-            admission.tokens -= self.tokens
+        self.bytes = self.requests = self.tokens = 0
 
     def __enter__(self) -> Self:
         return self

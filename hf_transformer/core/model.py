@@ -31,7 +31,7 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.observability.board import Board
-from hf_transformer.observability.latency_log import LatencyLog
+from hf_transformer.observability.logging import LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import Servable
@@ -222,7 +222,7 @@ class ServedModel:
                 self._look_soon()
         self._metrics.observe(context)
         if self._latency_log is not None:
-            self._latency_log.add((context,))
+            self._latency_log.add(context)
 
     def _note_failure(self, error: RequestError) -> None:
         """Counts a request that the predictor failed, and looks at the predictor again where that may explain it."""

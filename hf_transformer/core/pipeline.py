@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +22,7 @@ from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import Task
 from hf_transformer.tokenizer.engine import characters
-from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from hf_transformer.types import PLAIN, Answers, Context, Encoding, Query, TextInput, Tokenization
 
 TRIAL = "A short text."
@@ -74,20 +74,20 @@ class Pipeline:
         began, task, place = perf_counter(), self._task, context.place
         # Most requests have no parameters.
         options = task.options(query.parameters) if query.parameters else self._default_options
-        items, texts, counts, length = self._read(query, options)
+        request = self._read(query, options)
         if self._log_texts is not None:
-            self._log_texts(texts, context)
+            self._log_texts(request.texts, context)
         how = task.tokenization(options)
         if how.windows:
             how = replace(how, max_windows=self._limits.max_sequences)
-        if place is not None:
-            place.expect(length)
         read = perf_counter()
-        windows = await self.tokenizer.encode_off_loop(texts, self._executor, how, length)
-        entries, tokens, size = self._entries(query, options, items, counts, windows)
-        context.instances, context.tokens = len(items), tokens
+        if place is not None and request.characters > INLINE_CHARACTERS:
+            place.expect(request.characters)  # until they are encoded
+        windows = await self.tokenizer.encode_off_loop(request.texts, self._executor, how, request.characters)
+        entries = self._add_entries(request, windows)
+        context.instances, context.tokens = len(request.items), request.tokens
         if place is not None:
-            place.charge(tokens)
+            place.charge(request.tokens)
         encoded = perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
         submission = self._scheduler.submit(entries, task.decode, options, context)
@@ -95,16 +95,12 @@ class Pipeline:
             await submission.future
         finally:
             self._scheduler.leave(submission)
-        answered = perf_counter()
-        waited = answered - encoded - context.postprocess
-        context.predict = waited if waited > 0.0 else 0.0
-        if size <= INLINE_VALUES:
-            answers = self._answers(query, options, items, counts, windows, entries)
+        if request.size <= INLINE_VALUES:
+            answers = self._answers(request)
         else:
-            loop, make = asyncio.get_running_loop(), self._answers
-            answers = await loop.run_in_executor(self._executor, make, query, options, items, counts, windows, entries)
-        answers.tokens = tokens
-        context.postprocess += perf_counter() - answered
+            answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._answers, request)
+        context.predict = submission.answered - encoded
+        context.postprocess = perf_counter() - submission.answered
         return answers
 
     async def trial(self) -> None:
@@ -133,13 +129,11 @@ class Pipeline:
     async def close(self) -> None:
         """There is nothing to close: requests end by themselves."""
 
-    def _read(self, query: Query, options: Any) -> tuple[list[Any], list[TextInput], list[int], int]:
-        """The items, the texts of all items, the number of texts of each, and their characters; within the limits."""
+    def _read(self, query: Query, options: Any) -> RequestState:
+        """The items and the texts of a request, within the limits."""
         task, limits, name, instances = self._task, self._limits, query.name, query.instances
-        items: list[Any] = []
-        texts: list[TextInput] = []
-        counts: list[int] = []
-        total = 0
+        request = RequestState(query, options)
+        items, texts, counts, total = request.items, request.texts, request.counts, 0
         if not instances:
             raise InvalidInput(f"{name}: expected at least one, got none")
         if len(instances) > limits.max_instances:
@@ -163,65 +157,67 @@ class Pipeline:
                     f"{where}: with it the request has more than the {limits.max_total_length} characters that are "
                     "taken of all texts and pairs together (--max_total_length)"
                 )
-        return items, texts, counts, total
+        request.characters = total
+        return request
 
-    def _entries(
-        self,
-        query: Query,
-        options: Any,
-        items: Sequence[Any],
-        counts: Sequence[int],
-        windows: Sequence[Sequence[Encoding]],
-    ) -> tuple[list[Entry[Encoding]], int, int]:
-        """An entry per encoding, their tokens, and the number of values in all answers; within the limits.
+    def _add_entries(self, request: RequestState, windows: Sequence[Sequence[Encoding]]) -> list[Entry[Encoding]]:
+        """An entry per encoding, within the limits.
 
-        ``counts`` has the number of texts of each item, ``windows`` the encodings of each text.
+        ``windows`` has the encodings of each text.
         """
-        task, limits, has_own_cost = self._task, self._limits, self._has_own_cost
+        task, limits, options, has_own_cost = self._task, self._limits, request.options, self._has_own_cost
         entries: list[Entry[Encoding]] = []
-        tokens = size = text = 0
-        is_unusual = self._checks
-        for item, count in zip(items, counts, strict=True):
-            for own in windows[text : text + count]:
+        tokens, size, texts, is_unusual = 0, 0, iter(windows), self._checks
+        for item, count in zip(request.items, request.counts, strict=True):
+            parts = []
+            for own in islice(texts, count):
+                part = []
                 for one in own:
                     length, values = len(one.ids), task.answer_size(one, options)
                     if one.truncated or not length:
                         is_unusual = True
                     tokens += length
                     size += values
-                    entries.append(Entry(one, item, task.decode_cost(one, options) if has_own_cost else values))
-            text += count
+                    part.append(Entry(one, item, task.decode_cost(one, options) if has_own_cost else values))
+                entries += part
+                parts.append(part)
+            request.parts.append(parts)
         if len(entries) > limits.max_sequences:
-            limits.check_sequences(len(entries), query.name)
+            limits.check_sequences(len(entries), request.query.name)
         if is_unusual:
-            self._check_each(query, options, _per_item(counts, windows))
-        if self._has_beside:
-            size += task.beside_size(_per_item(counts, windows), options)
-        if query.tensors:
-            lengths = [sum([len(one) for own in texts for one in own]) for texts in _per_item(counts, windows)]
-            size = max(size, task.tensor_size(lengths, options))
-        if size > limits.max_answer_values:
+            self._check_each(request)
+        request.tokens, request.size = tokens, size
+        if self._has_beside or request.query.tensors:
+            request.size = self._whole_size(request)
+        if request.size > limits.max_answer_values:
             raise TooLarge(
-                f"{query.name}: the answer would hold about {size} values, at most {limits.max_answer_values} "
-                "are given in one (--max_answer_values); send fewer instances or ask for less of each"
+                f"{request.query.name}: the answer would hold about {request.size} values, at most "
+                f"{limits.max_answer_values} are given in one (--max_answer_values); send fewer instances or ask for "
+                "less of each"
             )
-        return entries, tokens, size
+        return entries
 
-    def _check_each(self, query: Query, options: Any, encodings: Sequence[Sequence[Sequence[Encoding]]]) -> None:
-        """Raises RequestError for an encoding that can't be predicted, and counts the items that were truncated.
+    def _whole_size(self, request: RequestState) -> int:
+        """The number of values in all answers, with what stands beside them, or as a tensor."""
+        encodings, options = request.encodings(), request.options
+        size = request.size + self._task.beside_size(encodings, options)
+        if not request.query.tensors:
+            return size
+        lengths = [sum([len(one) for own in texts for one in own]) for texts in encodings]
+        return max(size, self._task.tensor_size(lengths, options))
 
-        ``encodings`` are per item, text and window.
-        """
+    def _check_each(self, request: RequestState) -> None:
+        """Raises RequestError for an encoding that can't be predicted, and counts the items that were truncated."""
         task, truncated = self._task, set()
-        for index, texts in enumerate(encodings):
-            where = f"{query.name}[{index}]"
+        for index, texts in enumerate(request.encodings()):
+            where = f"{request.query.name}[{index}]"
             for number, windows in enumerate(texts):
                 for encoding in windows:
                     if not encoding.ids:
                         raise InvalidInput(f"{task.text_name(where, number)}: the text has no tokens")
                     if encoding.truncated:
                         truncated.add(index)
-                        if task.overflow(options) == "error":
+                        if task.overflow(request.options) == "error":
                             raise TooLarge(
                                 f"{task.text_name(where, number)}: the text is longer than the {len(encoding)} tokens "
                                 "that the model takes, and is not to be cut (--on_overflow=error, or truncation: false)"
@@ -230,37 +226,42 @@ class Pipeline:
         if truncated:
             self._metrics.count_truncated(len(truncated))
 
-    def _answers(
-        self,
-        query: Query,
-        options: Any,
-        items: Sequence[Any],
-        counts: Sequence[int],
-        windows: Sequence[Sequence[Encoding]],
-        entries: Sequence[Entry[Encoding]],
-    ) -> Answers:
-        """Gives each item the answers of its own entries, a list per text; the predictions as a tensor too if the query
-        asks for it."""
-        task = self._task
-        predictions, text, rest = [], 0, iter(entries)
-        for item, count in zip(items, counts, strict=True):
-            parts = []
-            for own in windows[text : text + count]:
-                parts.append([entry.answer for entry in islice(rest, len(own))])
-            text += count
-            predictions.append(task.answer(item, parts, options))
-        answers = Answers(predictions)
-        if query.tensors:
-            answers.tensor = task.tensor(predictions, options)
-        if self._has_beside:
-            answers.outputs = task.beside(_per_item(counts, windows), options)
-        return answers
+    def _answers(self, request: RequestState) -> Answers:
+        """Gives each item the answers of its own entries; the predictions as a tensor too if the query asks for it."""
+        task, options, predictions = self._task, request.options, []
+        for item, parts in zip(request.items, request.parts, strict=True):
+            answers = [[entry.answer for entry in part] for part in parts]
+            predictions.append(task.answer(item, answers, options))
+        beside = task.beside(request.encodings(), options) if self._has_beside else ()
+        tensor = task.tensor(predictions, options) if request.query.tensors else None
+        return Answers(predictions, beside, request.tokens, tensor)
 
 
-def _per_item(counts: Sequence[int], windows: Sequence[Sequence[Encoding]]) -> list[Sequence[Sequence[Encoding]]]:
-    """The encodings per item, text and window."""
-    ends = accumulate(counts)
-    return [windows[end - count : end] for end, count in zip(ends, counts, strict=True)]
+class RequestState:
+    """One request within the pipeline.
+
+    Attributes:
+        items: what ``task.item`` made of each instance.
+        texts: those of all items, one after the other; ``counts`` has the number of each item's, and ``characters`` is
+            the length of all.
+        parts: the scheduler's entries per item, text and window.
+        tokens, size: tokens, and values in the answers, of all entries.
+    """
+
+    __slots__ = ("characters", "counts", "items", "options", "parts", "query", "size", "texts", "tokens")
+
+    def __init__(self, query: Query, options: Any) -> None:
+        self.query = query
+        self.options = options
+        self.items: list[Any] = []
+        self.texts: list[TextInput] = []
+        self.counts: list[int] = []
+        self.parts: list[list[list[Entry[Encoding]]]] = []
+        self.characters = self.tokens = self.size = 0
+
+    def encodings(self) -> list[list[list[Encoding]]]:
+        """Per item, text and window."""
+        return [[[entry.item for entry in part] for part in parts] for parts in self.parts]
 
 
 def _has_own(task: Task[Any, Any, Any], name: str) -> bool:

@@ -136,10 +136,11 @@ class FailureIsolation:
 class Submission:
     """One request's entries on their way.
 
-    ``future`` is done once all of them have answers, or the request has failed.
+    ``future`` is done once all of them have answers, or the request has failed. ``since`` is when the request came, and
+    ``answered`` when the predictor had answered its last batch, both of time.perf_counter.
     """
 
-    __slots__ = ("context", "decode", "entries", "future", "left", "options", "since", "timer")
+    __slots__ = ("answered", "context", "decode", "entries", "future", "left", "options", "since", "timer")
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class Submission:
         self.options = options
         self.context = context
         self.future = future
-        self.since = perf_counter()
+        self.since = self.answered = perf_counter()
         self.timer: asyncio.TimerHandle | None = None
 
     def fail(self, error: Exception) -> None:
@@ -355,8 +356,9 @@ class Scheduler(Generic[Item]):
                 wanted=partial(_wanted, entries),
             )
             try:
+                answered = perf_counter()
                 if timing is not None:
-                    timing.ended(perf_counter(), packed.real + packed.padding)
+                    timing.ended(answered, packed.real + packed.padding)
                 if cost <= INLINE_COST:
                     self._decode(entries, items, packed, reply.tensors)
                 else:
@@ -365,7 +367,7 @@ class Scheduler(Generic[Item]):
                     )
             finally:
                 reply.release()
-            self._settle(entries)
+            self._settle(entries, answered)
         except asyncio.CancelledError:
             self._fail(entries, PredictorUnavailable("the call to the predictor was broken off"))
             raise
@@ -382,7 +384,6 @@ class Scheduler(Generic[Item]):
     ) -> None:
         """Verifies a batch's outputs, and decodes each entry's own part. One that can't be decoded keeps its error in
         place of an answer."""
-        began = perf_counter()
         for entry, rows in zip(entries, self._form.unpack(items, packed, outputs), strict=True):
             request = entry.request
             if request.future.done():
@@ -391,11 +392,8 @@ class Scheduler(Generic[Item]):
                 entry.answer = request.decode(entry.owner, entry.item, rows, request.options)
             except Exception as error:
                 entry.answer = error
-            now = perf_counter()
-            request.context.postprocess += now - began
-            began = now
 
-    def _settle(self, entries: Sequence[Entry[Item]]) -> None:
+    def _settle(self, entries: Sequence[Entry[Item]], answered: float) -> None:
         """Hands the answers over, once the predictor's buffer is given back."""
         self._isolation.answered()
         wrong = False
@@ -407,6 +405,7 @@ class Scheduler(Generic[Item]):
                 wrong = wrong or isinstance(entry.answer, PredictorError)
                 request.fail(entry.answer)
                 continue
+            request.answered = answered
             request.left -= 1
             if not request.left:
                 request.future.set_result(None)

@@ -1,33 +1,34 @@
 """Token ids to text, a token at a time, at a cost that does not grow with the text.
 
-The results, joined, are what Tokenizer.decode makes of all ids without special tokens. Half a character is held back
-until it is whole, and so is anything that a later token may still change. A combining mark, a joiner or a variation
-selector counts as a character of its own, so the one before it is not held back.
+What comes out, joined, is what Tokenizer.decode makes of all ids with special tokens left out. Half a character stays
+back until it is whole, and so does what a later token may still change. A combining mark, a joiner or a variation
+selector is a character of its own here: the one before it is not kept waiting, since the joined text is the same.
 """
 
 from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.stops import Replacing
-from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.tokenizer.vocabulary import CLEAN_UP
+from hf_transformer.tokenizer.tokenizer import CLEAN_UP, Tokenizer
 
 UNKNOWN = "\ufffd"
 """What a decoder puts for bytes that are no character, or not yet."""
+
 CONTEXT = 8
-"""Tokens of the prompt that a text is continued from: they decide on a space before the first new token."""
-CHARACTER_BYTES = 4
-"""Bytes of a character at most; each token of a byte-level tokenizer is a byte at least."""
+"""Tokens of the prompt that a text is continued from: a space before the first new token depends on there being one."""
+
 MOST_PENDING = 32
-"""Tokens without any certain text, after which their text is given as it is: no character needs so many."""
+"""Tokens without any text that is certain, after which it is given as it is: no character needs so many."""
 
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
+
+HALF = 4
+"""As many bytes as a character can have; each token is a byte at least."""
 
 
 def byte_alphabet() -> Mapping[str, int]:
@@ -38,88 +39,6 @@ def byte_alphabet() -> Mapping[str, int]:
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-class Vocabulary:
-    """What a tokenizer's tokens stand for. Each is looked up once, for all texts of a model; for one event loop.
-
-    Attributes:
-        is_special: whether a token is left out of a text: special ones, and ids that models have and tokenizers do
-            not. Raises PredictorError for a number that can be no token's id.
-        byte_string: the bytes of a byte-level token, of a special one none.
-        whole_text: the text of a byte-level token, None if it begins or ends within a character.
-        single_byte: the byte that a token of byte fallback (``<0xE2>``) stands for, None for any other token.
-        show: a token by itself, with the space before it, as text and as bytes, which may be part of a character.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._alphabet = byte_alphabet()
-        self._plain = tokenizer.first_token_id("a")
-        self.is_special: Callable[[int], bool] = cache(self._is_special)
-        self.byte_string: Callable[[int], bytes] = cache(self._byte_string)
-        self.whole_text: Callable[[int], str | None] = cache(self._whole_text)
-        self.single_byte: Callable[[int], int | None] = cache(self._single_byte)
-        self.show: Callable[[int], tuple[str, bytes]] = cache(self._show)
-
-    def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for the text after the ids of a prompt, or for a text of its own without them."""
-        context: list[int] = []
-        byte_level = self.tokenizer.byte_level
-        most = CHARACTER_BYTES if byte_level else CONTEXT
-        for number in reversed(prompt):
-            if not self.is_special(number):
-                if byte_level and not context and self.whole_text(number):
-                    break  # the prompt ends with a whole character: nothing is open
-                context.append(number)
-                if len(context) == most:
-                    break
-        context.reverse()
-        made = ByteDetokenizer(self, context) if byte_level else WindowDetokenizer(self, context)
-        return CleanedDetokenizer(made) if self.tokenizer.cleans_up else made
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, special ones left out."""
-        return self.tokenizer.decode_unclean(ids, True)
-
-    def _is_special(self, number: int) -> bool:
-        if not 0 <= number < 2**31:
-            raise PredictorError(f"the predictor gave {number} as a token's id")
-        if self.tokenizer.id_to_token(number) is None:
-            return True
-        decode = self.tokenizer.decode_unclean
-        return not decode((number,), True) and bool(decode((number,), False))
-
-    def _byte_string(self, number: int) -> bytes:
-        """As the library's decoder reads a token: one that is not of the alphabet alone is plain text."""
-        token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
-        places = [self._alphabet.get(character) for character in token]
-        return token.encode() if None in places else bytes(place for place in places if place is not None)
-
-    def _whole_text(self, number: int) -> str | None:
-        try:
-            return self.byte_string(number).decode()
-        except UnicodeDecodeError:
-            return None
-
-    def _single_byte(self, number: int) -> int | None:
-        token = self.tokenizer.id_to_token(number) or ""
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">") and self.decode((number,)) != token:
-            return int(token[3:5], 16)
-        return None
-
-    def _show(self, number: int) -> tuple[str, bytes]:
-        if self.is_special(number):
-            text = self.tokenizer.id_to_token(number) or ""
-            return text, text.encode()
-        byte = None if self.tokenizer.byte_level else self.single_byte(number)
-        if self.tokenizer.byte_level or byte is not None:
-            raw = self.byte_string(number) if byte is None else bytes((byte,))
-            return raw.decode(errors="replace"), raw
-        # Behind another token it has the space that it would lose as the first of a text.
-        before = () if self._plain is None else (self._plain,)
-        text = self.decode((*before, number)).removeprefix(self.decode(before)) if before else self.decode((number,))
-        return text, text.encode()
 
 
 class Detokenizer(ABC):
@@ -139,8 +58,112 @@ class Detokenizer(ABC):
         """Characters that are held back; those that are not whole yet are one."""
 
 
-class ByteDetokenizer(Detokenizer):
-    """For byte-level BPE: the tokens' bytes, joined, are the text. Invalid ones become U+FFFD."""
+class Vocabulary:
+    """What a tokenizer's tokens stand for, looked up once each; all texts of a model share it. Of one event loop."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._alphabet = byte_alphabet()
+        self._special: dict[int, bool] = {}
+        self._bytes: dict[int, bytes] = {}
+        self._whole: dict[int, str | None] = {}
+        self._single: dict[int, int | None] = {}
+        self._shown: dict[int, tuple[str, bytes]] = {}
+        self._plain = tokenizer.first_token_id("a")
+
+    def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A detokenizer for what follows after the ids of a prompt, or of a text of its own without them."""
+        context: list[int] = []
+        byte_level = self.tokenizer.byte_level
+        most = HALF if byte_level else CONTEXT
+        for number in reversed(prompt):
+            if not self.is_special(number):
+                if byte_level and not context and self.whole_text(number):
+                    break  # the prompt ends with a whole character: nothing is open
+                context.append(number)
+                if len(context) == most:
+                    break
+        context.reverse()
+        made = Bytes(self, context) if byte_level else Window(self, context)
+        return Cleaned(made) if self.tokenizer.cleans_up else made
+
+    def is_special(self, number: int) -> bool:
+        """Whether a token is left out of a text, as special ones are, and ids that models have and tokenizers do not.
+
+        Raises:
+            PredictorError: it can be no token's id at all.
+        """
+        found = self._special.get(number)
+        if found is None:
+            if not 0 <= number < 2**31:
+                raise PredictorError(f"the predictor gave {number} as a token's id")
+            decode = self.tokenizer.decode_unclean
+            known = self.tokenizer.id_to_token(number) is not None
+            found = not known or (not decode((number,), True) and bool(decode((number,), False)))
+            self._special[number] = found
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special ones left out."""
+        return self.tokenizer.decode_unclean(ids, True)
+
+    def byte_string(self, number: int) -> bytes:
+        """The bytes of a byte-level token, of a special one none."""
+        found = self._bytes.get(number)
+        if found is None:
+            token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
+            found = self._bytes[number] = self._from_alphabet(token)
+        return found
+
+    def whole_text(self, number: int) -> str | None:
+        """The text of a byte-level token, None if it begins or ends within a character."""
+        if number in self._whole:
+            return self._whole[number]
+        try:
+            text: str | None = self.byte_string(number).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._whole[number] = text
+        return text
+
+    def _from_alphabet(self, token: str) -> bytes:
+        """As the library's decoder reads a token: one that is not of the alphabet alone is plain text."""
+        places = [self._alphabet.get(character) for character in token]
+        return token.encode() if None in places else bytes(place for place in places if place is not None)
+
+    def single_byte(self, number: int) -> int | None:
+        """The byte that a token of byte fallback (``<0xE2>``) stands for, None for any other token."""
+        if number in self._single:
+            return self._single[number]
+        token, byte = self.tokenizer.id_to_token(number) or "", None
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">") and self.decode((number,)) != token:
+            byte = int(token[3:5], 16)
+        self._single[number] = byte
+        return byte
+
+    def show(self, number: int) -> tuple[str, bytes]:
+        """A token by itself, with the space before it, as text and as bytes, which may be part of a character."""
+        found = self._shown.get(number)
+        if found is None:
+            found = self._shown[number] = self._show(number)
+        return found
+
+    def _show(self, number: int) -> tuple[str, bytes]:
+        if self.is_special(number):
+            text = self.tokenizer.id_to_token(number) or ""
+            return text, text.encode()
+        byte = None if self.tokenizer.byte_level else self.single_byte(number)
+        if self.tokenizer.byte_level or byte is not None:
+            raw = self.byte_string(number) if byte is None else bytes((byte,))
+            return raw.decode(errors="replace"), raw
+        # Behind another token it has the space that it would lose as the first of a text.
+        before = () if self._plain is None else (self._plain,)
+        text = self.decode((*before, number)).removeprefix(self.decode(before)) if before else self.decode((number,))
+        return text, text.encode()
+
+
+class Bytes(Detokenizer):
+    """For byte-level BPE: the tokens' bytes, joined, are the text; what is invalid becomes U+FFFD."""
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
         self._byte_string = vocabulary.byte_string
@@ -169,11 +192,11 @@ class ByteDetokenizer(Detokenizer):
         return text
 
 
-class WindowDetokenizer(Detokenizer):
-    """For all other tokenizers: the last few tokens are decoded with and without the new ones.
+class Window(Detokenizer):
+    """For all other tokenizers: the last few tokens are decoded with and without what is new.
 
     Tokens of byte fallback are put together here, as soon as they are a character. (The library takes a whole row of
-    them back where any is not valid; valid ones that were given stay here.)
+    them back where any of it is not valid; what is valid, and was given, stays here.)
     """
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
@@ -193,19 +216,19 @@ class WindowDetokenizer(Detokenizer):
             self._bytes.append(byte)
             self._byte_ids.append(number)
             return text + self._characters()
-        text = self._broken()
+        text = self._broken() if self._bytes else ""
         self._new.append(number)
         return text + self._give(unless_open=len(self._new) < MOST_PENDING)
 
     def flush(self) -> str:
-        return self._broken() + (self._give() if self._new else "")
+        return (self._broken() if self._bytes else "") + (self._give() if self._new else "")
 
     @property
     def held(self) -> int:
         return int(bool(self._bytes))
 
     def _give(self, unless_open: bool = False) -> str:
-        """The text that the new tokens add; with ``unless_open`` none before it is certain."""
+        """What the new tokens add; nothing yet ``unless_open`` says that it is certain."""
         decode = self._vocabulary.decode
         before, after = decode(self._context), decode(self._context + self._new)
         certain = len(after) > len(before) and after.startswith(before) and not after.endswith(UNKNOWN)
@@ -234,8 +257,7 @@ class WindowDetokenizer(Detokenizer):
     def _broken(self) -> str:
         """Bytes that no others follow: one U+FFFD each, as the library has it."""
         count = len(self._bytes)
-        if count:
-            self._leave(count)
+        self._leave(count)
         return UNKNOWN * count
 
     def _leave(self, count: int) -> None:
@@ -243,8 +265,8 @@ class WindowDetokenizer(Detokenizer):
         del self._byte_ids[:count], self._bytes[:count]
 
 
-class CleanedDetokenizer(Detokenizer):
-    """The text of another one, without the spaces that clean_up_tokenization_spaces removes."""
+class Cleaned(Detokenizer):
+    """What another one gives, without the spaces that clean_up_tokenization_spaces removes."""
 
     def __init__(self, inner: Detokenizer) -> None:
         self._inner = inner

@@ -1,8 +1,8 @@
-"""Several workers as one service: they become ready together, and whichever answers /metrics speaks for all.
+"""Several workers as one service: they become ready together, and each shows the metrics of all.
 
-Each worker writes to a board in memory that all share: whether it is ready, and every PERIOD a copy of its metrics. The
-worker that is asked reads them all: no worker waits for another, and one that hangs or has died still counts. What a
-worker had counted when it died stays counted, except after its last copy; its replacement continues from there.
+The workers share a board in memory. Each writes to it whether it is ready, and every PERIOD a copy of its metrics. The
+worker that answers /metrics adds up all copies, so no worker waits for another, and one that hangs or has died still
+counts. Counts of a dead worker stay, except those after its last copy; its replacement continues from there.
 """
 
 from __future__ import annotations
@@ -27,20 +27,16 @@ from prometheus_client.samples import Sample
 
 logger = logging.getLogger(__name__)
 
-NOT_READY, READY = b"\0", b"\1"
 FLOCK = "hhqqi"
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 HEADER = struct.Struct("<QII")
 """In front of a copy: its number, counted from 1, its length, and the CRC-32 of its content and number."""
-ROOM = 1 << 30
-"""Bytes from one copy to the next; a copy has some 20 KiB, and only written pages take memory."""
-TRIES = 100
-"""How often a copy is read that was replaced each time; its worker replaces it once in PERIOD, and when asked."""
-PERIOD = 1.0
-"""Seconds between two copies of a worker's metrics; what is shown of the other workers is at most that old."""
+ROOM = 1 << 30  # bytes from one copy to the next; a copy has some 20 KiB, and only written pages take memory
+TRIES = 100  # reads of a copy that is replaced each time; its worker does that once in PERIOD, and at each scrape
+PERIOD = 1.0  # seconds between two copies of a worker's metrics: the other workers show none that are older
 
 Family = list[Any]
-"""Name, text, type and samples of a metric, as a copy has them; of a sample name, labels and value."""
+"""A metric in a copy: name, text, type and samples; a sample is its name, labels and value."""
 
 MERGED: dict[str, Callable[[float, float], float]] = {
     "hf_transformer_model_ready": min,
@@ -50,22 +46,22 @@ MERGED: dict[str, Callable[[float, float], float]] = {
     "process_open_fds": max,  # limited for each worker
     "process_start_time_seconds": max,
 }
-"""How two workers' values become one: min for what is true of all workers, max for what is true of any. All others
-are added up."""
+"""How the values of two workers become one, if not by adding: min for what must hold for all workers, max for what may
+hold for any."""
 COUNTED = ("counter", "histogram")
-"""Types of metrics that stay true of a worker that has died."""
+"""Types of metrics that outlive their worker."""
 
 
 class Board:
-    """What ``count`` workers say of themselves, in a file without a name that all of them inherit.
+    """What ``count`` workers say of themselves, in an anonymous file that all of them inherit.
 
-    First in the file is a byte for each worker, READY or not. A worker claims its place by a lock on that byte, which
-    the kernel releases when the process ends, so that a replacement gets the place of the dead worker. One more byte
-    says that all have been ready at the same time. From then on the service is ready for good: each worker speaks for
-    itself alone, and a replacement does not take the others out of service.
+    First in the file is a byte for each worker: 1 if it is ready. A worker claims its place by a lock on that byte. The
+    kernel releases the lock when the process ends, so a replacement gets the place of the dead worker. One more byte
+    says that all have been ready at the same time. From then on each worker is ready or not for itself, and a
+    replacement does not take the others out of service.
 
-    Then come two copies of each worker's metrics, written in turn: a worker that dies while it writes one leaves the
-    other.
+    Then come two copies of each worker's metrics, written in turn: if a worker dies while it writes one, the other
+    remains.
     """
 
     def __init__(self, count: int, inherited: Any = None) -> None:
@@ -76,7 +72,7 @@ class Board:
         os.ftruncate(self._file, self._start(count, 0))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For a process that is being spawned, which gets the open file with it."""
+        """Hands the open file to a process that is being spawned."""
         return Board, (self.count, reduction.DupFd(self._file))
 
     def claim(self) -> None:
@@ -103,7 +99,7 @@ class Board:
 
     def say(self, *, ready: bool) -> None:
         """Tells the other workers whether this one is ready."""
-        os.pwrite(self._file, READY if ready else NOT_READY, self.place)
+        os.pwrite(self._file, bytes([ready]), self.place)
 
     @property
     def waiting_for(self) -> int:
@@ -113,7 +109,7 @@ class Board:
             return 0
         left = sum(not (ready and self.is_alive(place)) for place, ready in enumerate(said))
         if not left:
-            os.pwrite(self._file, READY, self.count)
+            os.pwrite(self._file, b"\1", self.count)
         return left
 
     def write(self, families: list[Family]) -> None:
@@ -124,8 +120,8 @@ class Board:
         os.pwrite(self._file, header + copy, self._start(self.place, number % 2))
 
     def read(self, place: int) -> list[Family]:
-        """Returns the last whole copy of a worker's metrics, empty if there is none. No lock keeps the worker from
-        writing meanwhile: copies that don't have their checksum are read again."""
+        """Returns the last whole copy of a worker's metrics, empty if there is none. The worker may write meanwhile:
+        copies that don't fit their checksum are read again."""
         for _ in range(TRIES):
             found = sorted(((*self._header(place, half), half) for half in (0, 1)), reverse=True)
             for number, length, checksum, half in found:
@@ -154,11 +150,12 @@ class SharedMetrics(Collector):
         self._own = own
         self._board = board
         self._before = counted(board.read(board.place))
+        """Counts of the workers that had this place before."""
         self._failed = False
 
     @asynccontextmanager
     async def renewed(self) -> AsyncIterator[None]:
-        """Keeps this worker's copy new."""
+        """Renews this worker's copy every PERIOD, and at the end."""
         renewing = asyncio.create_task(self._renew_for_ever())
         try:
             yield
@@ -172,7 +169,6 @@ class SharedMetrics(Collector):
             await asyncio.sleep(PERIOD)
 
     def _renew(self) -> None:
-        """Replaces this worker's copy, with what the worker before it in this place had counted."""
         try:
             own = [
                 [one.name, one.documentation, one.type, [sample[:3] for sample in one.samples]] for one in self._own()
@@ -184,7 +180,7 @@ class SharedMetrics(Collector):
             self._failed = True
 
     def collect(self) -> Iterator[Metric]:
-        """The sums of all copies, this worker's renewed, so that no count is smaller when another worker is asked."""
+        """Adds up all copies. This worker's is renewed first, so no count shrinks when another worker is asked."""
         self._renew()
         copies = [(self._board.read(place), self._board.is_alive(place)) for place in range(self._board.count)]
         for name, text, kind, samples in added_up(*(copy if alive else counted(copy) for copy, alive in copies)):
@@ -194,7 +190,7 @@ class SharedMetrics(Collector):
 
 
 def counted(families: list[Family]) -> list[Family]:
-    """What stays true of a worker that has died."""
+    """The metrics that stay true after their worker has died."""
     return [family for family in families if family[2] in COUNTED]
 
 

@@ -1,123 +1,217 @@
-"""Sets up logging: one format, text or JSON, on stderr for the service, its libraries and uvicorn."""
+"""Logging: text or JSON lines on stderr for the service and its libraries, and the latency log.
+
+The latency log has a line for each answered request. With the service's own logging, its lines are made without
+LogRecords and written several at a time: a record costs 40 microseconds, almost as much as the rest of a short request.
+With a logging configuration of the user's, each line is an ordinary record.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import json
 import logging
 import logging.config
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TextIO
+
+import orjson
 
 from hf_transformer.errors import ConfigError
-from hf_transformer.observability.json_log import TIME_FORMAT, JsonFormatter
-from hf_transformer.observability.latency_log import LineHandler
+from hf_transformer.types import Context
 
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-LINES = f"{LineHandler.__module__}.{LineHandler.__qualname__}"
-JSON = f"{JsonFormatter.__module__}.{JsonFormatter.__qualname__}"
+REQUEST_ID = "request_id"
+"""The attribute of a record, given as ``extra``, that names the request it is about."""
 ACCESS_LOGGER = "hf_transformer.access"
-"""The logger of --access_log_format: its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
-UNUSABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-    configparser.Error,
-)
+"""The logger of --access_log_format. Its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
+LATENCY_LOGGER = "hf_transformer.latency"
+PERIOD = 0.1
+"""Seconds that a line of the latency log may wait for others."""
+UNUSABLE = OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, configparser.Error
 """What the logging module raises for a configuration that it can't use."""
 
 
-class LogSettings(Protocol):
-    """The part of Config that is needed here."""
+def configure_logging(level: int, format: Literal["text", "json"] = "text", file: str | None = None) -> None:
+    """Sets up logging.
 
-    @property
-    def configure_logging(self) -> bool: ...
-    @property
-    def log_config_file(self) -> str | None: ...
-    @property
-    def log_level(self) -> int: ...
-    @property
-    def log_format(self) -> Literal["text", "json"]: ...
-
-
-def configure_logging(config: LogSettings) -> None:
-    """Sets up logging as the configuration says; does nothing with --configure_logging=false.
+    Args:
+        level: as the logging module numbers them.
+        format: of the lines.
+        file: the user's configuration, to use instead: a dictConfig in .json or .yaml, else a fileConfig.
 
     Raises:
-        ConfigError: --log_config_file is missing or not usable.
+        ConfigError: the file is missing or not usable.
     """
-    if not config.configure_logging:
-        return
-    if config.log_config_file is None:
-        logging.config.dictConfig(default_logging(config.log_level, config.log_format))
-        # As text on stderr they would be in nobody's form; as records they are as the others.
-        logging.captureWarnings(config.log_format == "json")
+    if file is None:
+        logging.config.dictConfig(default_logging(level, format))
+        # As text on stderr, Python's warnings would not be JSON; as records they are.
+        logging.captureWarnings(format == "json")
         return
     try:
-        load_file(Path(config.log_config_file))
+        _load_file(Path(file))
     except UNUSABLE as exc:
-        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else with_cause(exc)
-        raise ConfigError(f"--log_config_file: {config.log_config_file!r} can't be used: {reason}") from exc
+        words = exc.strerror if isinstance(exc, OSError) else None
+        if not words:  # the logging module keeps the reason in the cause
+            words = str(exc) if exc.__cause__ is None else f"{exc}: {exc.__cause__}"
+        reason = " ".join(words.split()) or type(exc).__name__
+        raise ConfigError(f"--log_config_file: {file!r} can't be used: {reason}") from exc
 
 
 def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
-    """The service's dictConfig. uvicorn's own access log stays silent: --access_log_format replaces it."""
-    json_lines = {"()": JSON}
+    """The service's own dictConfig."""
+    as_json = {"()": f"{JsonFormatter.__module__}.{JsonFormatter.__qualname__}"}
+    lines = f"{LineHandler.__module__}.{LineHandler.__qualname__}"
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "line": json_lines if format == "json" else {"format": FORMAT, "datefmt": TIME_FORMAT},
-            "bare": json_lines if format == "json" else {"format": "%(message)s"},
+            "line": as_json if format == "json" else {"format": FORMAT, "datefmt": TIME_FORMAT},
+            "bare": as_json if format == "json" else {"format": "%(message)s"},
         },
         "handlers": {
-            "stderr": {"class": LINES, "formatter": "line", "stream": "ext://sys.stderr"},
+            "stderr": {"class": lines, "formatter": "line", "stream": "ext://sys.stderr"},
             "stdout": {"class": "logging.StreamHandler", "formatter": "bare", "stream": "ext://sys.stdout"},
         },
         "root": {"level": level, "handlers": ["stderr"]},
-        "loggers": {
-            "uvicorn": {"level": level, "handlers": [], "propagate": True},
-            "uvicorn.error": {"level": level, "handlers": [], "propagate": True},
-            "uvicorn.access": {"level": logging.CRITICAL + 1, "handlers": [], "propagate": False},
-            ACCESS_LOGGER: {"level": logging.INFO, "handlers": ["stdout"], "propagate": False},
-        },
+        "loggers": {ACCESS_LOGGER: {"level": logging.INFO, "handlers": ["stdout"], "propagate": False}},
     }
 
 
-def load_file(path: Path) -> None:
-    """Uses a dictConfig in JSON or YAML, or the ini form of fileConfig; raises one of UNUSABLE."""
-    if path.suffix == ".json":
-        logging.config.dictConfig(as_mapping(json.loads(path.read_text(encoding="utf-8"))))
-    elif path.suffix in (".yaml", ".yml"):
-        logging.config.dictConfig(as_mapping(read_yaml(path)))
-    elif not path.is_file():
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-    else:
+def _load_file(path: Path) -> None:
+    """Uses the user's configuration; raises one of UNUSABLE."""
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        path.open().close()  # fileConfig does not say that a file is missing
         logging.config.fileConfig(path, disable_existing_loggers=False, encoding="utf-8")
+        return
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        value = json.loads(text)
+    else:
+        import yaml  # only here: few services have such a file
 
-
-def read_yaml(path: Path) -> Any:
-    """Reads a YAML file; PyYAML comes with huggingface_hub. Raises ValueError for one that is not YAML."""
-    import yaml  # only here: most services have no such file
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as exc:
-        raise ValueError(f"not YAML: {exc}") from exc
-
-
-def as_mapping(value: Any) -> dict[str, Any]:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as exc:
+            raise ValueError(f"not YAML: {exc}") from exc
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
-    # The default, true, would silence the loggers that exist by now and are not named in the file: most of ours.
-    return {"disable_existing_loggers": False, **value}
+    # The default, true, would silence the loggers that exist by now and that the file does not name: most of ours.
+    logging.config.dictConfig({"disable_existing_loggers": False, **value})
 
 
-def with_cause(exc: BaseException) -> str:
-    """An error in one line, with the reason that the logging module keeps in its cause."""
-    words = str(exc) if exc.__cause__ is None else f"{exc}: {exc.__cause__}"
-    return " ".join(words.split()) or type(exc).__name__
+class JsonFormatter(logging.Formatter):
+    """``time``, ``level``, ``logger``, ``message``, and where there are any ``request_id``, ``exception`` and
+    ``stack``, as one JSON object in one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        more: dict[str, object] = {}
+        if (request_id := getattr(record, REQUEST_ID, None)) is not None:
+            more[REQUEST_ID] = request_id
+        if record.exc_info:
+            more["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            more["exception"] = record.exc_text
+        if record.stack_info:
+            more["stack"] = self.formatStack(record.stack_info)
+        return json_line(record.created, record.levelname, record.name, record.getMessage(), more)
+
+
+def json_line(seconds: float, level: str, logger: str, message: str, more: Mapping[str, object]) -> str:
+    """One line without its end; ``seconds`` since 1970 are written in local time with the offset from UTC."""
+    local, offset = local_time(int(seconds))
+    moment = f"{local}.{int(seconds % 1 * 1e3):03d}{offset}"
+    line = {"time": moment, "level": level, "logger": logger, "message": message, **more}
+    try:
+        return orjson.dumps(line).decode()
+    except orjson.JSONEncodeError:  # half of a surrogate pair, from a client
+        sound = {name: str(value).encode(errors="backslashreplace").decode() for name, value in line.items()}
+        return orjson.dumps(sound).decode()
+
+
+@lru_cache(maxsize=2)
+def local_time(second: int) -> tuple[str, str]:
+    """A second since 1970 in local time, and the offset from UTC as +01:00. Many lines share their second."""
+    local = time.localtime(second)
+    zone = time.strftime("%z", local)
+    return time.strftime(TIME_FORMAT, local), f"{zone[:3]}:{zone[3:]}"
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """A stream of records that also takes finished lines."""
+
+    def write(self, lines: str) -> None:
+        """Writes whole lines. If they can't be written they are lost, as a record would be."""
+        try:
+            with self.lock or nullcontext():
+                self.stream.write(lines)
+                self.flush()
+        except (OSError, ValueError):
+            self.handleError(logging.makeLogRecord({"msg": "lines of the latency log are lost"}))
+
+
+class LatencyLog:
+    """Lines in the form of KServe's (python/kserve/kserve/model.py), for tools that read them."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger(LATENCY_LOGGER)
+        self._handler = only_handler(self._logger)
+        self._json = self._handler is not None and isinstance(self._handler.formatter, JsonFormatter)
+        self._lines: list[str] = []
+        self._moment, self._prefix = 0, ""
+        """Milliseconds since 1970 of the last line, and how it began."""
+
+    def add(self, context: Context) -> None:
+        """Logs a request that was answered just now."""
+        if self._handler is None and not self._logger.isEnabledFor(logging.INFO):
+            return
+        before, predict, after = context.preprocess * 1e3, context.predict * 1e3, context.postprocess * 1e3
+        message = (
+            f"requestId: {context.request_id}, preprocess_ms: {before:.3f}, explain_ms: 0, "
+            f"predict_ms: {predict:.3f}, postprocess_ms: {after:.3f}"
+        )
+        if self._handler is None:
+            self._logger.info("%s", message, extra={REQUEST_ID: context.request_id})
+            return
+        if not self._lines:
+            asyncio.get_running_loop().call_later(PERIOD, self.flush)
+        now = time.time()
+        if self._json:
+            more = {
+                REQUEST_ID: context.request_id,
+                "preprocess_ms": round(before, 3),
+                "queue_ms": round(context.queue * 1e3, 3),
+                "predict_ms": round(predict, 3),
+                "postprocess_ms": round(after, 3),
+            }
+            self._lines.append(json_line(now, "INFO", LATENCY_LOGGER, message, more) + "\n")
+        else:
+            if (moment := int(now * 1e3)) != self._moment:
+                self._moment = moment
+                self._prefix = f"{local_time(moment // 1000)[0]}.{moment % 1000:03d} INFO {LATENCY_LOGGER}: "
+            self._lines.append(f"{self._prefix}{message}\n")
+
+    def flush(self) -> None:
+        """Writes the lines that wait."""
+        lines, self._lines = self._lines, []
+        if lines and self._handler is not None:
+            self._handler.write("".join(lines))
+
+
+def only_handler(logger: logging.Logger) -> LineHandler | None:
+    """The service's own handler, if records of INFO go there and nowhere else, unfiltered and unchanged."""
+    found: list[logging.Handler] = []
+    current: logging.Logger | None = logger
+    while current is not None:
+        found += current.handlers
+        current = current.parent if current.propagate else None
+    if logger.filters or len(found) != 1 or not logger.isEnabledFor(logging.INFO):
+        return None
+    handler = found[0]
+    plain = not handler.filters and handler.level <= logging.INFO
+    return handler if plain and isinstance(handler, LineHandler) else None

@@ -1,143 +1,113 @@
-"""What /metrics shows. One registry per application, none of prometheus_client's global one."""
+"""What /metrics shows. One registry per application, not prometheus_client's global one.
+
+Requests and batches are counted by LightCounter and LightHistograms. prometheus_client's own take a lock for each
+value, which would cost a short request several microseconds. Only the event loop may use the light ones.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+import numpy
+from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from hf_transformer.observability.board import Board, SharedMetrics
-from hf_transformer.observability.counters import LightCounter
-from hf_transformer.observability.generation_metrics import GenerationMetrics
-from hf_transformer.observability.histograms import LightHistogram
 from hf_transformer.types import Context
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-"""Bucket bounds: prometheus_client's own begin at 5 ms, where most requests here are over already."""
-
-MOST_PENDING = 1024
-"""Requests whose stages are kept until they are counted."""
-
+"""Bucket bounds. prometheus_client's own begin at 5 ms, and most requests here take less."""
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+PER_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+Described = Mapping[str, tuple[str, Mapping[str, str]]]
+"""Text and labels of histograms by their names."""
+
+ENDINGS = ("stop", "length", "error", "abandoned")
+"""How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
+
+FOLD = 4096
+"""Values that wait to be sorted into buckets, at most. Sorting them takes some 0.1 ms."""
 
 
 class Metrics:
     """Counters and histograms of one served model; ``generation`` has those of text generation.
 
-    The histograms have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so that its
-    dashboards go on working; request_explain_seconds exists for them too and stays empty.
+    The histograms of stages have the names, label and meaning of KServe's (python/kserve/kserve/metrics.py), so that
+    its dashboards work here. request_explain_seconds exists for them too and stays empty.
     """
 
     def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
         self._registry = self._shown = CollectorRegistry()
-        self._stages: list[tuple[float, float, float, float]] = []
         ProcessCollector(registry=self._registry)
         self.generation = GenerationMetrics(self._registry)
-        self._add_times(model_name)
-        self._add_requests(model_name)
-        self._add_predictor(model_name)
+        self._add_requests()
+        self._add_predictor()
 
-    def _add_times(self, model_name: str) -> None:
-        self._preprocess = self._histogram("preprocess", "pre-process request latency", model_name)
-        self._predict = self._histogram("predict", "predict request latency", model_name)
-        self._postprocess = self._histogram("postprocess", "post-process request latency", model_name)
-        self._histogram("explain", "explain request latency", model_name)
-        self._queue = self._light(
-            "hf_transformer_queue_seconds", "Time until all instances of a request are on their way to the predictor."
-        )
-
-    def _add_requests(self, model_name: str) -> None:
-        self._requests = self._light_counter("requests", "Predict requests by API and HTTP status.", "api", "status")
-        self._truncated = self._counter(
-            "truncated_instances",
-            "Instances whose text was longer than the model takes and was cut off.",
-            "model_name",
-        ).labels(model_name)
+    def _add_requests(self) -> None:
+        model = {"model_name": self._model_name}
+        waiting = "Time until all instances of a request are on their way to the predictor."
+        stages: Described = {
+            "request_preprocess_seconds": ("pre-process request latency", model),
+            "request_predict_seconds": ("predict request latency", model),
+            "request_postprocess_seconds": ("post-process request latency", model),
+            "hf_transformer_queue_seconds": (waiting, {}),
+        }
+        self._stages = LightHistograms(self._registry, SECONDS, stages)
+        LightHistograms(self._registry, SECONDS, {"request_explain_seconds": ("explain request latency", model)})
+        self._requests = self._counter("requests", "Predict requests by API and HTTP status.", "api", "status")
+        text = "Instances whose text was longer than the model takes and was cut off."
+        self._truncated = self._counter("truncated_instances", text, "model_name")
+        self._truncated.add(0, self._model_name)
         self._in_flight = self._gauge("requests_in_flight", "Predict requests being worked on.")
-        self._tokens_in_flight = self._gauge(
-            "tokens_in_flight",
-            "Tokens of the predict requests being worked on, guessed by the body's size until they are counted.",
-        )
-        self._refused = self._counter(
-            "refused_requests", "Predict requests that found no room, by which limit kept them out.", "limit"
-        )
+        text = "Tokens of the predict requests being worked on, guessed by the body's size until they are counted."
+        self._tokens_in_flight = self._gauge("tokens_in_flight", text)
+        text = "Predict requests that found no room, by which limit kept them out."
+        self._refused = self._counter("refused_requests", text, "limit")
 
-    def _add_predictor(self, model_name: str) -> None:
-        self._batch_instances = self._light(
-            "hf_transformer_batch_instances", "Instances in a batch, of one request or of several.", BATCH_SIZES
-        )
-        self._tokens = self._light_counter(
-            "batch_tokens", "Tokens in batches, by whether they are of a text or only fill it up.", "kind"
-        )
+    def _add_predictor(self) -> None:
+        sizes: Described = {
+            "hf_transformer_batch_instances": ("Instances in a batch, of one request or of several.", {})
+        }
+        self._batches = LightHistograms(self._registry, BATCH_SIZES, sizes)
+        self._tokens = self._counter("batch_tokens", "Tokens in batches, by whether they are real or padding.", "kind")
         for kind in ("real", "padding"):
             self._tokens.add(0, kind)
         self._retries = self._counter("predictor_retries", "Calls to the predictor that were made again.")
-        self._retries_denied = self._counter(
-            "predictor_retries_denied",
-            "Calls that were not made again because too many had been (--predictor_retry_budget).",
-        )
-        self._predictor_errors = self._counter(
-            "predictor_errors", "Calls to the predictor that failed, retries included, by what happened.", "kind"
-        )
-        self._circuit_open = self._gauge(
-            "predictor_circuit_open", "1 while the predictor counts as dead and no call is sent to it, else 0."
-        )
-        self._ready = self._gauge(
-            "model_ready", "1 once the predictor was found and fits the tokenizer, else 0.", "model_name"
-        ).labels(model_name)
+        text = "Calls that were not made again because too many had been (--predictor_retry_budget)."
+        self._retries_denied = self._counter("predictor_retries_denied", text)
+        text = "Calls to the predictor that failed, retries included, by what happened."
+        self._predictor_errors = self._counter("predictor_errors", text, "kind")
+        text = "1 while the predictor counts as dead and no call is sent to it, else 0."
+        self._circuit_open = self._gauge("predictor_circuit_open", text)
+        text = "1 once the predictor was found and fits the tokenizer, else 0."
+        self._ready = self._gauge("model_ready", text, "model_name").labels(self._model_name)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"hf_transformer_{name}", text, labels, registry=self._registry)
-
-    def _light_counter(self, name: str, text: str, *labels: str) -> LightCounter:
-        counter = LightCounter(f"hf_transformer_{name}", text, *labels)
-        self._registry.register(counter)
-        return counter
+    def _counter(self, name: str, text: str, *labels: str) -> LightCounter:
+        return LightCounter(self._registry, f"hf_transformer_{name}", text, *labels)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"hf_transformer_{name}", text, labels, registry=self._registry)
 
-    def _histogram(self, stage: str, text: str, model_name: str) -> LightHistogram:
-        return self._light(f"request_{stage}_seconds", text, labels={"model_name": model_name})
-
-    def _light(
-        self, name: str, text: str, bounds: Sequence[float] = SECONDS, labels: Mapping[str, str] | None = None
-    ) -> LightHistogram:
-        histogram = LightHistogram(name, text, bounds, labels)
-        self._registry.register(histogram)
-        return histogram
-
     def observe(self, context: Context) -> None:
-        """Adds the stages of an answered request. They are kept as they come, and counted at a scrape or when there are
-        many: this is on the way of every request."""
-        self._stages.append((context.preprocess, context.queue, context.predict, context.postprocess))
-        if len(self._stages) >= MOST_PENDING:
-            self._count_stages()
-
-    def _count_stages(self) -> None:
-        histograms = (self._preprocess, self._queue, self._predict, self._postprocess)
-        for histogram, seconds in zip(histograms, zip(*self._stages, strict=True), strict=False):
-            for value in seconds:
-                histogram.observe(value)
-        self._stages.clear()
+        """Adds the stages of one answered request."""
+        self._stages.observe(context.preprocess, context.predict, context.postprocess, context.queue)
 
     def observe_batch(self, instances: int, tokens: int, padding: int) -> None:
         """Adds one batch on its way to the predictor."""
-        self._batch_instances.observe(instances)
+        self._batches.observe(instances)
         self._tokens.add(tokens, "real")
         if padding:
             self._tokens.add(padding, "padding")
-
-    def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
-        """Shows what ``use`` says at the time of each scrape; counting costs a request nothing."""
-        self._registry.register(_SharedMemoryCollector(use))
 
     def count_request(self, api: str, status: int) -> None:
         """Adds one finished request, answered or failed."""
@@ -145,50 +115,174 @@ class Metrics:
 
     def count_truncated(self, instances: int) -> None:
         """Adds instances whose text was cut."""
-        self._truncated.inc(instances)
+        self._truncated.add(instances, self._model_name)
+
+    def count_refused(self, limit: str) -> None:
+        """Adds a request that found no room."""
+        self._refused.add(1, limit)
+
+    def count_retry(self, *, denied: bool = False) -> None:
+        """Adds a call that is made again, or one that would be if the budget allowed it."""
+        (self._retries_denied if denied else self._retries).add(1)
+
+    def show_predictor_errors(self, kinds: Iterable[str]) -> None:
+        """Shows these kinds of errors from the start, with 0."""
+        for kind in kinds:
+            self._predictor_errors.add(0, kind)
+
+    def count_predictor_error(self, kind: str) -> None:
+        """Adds a call to the predictor that has failed for good."""
+        self._predictor_errors.add(1, kind)
 
     def watch_in_flight(self, requests: Callable[[], int], tokens: Callable[[], int]) -> None:
         """Shows how many requests, and tokens of theirs, are being worked on at the time of each scrape."""
         self._in_flight.set_function(requests)
         self._tokens_in_flight.set_function(tokens)
 
-    def count_refused(self, limit: str) -> None:
-        """Adds a request that found no room."""
-        self._refused.labels(limit).inc()
-
-    def count_retry(self, *, denied: bool = False) -> None:
-        """Adds a call that is made again, or one that would be if the budget allowed it."""
-        (self._retries_denied if denied else self._retries).inc()
-
-    def show_predictor_errors(self, kinds: Iterable[str]) -> None:
-        """Shows these kinds of errors from the start, with 0."""
-        for kind in kinds:
-            self._predictor_errors.labels(kind)
-
-    def count_predictor_error(self, kind: str) -> None:
-        """Adds a call to the predictor that has failed for good."""
-        self._predictor_errors.labels(kind).inc()
-
     def watch_circuit(self, is_open: Callable[[], bool]) -> None:
         """Shows whether the predictor counts as dead at the time of each scrape."""
         self._circuit_open.set_function(is_open)
 
+    def watch_shared_memory(self, use: Callable[[], SharedMemoryUse]) -> None:
+        """Shows what ``use`` returns at the time of each scrape."""
+        self._registry.register(_SharedMemoryCollector(use))
+
     def set_ready(self, ready: bool) -> None:
-        """Says whether the model can be asked."""
+        """Shows whether the model can be asked."""
         self._ready.set(1 if ready else 0)
 
     def share(self, board: Board) -> AbstractAsyncContextManager[None]:
-        """Shows those of all workers from now on, of which this is one. The others see this one's within what is
-        returned."""
+        """Shows the metrics of all workers from now on. Within the returned context, the other workers see this
+        worker's."""
         shared = SharedMetrics(self._registry.collect, board)
         self._shown = CollectorRegistry()
         self._shown.register(shared)
         return shared.renewed()
 
     def render(self) -> bytes:
-        """The text exposition format, as a scraper reads it."""
-        self._count_stages()
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._shown)
+
+
+class LightCounter(Collector):
+    """A counter that costs 0.2 microseconds to add to.
+
+    Args:
+        registry: shows it.
+        name: as it is exposed, without ``_total``.
+        text: what it counts.
+        labels: their names. Without labels it is shown from the start, with 0.
+    """
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._totals: dict[tuple[object, ...], int] = {}
+        """By the labels' values."""
+        self._created: dict[tuple[object, ...], float] = {}
+        if not labels:
+            self.add(0)
+        registry.register(self)
+
+    def add(self, amount: int, *values: object) -> None:
+        """Adds to the series that has these values of the labels; a new one is shown from now on."""
+        try:
+            self._totals[values] += amount
+        except KeyError:
+            self._totals[values] = amount
+            self._created[values] = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        """The counter as it is now."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, total in self._totals.items():
+            family.add_metric([str(value) for value in values], total, created=self._created[values])
+        yield family
+
+
+class LightHistograms(Collector):
+    """Histograms of the same buckets that get their values together: adding one value to each costs one append.
+
+    The values wait in a list until there are FOLD rows of them, or a scrape. Then numpy sorts them into buckets. Sums
+    are added up in double precision, as prometheus_client does: after a billion values they are right to 7 digits at
+    the very least.
+
+    Args:
+        registry: shows them.
+        bounds: upper bounds of the buckets, ascending, without infinity.
+        histograms: text and labels of each by its name; the labels have the same values for all observations.
+    """
+
+    def __init__(self, registry: CollectorRegistry, bounds: Sequence[float], histograms: Described) -> None:
+        self._bounds = numpy.array(bounds, numpy.float64)
+        self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
+        self._histograms = histograms
+        self._counts = numpy.zeros((len(histograms), len(self._names)), numpy.int64)
+        self._sums = numpy.zeros(len(histograms), numpy.float64)
+        self._new: list[float] = []
+        registry.register(self)
+
+    def observe(self, *values: float) -> None:
+        """Adds one value to each histogram."""
+        new = self._new
+        new += values
+        if len(new) >= FOLD:
+            self._fold()
+
+    def _fold(self) -> None:
+        values = numpy.array(self._new, numpy.float64).reshape(-1, len(self._histograms))
+        self._new.clear()
+        self._sums += values.sum(0)
+        buckets = numpy.searchsorted(self._bounds, values)
+        for counts, column in zip(self._counts, buckets.T, strict=True):
+            counts += numpy.bincount(column, minlength=len(counts))
+
+    def collect(self) -> Iterator[Metric]:
+        """The histograms as they are now. A bucket's count includes those of all buckets below it."""
+        if self._new:
+            self._fold()
+        described = zip(self._histograms.items(), self._counts, self._sums, strict=True)
+        for (name, (text, labels)), counts, total in described:
+            family = HistogramMetricFamily(name, text, labels=list(labels))
+            buckets = list(zip(self._names, counts.cumsum().tolist(), strict=True))
+            family.add_metric(list(labels.values()), buckets, float(total))
+            yield family
+
+
+class GenerationMetrics(Collector):
+    """Metrics of text generation. The two counts of tokens are added to directly."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self._running = 0
+        self._ended = dict.fromkeys(ENDINGS, 0)
+        registry.register(self)
+        text = "Time from a request's arrival to the first new token of any of its texts."
+        first: Described = {"hf_transformer_time_to_first_token_seconds": (text, {})}
+        self.first_token = LightHistograms(registry, FIRST_TOKEN_SECONDS, first)
+        text = "Mean time between the new tokens of a text, of each that ended as it should."
+        per_token: Described = {"hf_transformer_time_per_output_token_seconds": (text, {})}
+        self.per_token = LightHistograms(registry, PER_TOKEN_SECONDS, per_token)
+
+    def begin(self) -> None:
+        """Counts a text whose generation begins."""
+        self._running += 1
+
+    def end(self, ending: str) -> None:
+        """Counts a text that has ended in one of the ENDINGS."""
+        self._running -= 1
+        self._ended[ending] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """The counters as they are now."""
+        yield CounterMetricFamily("hf_transformer_prompt_tokens", "Tokens of prompts.", self.prompt_tokens)
+        text = "New tokens that the model has made."
+        yield CounterMetricFamily("hf_transformer_generated_tokens", text, self.generated_tokens)
+        yield GaugeMetricFamily("hf_transformer_generations_in_flight", "Texts that are being written.", self._running)
+        ended = CounterMetricFamily("hf_transformer_generations", "Texts that have ended, by why.", labels=["finish"])
+        for ending, count in self._ended.items():
+            ended.add_metric([ending], count)
+        yield ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +291,9 @@ class SharedMemoryUse:
 
     Args:
         registered: whether the predictor has a region now.
-        slots: slots by what they are: in_use, quarantined.
-        bytes: bytes by what they are: in_use, quarantined, free.
-        batches: batches whose outputs were large enough, by how they travelled, since the start.
+        slots: slots by state: in_use, quarantined.
+        bytes: bytes by state: in_use, quarantined, free.
+        batches: batches since the start whose outputs were large enough, by how the outputs travelled.
     """
 
     registered: bool

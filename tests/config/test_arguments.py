@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.config.ignored import IGNORED
 from hf_transformer.config.option import Option
-from tests.configuring import HOST, config, error, example, notes, parse
-
-EFFECTLESS = [option for option in IGNORED if not option.boolean]
-CHECKED = {"aggregation_strategy": "most", "temperature": "-1", "top_p": "1.5", "top_k": "x"}
+from hf_transformer.config.options import IGNORED
+from tests.configuring import config, error, example, notes, parse
 
 
 def test_the_arguments_that_kserve_appends() -> None:
@@ -49,10 +46,6 @@ def test_what_is_not_known_is_ignored_with_a_note(argv: list[str], note: str) ->
     assert parsed == config("--workers=2")
 
 
-def test_flags_after_an_unknown_one_count() -> None:
-    assert config("--gpu_memory_utilization", "0.9", "--workers", "2").workers == 2
-
-
 def test_the_same_unknown_flag_is_mentioned_once_and_never_its_value() -> None:
     assert notes("--api-token", "hunter2", "--api-token=hunter2") == [notes("--api-token", "hunter2")[0]]
     assert "hunter2" not in notes("--api-token", "hunter2")[0]
@@ -78,7 +71,7 @@ def test_service_links_of_kubernetes_do_no_harm() -> None:
         assert said == [f"{name} is ignored: it is a service link of Kubernetes, not a port"]
 
 
-@pytest.mark.parametrize("option", EFFECTLESS, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", IGNORED, ids=lambda option: option.name)
 def test_flags_without_effect_are_accepted_and_mentioned_once(option: Option) -> None:
     text = example(option)[0]
     expected = f"{option.flag} has no effect "
@@ -87,20 +80,6 @@ def test_flags_without_effect_are_accepted_and_mentioned_once(option: Option) ->
     assert len(said) == 1 and said[0].startswith(expected)
     name = option.all_variables[-1].name
     assert [note.split(" has")[0] for note in notes(**{name: text})] == [name]
-
-
-@pytest.mark.parametrize(("name", "bad"), CHECKED.items())
-def test_flags_about_answers_are_checked(name: str, bad: str) -> None:
-    assert error(f"--{name}={bad}").startswith(f"--{name}: expected ")
-
-
-def test_generation_is_set_by_the_names_of_the_runtime_guide() -> None:
-    parsed, said = parse(
-        MAX_LENGTH="100", DO_SAMPLE="true", TEMPERATURE="0.7", TOP_K="5", TOP_P="0.9", RETURN_FULL_TEXT="false"
-    )
-    assert said == []
-    assert (parsed.generation_max_length, parsed.do_sample, parsed.temperature) == (100, True, 0.7)
-    assert (parsed.top_k, parsed.top_p, parsed.return_full_text) == (5, 0.9, False)
 
 
 def test_only_the_openai_prefix_may_be_empty() -> None:
@@ -187,7 +166,3 @@ def test_certificates_of_the_predictor(tmp_path: Path) -> None:
     assert config(REQUESTS_CA_BUNDLE="/no/file").predictor_ca_file == "/no/file"
     assert error(tls, REQUESTS_CA_BUNDLE="/no/file").startswith("REQUESTS_CA_BUNDLE: expected a file that exists")
     assert error(tls, SSL_CERT_DIR="/no/folder").startswith("SSL_CERT_DIR: expected a folder that exists")
-
-
-def test_the_fixture_names_a_predictor() -> None:
-    assert config().predictor_host == HOST.partition("=")[2]

@@ -15,7 +15,9 @@ import pytest
 
 from hf_transformer.observability.board import PERIOD, Board, Family, added_up
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import Context, Timings
+from tests.observability.measured import measured
+
+pytestmark = pytest.mark.slow
 
 V1, READY = 'hf_transformer_requests_total{api="v1",status="200"}', 'hf_transformer_model_ready{model_name="bert"}'
 IN_FLIGHT, QUEUE = "hf_transformer_requests_in_flight", "hf_transformer_queue_seconds"
@@ -46,7 +48,7 @@ def work(board: Board, orders: Connection) -> None:
             case int(requests):
                 for _ in range(requests):
                     metrics.count_request("v1", 200)
-                    metrics.observe([Context("r", {}, Timings(queue=0.003))])
+                    metrics.observe(measured(queue=0.003))
             case bytes(part):  # dies after it has written as much of its next copy
                 setattr(os, "pwrite", partial(write_and_die, os.pwrite, part))  # noqa: B010 - a partial is no function
                 metrics.render()
@@ -243,18 +245,10 @@ def test_the_sum_of_one_looks_as_it_does_alone() -> None:
     shared.share(board)
     for metrics in (alone, shared):
         metrics.count_request("v1", 200)
-        metrics.observe([Context("r", {}, Timings(0.1, 0.2, 0.3, 0.4))])
+        metrics.observe(measured(preprocess=0.1, queue=0.2, predict=0.3, postprocess=0.4))
 
     def lines(metrics: Metrics) -> list[str]:
         text = metrics.render().decode()
         return [one for one in text.splitlines() if "process_" not in one and "_created" not in one]
 
     assert lines(shared) == lines(alone)
-
-
-def test_metrics_of_any_length_are_shared(board: Board) -> None:
-    metrics, _ = worker(board, 0, True)
-    for number in range(20_000):
-        metrics.count_request("v1", number)
-    assert value(metrics, V1) == 1
-    assert len(str(board.read(0))) > 1_000_000

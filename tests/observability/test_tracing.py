@@ -1,40 +1,42 @@
-"""Which requests are traced, and what spans they get."""
+"""Which requests are traced, what spans a collector gets of them, and what a collector that is down costs."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.trace import SpanContext, TraceFlags
 
+from hf_transformer import app
 from hf_transformer.errors import ConfigError
-from hf_transformer.observability.tracing.export import SILENCE, Exporter, Seldom
-from hf_transformer.observability.tracing.spans import (
-    Finished,
-    Parent,
-    Span,
-    Trace,
-    Tracing,
-    parse_traceparent,
-    spans_of,
-)
-from hf_transformer.types import Context, Encoding, Timings
+from hf_transformer.observability import tracing
+from hf_transformer.observability.tracing import Trace, Tracing, parse_traceparent
+from hf_transformer.types import Context, Encoding
 from tests.api.plain_request import PlainRequest
-from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench
+from tests.collector import Collector, attributes, collecting
+from tests.configuring import config
+from tests.core.bench import SETTINGS, SIGNATURE, Bench, run
+from tests.observability.measured import measured
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{IDS[0]}-{IDS[1]}-01"
+NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize(
-    ("text", "parent"),
+    ("text", "flags"),
     [
-        (TRACEPARENT, Parent(*IDS, "01")),
-        (f"00-{IDS[0]}-{IDS[1]}-00", Parent(*IDS, "00")),
-        (f"cc-{IDS[0]}-{IDS[1]}-03-more", Parent(*IDS, "03")),
+        (TRACEPARENT, 1),
+        (f"00-{IDS[0]}-{IDS[1]}-00", 0),
+        (f"cc-{IDS[0]}-{IDS[1]}-03-more", 3),
         (f"00-{IDS[0]}-{IDS[1]}-01-more", None),
         (f"ff-{IDS[0]}-{IDS[1]}-01", None),
         (f"00-{'0' * 32}-{IDS[1]}-01", None),
@@ -42,153 +44,136 @@ TRACEPARENT = f"00-{IDS[0]}-{IDS[1]}-01"
         (TRACEPARENT.upper(), None),
         (f" {TRACEPARENT}", None),
         ("", None),
-        ("00-xyz", None),
     ],
 )
-def test_a_traceparent(text: str, parent: Parent | None) -> None:
-    assert parse_traceparent(text) == parent
+def test_a_traceparent(text: str, flags: int | None) -> None:
+    expected = SpanContext(int(IDS[0], 16), int(IDS[1], 16), True, TraceFlags(flags)) if flags is not None else None
+    assert parse_traceparent(text) == expected
 
 
-def test_flags() -> None:
-    assert [Parent(*IDS, flags).sampled for flags in ("00", "01", "02", "03", "ff")] == [False, True, False, True, True]
-
-
-def tracing(ratio: float = 1.0) -> tuple[Tracing, list[Finished]]:
-    taken: list[Finished] = []
-    return Tracing("bert", ratio, taken.append), taken
-
-
-def test_the_clients_trace_goes_on() -> None:
-    headers, trace = tracing(0.0)[0].begin({"traceparent": TRACEPARENT, "tracestate": "a=b", "x-request-id": "r"})
-    assert trace is not None
-    assert (trace.trace_id, trace.parent_id) == IDS
-    assert headers == {
-        "traceparent": f"00-{IDS[0]}-{trace.predict_id}-01",
-        "tracestate": "a=b",
-        "x-request-id": "r",
-    }
-    assert len({trace.span_id, trace.predict_id, trace.parent_id}) == 3
+@pytest.mark.parametrize("flags", ["01", "03"])
+def test_the_clients_trace_goes_on(flags: str) -> None:
+    sent = {"traceparent": f"00-{IDS[0]}-{IDS[1]}-{flags}", "tracestate": "a=b", "x-request-id": "r"}
+    headers, trace = Tracing(NOWHERE, "bert", 0.0).begin(sent)
+    assert trace is not None and trace.parent == parse_traceparent(sent["traceparent"])
+    assert headers == sent | {"traceparent": f"00-{IDS[0]}-{trace.predict.span_id:016x}-{flags}"}
+    assert len({trace.server.span_id, trace.predict.span_id, int(IDS[1], 16)}) == 3
 
 
 def test_the_clients_no_is_heard() -> None:
     sent = {"traceparent": f"00-{IDS[0]}-{IDS[1]}-00"}
-    assert tracing(1.0)[0].begin(sent) == (sent, None)
+    assert Tracing(NOWHERE, "bert", 1.0).begin(sent) == (sent, None)
 
 
 @pytest.mark.parametrize("given", [{}, {"traceparent": "nonsense", "tracestate": "a=b"}])
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_trace_of_our_own(given: dict[str, str], ratio: float) -> None:
-    headers, trace = tracing(ratio)[0].begin(given)
-    parent = parse_traceparent(headers.pop("traceparent"))
-    assert headers == {}
-    assert parent is not None and parent.sampled == bool(ratio) == (trace is not None)
-    if trace is not None:
-        assert (trace.trace_id, trace.predict_id, trace.parent_id) == (parent.trace_id, parent.span_id, "")
-
-
-def test_the_ratio_is_met_by_the_last_half_of_the_trace_id() -> None:
-    sampler = tracing(0.3)[0]
+def test_a_trace_of_our_own(given: dict[str, str]) -> None:
+    """As in OpenTelemetry's own sampler the last 8 bytes decide: others come to the same conclusion."""
+    sampled = 0
+    tracer = Tracing(NOWHERE, "bert", 0.3)
     for _ in range(200):
-        headers, trace = sampler.begin({})
-        parent = parse_traceparent(headers["traceparent"])
-        assert parent is not None
-        assert (int(parent.trace_id[16:], 16) < 0.3 * 2**64) == parent.sampled == (trace is not None)
+        headers, trace = tracer.begin(given)
+        assert headers.keys() == {"traceparent"}
+        sent = parse_traceparent(headers["traceparent"])
+        assert sent is not None and sent.trace_flags in (0, 1)
+        assert (sent.trace_id % 2**64 < 0.3 * 2**64) == sent.trace_flags.sampled == (trace is not None)
+        if trace is not None:
+            sampled += 1
+            assert (sent.trace_id, sent.span_id) == (trace.predict.trace_id, trace.predict.span_id)
+            assert trace.parent is None
+    assert 20 < sampled < 120
 
 
-TRACE = Trace(IDS[0], "1" * 16, "2" * 16, IDS[1], 10**18, 100.0)
+@asynccontextmanager
+async def traced() -> AsyncIterator[tuple[Tracing, Trace, Collector]]:
+    """One request that goes on with the client's trace; its spans are at the collector at the end."""
+    with collecting() as collector:
+        async with Tracing(collector.url, "bert", 1.0) as tracer:
+            _, trace = tracer.begin({"traceparent": TRACEPARENT})
+            assert trace is not None
+            yield tracer, trace, collector
 
 
-def ms(span: Span) -> tuple[str, float, float]:
-    return span.name, (span.start - 10**18) / 1e6, (span.end - 10**18) / 1e6
+def request(path: str = "/v1/models/bert:predict", method: str = "POST") -> PlainRequest:
+    made = PlainRequest(method=method, path=path, scheme="https")
+    made.route = "/v1/models/{model}:predict"
+    return made
 
 
-def finished(timings: Timings | None, error: str = "") -> Finished:
-    return Finished(TRACE, "POST /x", 100.010, error, {"http.route": "/x"}, timings, TRACEPARENT)
+async def spans_of(status: int, **known: Any) -> tuple[Span, dict[str, Span], Any]:
+    """The server's span, the stages by name, and what gives a span's start and end in ms since the trace's start."""
+    async with traced() as (tracer, trace, collector):
+        trace.started -= 0.010  # the request began 10 ms ago
+        tracer.end_http(trace, request(), status, measured(arrived=trace.started + 0.001, **known))
+    stages = {span.name: span for span in collector.spans}
+    server = stages.pop("POST /v1/models/{model}:predict")
+    assert len(stages) == len(collector.spans) - 1
+    assert {span.trace_id.hex() for span in collector.spans} == {IDS[0]}
+    assert {span.parent_span_id for span in stages.values()} <= {server.span_id}
+    assert server.parent_span_id.hex() == IDS[1] and server.kind == Span.SPAN_KIND_SERVER
+
+    def times(name: str) -> Any:
+        span = stages[name]
+        moments = [(one - trace.began) / 1e6 for one in (span.start_time_unix_nano, span.end_time_unix_nano)]
+        return pytest.approx(moments, abs=1e-3)
+
+    return server, stages, times
 
 
-def test_spans_follow_the_timings() -> None:
-    timings = Timings(0.003, 0.002, 0.005, 0.001, parse=0.001, tokenize=0.002, arrived=100.001)
-    server, *stages = spans_of(finished(timings))
-    expected: list[Any] = [
-        ("POST /x", 0.0, pytest.approx(10.0, abs=1e-3)),
-        ("tokenize", pytest.approx(2.0, abs=1e-3), pytest.approx(4.0, abs=1e-3)),
-        ("queue", pytest.approx(4.0, abs=1e-3), pytest.approx(6.0, abs=1e-3)),
-        ("predict", pytest.approx(6.0, abs=1e-3), pytest.approx(9.0, abs=1e-3)),
-        ("decode", pytest.approx(9.0, abs=1e-3), pytest.approx(10.0, abs=1e-3)),
-    ]
-    assert [ms(span) for span in (server, *stages)] == expected
-    assert (server.span_id, server.parent_id, server.server) == ("1" * 16, IDS[1], True)
-    assert {(span.parent_id, span.server, span.error) for span in stages} == {("1" * 16, False, "")}
-    assert [span.span_id for span in stages] == ["", "", "2" * 16, ""]
-    assert [span.link for span in stages] == ["", "", TRACEPARENT, ""]
+async def test_spans_follow_the_timings() -> None:
+    known = {"parse": 0.001, "tokenize": 0.002, "queue": 0.002, "predict": 0.005, "postprocess": 0.001}
+    server, stages, times = await spans_of(200, sent_with=TRACEPARENT, **known)
+    assert list(stages) == ["tokenize", "queue", "predict", "decode"]
+    assert times("tokenize") == [2.0, 4.0]
+    assert times("queue") == [4.0, 6.0]
+    assert times("predict") == [6.0, 9.0]
+    assert times("decode") == [9.0, 10.0]
+    assert [span.kind for span in stages.values()] == [1, 1, Span.SPAN_KIND_CLIENT, 1]
+    assert not any(span.status.code for span in (server, *stages.values()))
+    assert [link.span_id.hex() for span in stages.values() for link in span.links] == [IDS[1]]
 
 
 @pytest.mark.parametrize(
-    ("timings", "names", "broken"),
+    ("known", "names", "broken"),
     [
-        (None, [], None),
-        (Timings(arrived=100.0), [], None),
-        (Timings(tokenize=0.001, arrived=100.0), ["tokenize", "queue"], None),
-        (Timings(tokenize=0.001, queue=0.001, arrived=100.0), ["tokenize", "queue", "predict"], "predict"),
+        ({}, [], []),
+        ({"tokenize": 0.001}, ["tokenize", "queue"], []),
+        ({"tokenize": 0.001, "queue": 0.001}, ["tokenize", "queue", "predict"], ["predict"]),
     ],
+    ids=["not read", "not sent", "not answered"],
 )
-def test_a_request_that_fails_has_the_spans_that_it_came_to(
-    timings: Timings | None, names: list[str], broken: str | None
+async def test_a_request_that_fails_has_the_spans_that_it_came_to(
+    known: dict[str, float], names: list[str], broken: list[str]
 ) -> None:
-    server, *stages = spans_of(finished(timings, "502"))
-    assert [span.name for span in stages] == names
-    assert (server.error, server.attributes["error.type"]) == ("502", "502")
-    assert [span.name for span in stages if span.error] == ([broken] if broken else [])
-    assert all(ms(span)[2] == pytest.approx(10.0, abs=1e-3) for span in stages[-1:])
+    server, stages, _ = await spans_of(502, **known)
+    assert list(stages) == names
+    assert [name for name, span in stages.items() if span.status.code] == broken
+    assert all(span.end_time_unix_nano == server.end_time_unix_nano for span in list(stages.values())[-1:])
 
 
-@pytest.mark.parametrize(("status", "error"), [(200, ""), (400, ""), (499, ""), (500, "500"), (504, "504")])
-def test_a_request_over_http(status: int, error: str) -> None:
-    tracer, taken = tracing()
-    _, trace = tracer.begin({})
-    assert trace is not None
-    context = Context("r1", {}, instances=2, tokens=9, sent_with=TRACEPARENT)
-    request = PlainRequest(path="/v1/models/bert:predict", scheme="https")
-    request.route = "/v1/models/{model}:predict"
-    tracer.end_http(trace, request, status, context)
-    assert [(one.name, one.error, one.sent_with, one.timings) for one in taken] == [
-        ("POST /v1/models/{model}:predict", error, TRACEPARENT, context)
-    ]
-    assert taken[0].attributes == {
-        "http.request.method": "POST",
-        "http.route": "/v1/models/{model}:predict",
-        "http.response.status_code": status,
-        "url.path": "/v1/models/bert:predict",
-        "url.scheme": "https",
-        "hf_transformer.model": "bert",
-        "hf_transformer.request_id": "r1",
-        "hf_transformer.instances": 2,
-        "hf_transformer.tokens": 9,
-    }
+@pytest.mark.parametrize("status", [200, 400, 499, 500, 504])
+async def test_only_faults_of_the_server_are_errors(status: int) -> None:
+    server, _, _ = await spans_of(status)
+    failed = status >= 500
+    assert server.status.code == (Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_UNSET)
+    assert attributes(server.attributes).get("error.type") == (str(status) if failed else None)
 
 
-def test_a_method_that_nobody_knows() -> None:
-    tracer, taken = tracing()
-    _, trace = tracer.begin({})
-    assert trace is not None
-    tracer.end_http(trace, PlainRequest(method="BREW", path="/pot"), 405, Context("r1", {}))
-    assert taken[0].attributes["http.request.method"] == "_OTHER"
+async def test_attributes_of_clients_are_bounded() -> None:
+    async with traced() as (tracer, trace, collector):
+        tracer.end_http(trace, request("/" + "x" * 300, "BREW"), 405, Context("r" * 300, {}))
+    found = attributes(collector.spans[0].attributes)
+    assert found["url.path"] == "/" + "x" * 255
+    assert found["hf_transformer.request_id"] == "r" * 256
+    assert found["http.request.method"] == "_OTHER"
 
 
-@pytest.mark.parametrize(("code", "error"), [(0, ""), (1, ""), (3, ""), (8, ""), (4, "4"), (13, "13"), (14, "14")])
-def test_a_call_over_grpc(code: int, error: str) -> None:
-    tracer, taken = tracing()
-    _, trace = tracer.begin({})
-    assert trace is not None
-    tracer.end_grpc(trace, "s", "m", code, None)
-    assert (taken[0].name, taken[0].error, taken[0].timings) == ("s/m", error, None)
-    assert taken[0].attributes == {
-        "rpc.system": "grpc",
-        "rpc.service": "s",
-        "rpc.method": "m",
-        "rpc.grpc.status_code": code,
-        "hf_transformer.model": "bert",
-    }
+@pytest.mark.parametrize(("code", "error"), [(0, None), (1, None), (3, None), (8, None), (4, "4"), (13, "13")])
+async def test_a_call_over_grpc(code: int, error: str | None) -> None:
+    async with traced() as (tracer, trace, collector):
+        tracer.end_grpc(trace, "s", "m", code, None)
+    [span] = collector.spans
+    assert span.name == "s/m" and bool(span.status.code) == bool(error)
+    assert attributes(span.attributes).get("error.type") == error
 
 
 async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_with() -> None:
@@ -197,8 +182,8 @@ async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_wi
         contexts = [Context(str(one), {"traceparent": f"trace {one}"}) for one in range(4)]
         tasks = []
         for number, context in enumerate(contexts):
-            task = run(bench.scheduler, [Encoding([number], [0])], context=context)
-            tasks.append(asyncio.create_task(task))
+            request = run(bench.scheduler, [Encoding([number], [0])], context=context)
+            tasks.append(asyncio.create_task(request))
             await bench.turn()
         assert bench.sent == [[0]]
         await bench.answer(0)
@@ -210,56 +195,51 @@ async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_wi
             await task
 
 
-def test_without_opentelemetry_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "hf_transformer.observability.tracing.otlp", raising=False)
-    monkeypatch.delattr("hf_transformer.observability.tracing.otlp", raising=False)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
-    with pytest.raises(ConfigError, match=r"--otlp_endpoint=http://c:4318.*hf-transformer\[otel\]"):
-        Exporter("http://c:4318")
+async def test_spans_are_dropped_and_told_of_seldom_where_too_many_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with traced() as (tracer, trace, collector):
+        monkeypatch.setattr(tracing, "MOST_WAITING", 2)
+        for _ in range(5):
+            tracer.end_grpc(trace, "s", "m", 0, None)
+    assert len(collector.spans) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the collector takes spans too slowly: those of 1 requests are lost so far"
+    ]
 
 
-def test_a_variable_of_the_exporters_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "nobody")
-    with pytest.raises(ConfigError, match=r"--otlp_endpoint=http://c:4318: .*nobody"):
-        Exporter("http://c:4318")
+async def test_a_collector_that_is_down_costs_a_line_and_little_time_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "FLUSH", 0.3)
+    async with Tracing(NOWHERE, "bert", 1.0) as tracer:
+        for _ in range(3):
+            _, trace = tracer.begin({})
+            assert trace is not None
+            tracer.end_grpc(trace, "s", "m", 0, None)
+            await asyncio.sleep(0.1)
+        began = time.monotonic()
+    assert time.monotonic() - began < tracing.FLUSH + tracing.LAST + 1.0
+    assert len([record for record in caplog.records if record.name.startswith("opentelemetry")]) == 1
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_no_message_tells_the_collectors_password(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+def test_a_start_that_fails_says_why_but_not_the_collectors_password(
+    monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
     if missing:
-        monkeypatch.delitem(sys.modules, "hf_transformer.observability.tracing.otlp", raising=False)
-        monkeypatch.delattr("hf_transformer.observability.tracing.otlp", raising=False)
+        monkeypatch.delitem(sys.modules, "hf_transformer.observability.tracing")
         monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
     else:
         monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "http://me:word@c")
     with pytest.raises(ConfigError, match=r"^--otlp_endpoint=http://\*\*\*@c:4318/x: ") as caught:
-        Exporter("http://me:pass@word@c:4318/x")
+        app.open_tracing(config("--otlp_endpoint=http://me:pass@word@c:4318/x"))
     assert "pass" not in str(caught.value) and "word@" not in str(caught.value)
+    assert ("hf-transformer[otel]" in str(caught.value)) == missing
 
 
-def test_attributes_of_clients_are_cut() -> None:
-    tracer, taken = tracing()
-    _, trace = tracer.begin({})
-    assert trace is not None
-    tracer.end_http(trace, PlainRequest(method="GET", path="/" + "x" * 300), 404, Context("r" * 300, {}))
-    assert taken[0].attributes["url.path"] == "/" + "x" * 255
-    assert taken[0].attributes["hf_transformer.request_id"] == "r" * 256
-
-
-def test_lost_spans_are_told_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    seldom, record = Seldom(), logging.makeLogRecord({})
-    told = []
-    for _ in range(4):
-        told.append(seldom.filter(record))
-        now[0] += SILENCE * 0.6
-    assert told == [True, False, True, False]
-
-
-def test_spans_are_dropped_where_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_transformer.observability.tracing.export.MOST_WAITING", 2)
-    exporter = Exporter("http://127.0.0.1:9")
-    for _ in range(5):
-        exporter.put(finished(None))
-    assert (len(exporter._waiting), exporter._dropped) == (2, 3)
+@pytest.mark.slow
+def test_opentelemetry_is_loaded_for_a_collector_only() -> None:
+    code = "import sys, hf_transformer.commands.serve, hf_transformer.api.grpc.server; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "hf_transformer.app" in loaded.stdout and "opentelemetry" not in loaded.stdout

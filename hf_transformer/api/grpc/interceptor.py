@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import REFUSED, ApiKeys, count_refused
-from hf_transformer.observability.access_format import Exchange, check_format, write_line
+from hf_transformer.observability.access_log import Exchange, check_format, write_line
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from hf_transformer.commands.flags import FlagParser
-from hf_transformer.config.values import Boolean, Integer, Names, Number
+from hf_transformer.config.option import BOOLEAN, integer, name_list, number
 from hf_transformer.errors import ConfigError
 
 Format = Literal["onnx", "torchscript"]
@@ -20,6 +20,8 @@ FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
 """The names that Triton's backends look for in the folder of a version."""
 TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 5e-2}
 """The default of --tolerance by precision."""
+INPUT_NAMES = name_list("NAMES", "different names separated by commas, such as input_ids,attention_mask")
+
 TOP_K = 10
 """Tokens per mask of a reduced fill_mask model, without --top_k."""
 
@@ -84,7 +86,7 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     parser = FlagParser(
         "export", "Export a Hugging Face model for Triton, with the tokenizer beside it, and check the result."
     )
-    add, count = parser.add, Integer(1, metavar="N")
+    add, count = parser.add, integer(1)
     add("model_id", required=True, metavar="ID", help="model on the Hugging Face hub, or a local folder")
     add("output", required=True, type=Path, metavar="FOLDER", help="model repository to write the model's folder into")
     add("model_name", metavar="NAME", help="name of the model in Triton and in the service [the end of --model_id]")
@@ -92,14 +94,19 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     add("format", choices=tuple(BACKENDS), default="onnx", help="format of the model file [onnx]")
     add("backend", choices=("onnxruntime", "pytorch", "python"), help="Triton's backend [that of the format]")
     add("revision", metavar="REVISION", help="a branch, tag or commit of --model_id [main]")
-    add("inputs", Names("NAMES"), default=(), help="the model's inputs, with commas [all that it takes]")
+    add(
+        "inputs",
+        INPUT_NAMES,
+        default=(),
+        help="the model's inputs, with commas [all that it takes]",
+    )
     add("max_batch_size", count, default=32, help="texts in one batch [32]")
     add("precision", choices=tuple(TOLERANCES), default="fp32", help="of the weights and outputs [fp32]")
     add("instances", count, default=1, help="copies of the model in Triton [1]")
-    add("dynamic_batching", Boolean(), default=True, help="let Triton run waiting requests together [true]")
+    add("dynamic_batching", BOOLEAN, default=True, help="let Triton run waiting requests together [true]")
     add("reduce", action="store_true", help="end the graph in the task's own reduction: bytes instead of megabytes")
     add("top_k", count, help=f"tokens per mask of a reduced fill_mask model [{TOP_K}]")
-    add("tolerance", Number(zero=True), help="largest difference that counts as the same [0.001, fp16 0.05]")
+    add("tolerance", number(zero=True), help="largest difference that counts as the same [0.001, fp16 0.05]")
     add("force", action="store_true", help="replace the model's folder if it is there")
     add("trust_remote_code", action="store_true", help="allow a model that comes with Python code of its own")
     add("token", default=environ.get("HF_TOKEN"), metavar="TOKEN", help="for private models; better: HF_TOKEN")

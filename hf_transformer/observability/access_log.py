@@ -1,0 +1,135 @@
+"""The access log: the format of --access_log_format, with the atoms of gunicorn and of KServe's asgi-logger such as
+``%(h)s``, and its lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from hf_transformer.errors import ConfigError
+from hf_transformer.observability.logging import REQUEST_ID
+
+SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
+CLIENT_CLOSED = 499
+"""The status of a request whose client left before the answer, as in nginx."""
+PHRASES = {int(status): status.phrase for status in HTTPStatus}
+CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+"""Written as escapes, so that a request can't forge a line of the log."""
+
+
+class Exchange:
+    """One request and its answer, as the log shows them.
+
+    Args:
+        scope: the request in ASGI's form; over gRPC it has method, path, http_version and headers.
+    """
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self.scope = scope
+        self.status = CLIENT_CLOSED
+        self.sent_headers: Iterable[tuple[bytes, bytes]] = ()
+        self.body_bytes = 0
+        self.started = time.perf_counter()
+        self.seconds = 0.0
+
+    def finish(self) -> None:
+        """Stops the clock."""
+        self.seconds = time.perf_counter() - self.started
+
+    @property
+    def client(self) -> str:
+        """Address and port."""
+        client = self.scope.get("client")
+        return f"{client[0]}:{client[1]}" if client else "-"
+
+    @property
+    def status_phrase(self) -> str:
+        """The status in words."""
+        return PHRASES.get(self.status, "-")
+
+    def header(self, name: str, sent: bool = False) -> str:
+        """A header's value, - where there is none and *** where it is a secret."""
+        wanted = name.lower().encode("latin-1", "replace")
+        for key, value in self.sent_headers if sent else self.scope["headers"]:
+            if key.lower() == wanted:
+                return "***" if name.lower() in SECRET_HEADERS else printable(value)
+        return "-"
+
+    def atoms(self) -> Atoms:
+        """What a format may show."""
+        scope, client, seconds = self.scope, self.client, self.seconds
+        method, protocol = scope["method"], f"HTTP/{scope.get('http_version', '1.1')}"
+        path = quote(scope.get("root_path", "") + scope["path"], safe="/:@!$&'()*+,;=~", errors="replace")
+        query = printable(scope.get("query_string", b""))
+        whole = f"{method} {path}{'?' * bool(query)}{query} {protocol}"
+        atoms = Atoms(
+            h=client,
+            client_addr=client,
+            l="-",
+            u="-",
+            t=time.strftime("[%d/%b/%Y:%H:%M:%S %z]"),
+            r=f"{method} {path} {protocol}",
+            R=whole,
+            request_line=whole,
+            m=method,
+            U=path,
+            q=query,
+            H=protocol,
+            s=self.status,
+            st=self.status_phrase,
+            status_code=f"{self.status} {self.status_phrase}",
+            B=self.body_bytes,
+            b=self.body_bytes or "-",
+            f=self.header("referer"),
+            a=self.header("user-agent"),
+            T=int(seconds),
+            M=int(seconds * 1e3),
+            D=int(seconds * 1e6),
+            L=f"{seconds:.6f}",
+            p=f"<{os.getpid()}>",
+        )
+        atoms.exchange = self
+        return atoms
+
+
+class Atoms(dict[str, Any]):
+    """Values by name; ``{name}i`` and ``{name}o`` are headers of the request and of the answer."""
+
+    exchange: Exchange
+
+    def __missing__(self, name: str) -> str:
+        if name.startswith("{") and name.endswith(("}i", "}o")):
+            return self.exchange.header(name[1:-2], sent=name.endswith("o"))
+        raise KeyError(name)
+
+
+def printable(value: bytes) -> str:
+    """A header or a query without control characters."""
+    return value.decode("latin-1").translate(CONTROL_CHARACTERS)
+
+
+def check_format(format: str, source: str = "--access_log_format") -> None:
+    """Raises ConfigError where a format can't be written; ``source`` is the flag or variable it came from."""
+    atoms = Exchange({"method": "GET", "path": "/", "headers": []}).atoms()
+    expected = f"{source}: expected atoms such as %(h)s, got {format!r}"
+    if set(re.findall("%(.?)", format.replace("%%", ""))) != {"("}:
+        raise ConfigError(expected)
+    try:
+        _ = format % atoms
+    except KeyError as exc:
+        known = ", ".join([*atoms, "{header}i", "{header}o"])
+        raise ConfigError(f"{source}: unknown atom %({exc.args[0]})s, expected one of {known}") from exc
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"{expected} ({exc})") from exc
+
+
+def write_line(logger: logging.Logger, format: str, exchange: Exchange) -> None:
+    """Logs one request that has been answered."""
+    request_id = exchange.header("x-request-id", sent=True)
+    logger.info("%s", format % exchange.atoms(), extra=None if request_id == "-" else {REQUEST_ID: request_id})

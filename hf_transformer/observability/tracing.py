@@ -1,0 +1,261 @@
+"""Traces: spans of each predict request, sent to an OpenTelemetry collector.
+
+    POST /v1/models/{model}:predict        the server's span; its parent is the client's
+        tokenize, queue, predict, decode   predict's id goes to the predictor, as the parent of its spans
+
+Imported only with --otlp_endpoint: OpenTelemetry is an extra. The spans are made of a request's timings when it is
+over, and wait in the SDK's BatchSpanProcessor. They are plain ReadableSpans: with a Tracer a traced request costs twice
+as much CPU time in all. Spans never hold texts.
+
+Source: https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from hf_transformer import __version__
+from hf_transformer.errors import ConfigError, without_userinfo
+from hf_transformer.types import Context, Request
+
+logger = logging.getLogger(__name__)
+EXPORTERS_LOGGER = logging.getLogger(trace_exporter.__name__)
+
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
+SERVERS_FAULTS = frozenset((2, 4, 12, 13, 14, 15))
+"""gRPC's codes that make a server's span an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and
+DATA_LOSS."""
+LONGEST = 256  # characters of an attribute that a client chose
+PATH = "/v1/traces"
+SCOPE = InstrumentationScope("hf_transformer", __version__)
+IDS = RandomIdGenerator()
+
+MOST_WAITING = 20_000  # spans that wait to be sent, half a KiB each
+TOGETHER = 1000  # spans that are sent together, at most
+PERIOD = 0.5  # seconds that spans wait for others
+TIMEOUT = 5.0  # seconds for one call to the collector, with all its retries
+FLUSH = 3.0  # seconds at the end to send what waits; well within the time that requests have to finish
+LAST = 0.5  # seconds more in which a call to the collector may end
+SILENCE = 60.0  # seconds between two log lines about lost spans
+
+
+def parse_traceparent(text: str) -> SpanContext | None:
+    """The context that a traceparent names, or None. The SDK's parser takes three times as long, and logs a line for
+    each traceparent that is too long."""
+    found = _TRACEPARENT.fullmatch(text)
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == "ff" or (version == "00" and more):
+        return None
+    context = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
+    return context if context.is_valid else None
+
+
+@dataclass(slots=True)
+class Trace:
+    """A traced request: the contexts of its spans, and its start in nanoseconds since 1970 and in seconds of
+    perf_counter."""
+
+    server: SpanContext
+    predict: SpanContext
+    parent: SpanContext | None
+    began: int
+    started: float
+
+
+class Tracing:
+    """Decides about each request's trace when it begins, and makes its spans when it is over. An async context manager.
+
+    If the collector is slow or down, spans are dropped and nothing else suffers. OpenTelemetry's variables for exporter
+    and resource count too (OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...), except the endpoint's.
+
+    Args:
+        endpoint: the collector's URL; /v1/traces is added where it is not its end.
+        model: the name of the model.
+        ratio: how many of the requests are traced whose client does not say, from 0 to 1.
+
+    Raises:
+        ConfigError: a variable of OpenTelemetry has a value that the exporter refuses.
+    """
+
+    def __init__(self, endpoint: str, model: str, ratio: float) -> None:
+        self._model = model
+        self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
+        url = endpoint.rstrip("/")
+        try:
+            self._exporter = CountingExporter(url if url.endswith(PATH) else url + PATH, timeout=TIMEOUT)
+        except Exception as error:  # the exporter has no error of its own for this
+            shown, reason = without_userinfo(endpoint), without_userinfo(str(error))
+            raise ConfigError(f"--otlp_endpoint={shown}: the exporter can't be made: {reason}") from error
+        self._processor = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=MOST_WAITING + TOGETHER,
+            schedule_delay_millis=PERIOD * 1e3,
+            max_export_batch_size=TOGETHER,
+        )
+        ours = Resource({"service.name": "hf-transformer", "service.version": __version__, "process.pid": os.getpid()})
+        self._resource = ours.merge(OTELResourceDetector().detect())
+        self._made = self._lost = 0
+        self._told = -SILENCE
+        self._lines = SeldomFilter()
+
+    async def __aenter__(self) -> Self:
+        EXPORTERS_LOGGER.addFilter(self._lines)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Sends what waits, for FLUSH seconds at most, and not at all if the collector is down."""
+        ending = threading.Thread(target=self._processor.shutdown, daemon=True)
+        ending.start()
+        if not self._exporter.failing:
+            await asyncio.to_thread(ending.join, FLUSH)
+        if ending.is_alive():
+            self._lines.muted = True
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # ends a pause between two tries
+            await asyncio.to_thread(ending.join, LAST)  # a call that hangs is left behind
+        EXPORTERS_LOGGER.removeFilter(self._lines)
+
+    def begin(self, headers: Mapping[str, str]) -> tuple[dict[str, str], Trace | None]:
+        """The headers that the predictor gets instead of these, and the trace; None if the request is not traced.
+
+        The client's own decision holds for its request. Without one the ratio decides, and the predictor is told.
+        """
+        sent, parent = dict(headers), parse_traceparent(headers.get(TRACEPARENT, ""))
+        if parent is None:
+            sent.pop(TRACESTATE, None)  # it belongs to the trace that came with it
+            trace_id = IDS.generate_trace_id()
+            flags = TraceFlags(trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound)
+        elif parent.trace_flags.sampled:
+            trace_id, flags = parent.trace_id, parent.trace_flags
+        else:
+            return sent, None
+        predict = SpanContext(trace_id, IDS.generate_span_id(), False, flags)
+        sent[TRACEPARENT] = f"00-{trace_id:032x}-{predict.span_id:016x}-{flags:02x}"
+        if not flags.sampled:
+            return sent, None
+        server = SpanContext(trace_id, IDS.generate_span_id(), False, flags)
+        return sent, Trace(server, predict, parent, time.time_ns(), time.perf_counter())
+
+    def end_http(self, trace: Trace, request: Request, status: int, context: Context) -> None:
+        """A request over HTTP is over."""
+        method = request.method if request.method in _METHODS else "_OTHER"
+        attributes = {
+            "http.request.method": method,
+            "http.route": request.route,
+            "url.path": request.path[:LONGEST],
+            "url.scheme": request.scheme,
+            "http.response.status_code": status,
+        }
+        self._end(trace, f"{method} {request.route}", attributes, str(status) if status >= 500 else "", context)
+
+    def end_grpc(self, trace: Trace, service: str, method: str, code: int, context: Context | None) -> None:
+        """A request over gRPC is over; without a context if it could not be read."""
+        attributes = {
+            "rpc.system": "grpc",
+            "rpc.service": service,
+            "rpc.method": method,
+            "rpc.grpc.status_code": code,
+        }
+        self._end(trace, f"{service}/{method}", attributes, str(code) if code in SERVERS_FAULTS else "", context)
+
+    def _end(self, trace: Trace, name: str, attributes: dict[str, Any], error: str, context: Context | None) -> None:
+        ended = time.perf_counter()
+        if self._made - self._exporter.taken >= MOST_WAITING:
+            self._lost += 1
+            if ended - self._told >= SILENCE:
+                self._told = ended
+                logger.warning("the collector takes spans too slowly: those of %d requests are lost so far", self._lost)
+            return
+        attributes["hf_transformer.model"] = self._model
+        if error:
+            attributes["error.type"] = error
+        status = Status(StatusCode.ERROR if error else StatusCode.UNSET)
+        if context is not None:
+            attributes["hf_transformer.request_id"] = context.request_id[:LONGEST]
+            if context.instances:
+                attributes["hf_transformer.instances"] = context.instances
+                attributes["hf_transformer.tokens"] = context.tokens
+            self._add_stages(trace, context, ended, status)
+        whole = {"attributes": attributes, "status": status, "kind": SpanKind.SERVER}
+        self._add(trace, name, trace.started, ended, trace.server, **whole)
+
+    def _add_stages(self, trace: Trace, context: Context, ended: float, status: Status) -> None:
+        """Makes the spans of the stages that the request came to."""
+        if not context.tokenize:
+            return
+        was_sent, was_answered = context.queue or context.predict, context.predict > 0
+        read = context.arrived + context.parse
+        encoded = read + context.tokenize
+        sent = encoded + context.queue if was_sent else ended
+        answered = encoded + max(context.queue, context.predict) if was_answered else ended
+        self._add(trace, "tokenize", read, encoded)
+        self._add(trace, "queue", encoded, sent)
+        if was_sent:
+            # A batch is sent with the traceparent of one of its requests. The others link to that.
+            other = parse_traceparent(context.sent_with)
+            more: dict[str, Any] = {"kind": SpanKind.CLIENT, "links": () if other is None else (Link(other),)}
+            if not was_answered:
+                more["status"] = status
+            self._add(trace, "predict", sent, answered, trace.predict, **more)
+        if was_answered:
+            self._add(trace, "decode", answered, answered + context.postprocess)
+
+    def _add(
+        self, trace: Trace, name: str, start: float, end: float, context: SpanContext | None = None, **more: Any
+    ) -> None:
+        """Makes one span; ``start`` and ``end`` are perf_counter's. Without a ``context`` it gets a new one."""
+        server = trace.server
+        if context is None:
+            context = SpanContext(server.trace_id, IDS.generate_span_id(), False, server.trace_flags)
+        more["start_time"] = trace.began + int((start - trace.started) * 1e9)
+        more["end_time"] = trace.began + int((end - trace.started) * 1e9)
+        parent = trace.parent if context is server else server
+        self._processor.on_end(ReadableSpan(name, context, parent, self._resource, instrumentation_scope=SCOPE, **more))
+        self._made += 1
+
+
+class CountingExporter(trace_exporter.OTLPSpanExporter):
+    """Knows how many spans it has taken from the queue, and whether the collector refused the last ones."""
+
+    taken, failing = 0, False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Sends spans, and waits until they are taken or TIMEOUT is over."""
+        self.taken += len(spans)
+        result = super().export(spans)
+        self.failing = result is not SpanExportResult.SUCCESS
+        return result
+
+
+class SeldomFilter(logging.Filter):
+    """Lets one record in SILENCE seconds through, and none while ``muted``."""
+
+    muted, last = False, -SILENCE
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is logged."""
+        now = time.monotonic()
+        if self.muted or now - self.last < SILENCE:
+            return False
+        self.last = now
+        return True

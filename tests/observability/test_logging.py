@@ -1,0 +1,310 @@
+"""Log lines as text and as JSON, the latency log, and configurations of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hf_transformer.errors import ConfigError
+from hf_transformer.observability.logging import (
+    LATENCY_LOGGER,
+    JsonFormatter,
+    LatencyLog,
+    LineHandler,
+    configure_logging,
+    default_logging,
+)
+from tests.observability.measured import measured
+
+NAMES = ("", "uvicorn", "uvicorn.error", "hf_transformer", "hf_transformer.access", LATENCY_LOGGER, "probe")
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} ")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d")
+LATENCY = "requestId: {}, preprocess_ms: 1.000, explain_ms: 0, predict_ms: 2.500, postprocess_ms: 0.125"
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    # All there are: a configuration of the user's disables those that it does not name.
+    before = {}
+    for name in {*NAMES, *logging.root.manager.loggerDict}:
+        logger = logging.getLogger(name)
+        before[name] = logger.level, logger.handlers[:], logger.propagate, logger.disabled, logger.filters[:]
+    yield
+    logging.captureWarnings(False)
+    for name, (level, handlers, propagate, disabled, filters) in before.items():
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.handlers[:], logger.filters[:] = handlers, filters
+        logger.propagate, logger.disabled = propagate, disabled
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a log without their times."""
+    assert all(LINE.match(line) for line in text.splitlines())
+    return [LINE.sub("", line) for line in text.splitlines()]
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The lines of a log in JSON without their times."""
+    found = [json.loads(line) for line in text.splitlines()]
+    assert all(TIME.fullmatch(line.pop("time")) for line in found)
+    return found
+
+
+def test_one_format_on_stderr_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+    existing = logging.getLogger("probe")
+    configure_logging(logging.INFO)
+    configure_logging(logging.INFO)  # again, as when workers are several
+    logging.getLogger("hf_transformer.app").info("ready in %d ms", 3)
+    logging.getLogger("uvicorn.error").info("started")
+    existing.warning("careful")
+    logging.getLogger("hf_transformer.access").info("GET / 200")
+    out, err = capsys.readouterr()
+    assert out == "GET / 200\n"
+    assert lines(err) == [
+        "INFO hf_transformer.app: ready in 3 ms",
+        "INFO uvicorn.error: started",
+        "WARNING probe: careful",
+    ]
+
+
+@pytest.mark.parametrize(("level", "words"), [(logging.DEBUG, ["DEBUG", "ERROR"]), (logging.ERROR, ["ERROR"])])
+def test_the_level(capsys: pytest.CaptureFixture[str], level: int, words: list[str]) -> None:
+    configure_logging(level)
+    names = ("hf_transformer", "uvicorn.error", "probe")
+    for name in names:
+        logging.getLogger(name).debug("said")
+        logging.getLogger(name).error("said")
+    assert lines(capsys.readouterr().err) == [f"{word} {name}: said" for name in names for word in words]
+
+
+def test_everybody_writes_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        configure_logging(logging.INFO, "json")
+        warnings.warn("careful", UserWarning, stacklevel=1)
+    logging.getLogger("uvicorn.error").error('two\nlines "quoted"', extra={"request_id": "r1"})
+    logging.getLogger("hf_transformer.access").info("GET %s 200", "/", extra={"request_id": "r2"})
+    out, err = capsys.readouterr()
+    warning, error = objects(err)
+    assert warning["logger"] == "py.warnings" and "careful" in warning["message"]
+    about: dict[str, Any] = {"level": "ERROR", "logger": "uvicorn.error", "message": 'two\nlines "quoted"'}
+    assert error == about | {"request_id": "r1"}
+    about = {"level": "INFO", "logger": "hf_transformer.access", "message": "GET / 200"}
+    assert objects(out) == [about | {"request_id": "r2"}]
+
+
+def test_a_traceback_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(logging.INFO, "json")
+    try:
+        raise ValueError("inner")
+    except ValueError:
+        logging.getLogger("probe").exception("broken", stack_info=True)
+    [line] = objects(capsys.readouterr().err)
+    assert line["message"] == "broken"
+    assert line["exception"].startswith("Traceback") and line["exception"].endswith("ValueError: inner")
+    assert line["stack"].startswith("Stack")
+
+
+def test_text_that_is_no_unicode_is_escaped_and_seconds_have_three_digits() -> None:
+    record = logging.makeLogRecord({"msg": "half \ud800", "created": 1_700_000_000.0075})
+    line = json.loads(JsonFormatter().format(record))
+    assert line["message"] == "half \\ud800"
+    assert line["time"][19:23] == ".007"
+
+
+INI = """\
+[loggers]
+keys=root
+[handlers]
+keys=console
+[formatters]
+keys=short
+[logger_root]
+level=INFO
+handlers=console
+[handler_console]
+class=StreamHandler
+formatter=short
+args=(sys.stderr,)
+[formatter_short]
+format=<%(message)s>
+"""
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml", ".ini", ".conf"])
+def test_a_file_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+    settings = default_logging(logging.INFO)
+    settings["formatters"]["line"] = {"format": "<%(message)s>"}
+    path = tmp_path / f"logging{suffix}"
+    dumps: dict[str, Any] = {".json": json.dumps, ".yaml": yaml.safe_dump, ".yml": yaml.safe_dump}
+    path.write_text(dumps.get(suffix, lambda _: INI)(settings))
+    configure_logging(logging.ERROR, file=str(path))
+    logging.getLogger("probe").info("as the file says")
+    assert capsys.readouterr().err == "<as the file says>\n"
+
+
+def test_a_file_that_names_no_logger_silences_none(tmp_path: Path) -> None:
+    existing = logging.getLogger("hf_transformer.app")
+    path = tmp_path / "logging.json"
+    for text, silenced in (('{"version": 1}', False), ('{"version": 1, "disable_existing_loggers": true}', True)):
+        path.write_text(text)
+        configure_logging(logging.INFO, file=str(path))
+        assert existing.disabled == silenced
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.json", None, "No such file or directory"),
+        ("missing.ini", None, "No such file or directory"),
+        ("text.json", "not json", "Expecting value"),
+        ("list.json", "[]", "not a mapping"),
+        ("empty.yaml", "", "not a mapping"),
+        ("bad.yaml", "a: [1\nb: }", "not YAML"),
+        ("version.yaml", "version: 7", "Unsupported version: 7"),
+        ("class.json", '{"version": 1, "handlers": {"h": {"class": "no.Such"}}}', "Unable to configure handler"),
+        ("level.json", '{"version": 1, "root": {"level": "LOUD"}}', "Unknown level"),
+        ("text.ini", "not an ini", ""),
+        ("bytes.json", b"\xff\xfe\xff", "can't decode"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value[:14] else "",
+)
+def test_a_file_that_is_not_usable(tmp_path: Path, name: str, content: str | bytes | None, reason: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError) as caught:
+        configure_logging(logging.INFO, file=str(path))
+    message = str(caught.value)
+    assert message.startswith(f"--log_config_file: {str(path)!r} can't be used: ")
+    assert reason in message and "\n" not in message
+
+
+# The latency log
+
+
+@pytest.fixture
+def latency() -> logging.Logger:
+    """The latency logger, cut off from all others."""
+    logger = logging.getLogger(LATENCY_LOGGER)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    return logger
+
+
+def add(log: LatencyLog, request_id: str) -> None:
+    log.add(measured(request_id, preprocess=0.001, queue=0.0005, predict=0.0025, postprocess=0.000125))
+
+
+async def test_lines_are_written_together_and_look_like_records(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(logging.INFO)
+    log = LatencyLog()
+    add(log, "a")
+    add(log, "b")
+    assert capsys.readouterr().err == ""
+    log.flush()
+    log.flush()
+    assert lines(capsys.readouterr().err) == [f"INFO {LATENCY_LOGGER}: {LATENCY.format(name)}" for name in "ab"]
+
+
+async def test_latency_lines_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(logging.INFO, "json")
+    log = LatencyLog()
+    add(log, 'r"1"')
+    log.flush()
+    stages = {"preprocess_ms": 1.0, "queue_ms": 0.5, "predict_ms": 2.5, "postprocess_ms": 0.125}
+    about = {"level": "INFO", "logger": LATENCY_LOGGER, "message": LATENCY.format('r"1"'), "request_id": 'r"1"'}
+    assert objects(capsys.readouterr().err) == [about | stages]
+
+
+async def test_lines_are_written_without_a_flush(latency: logging.Logger) -> None:
+    written = asyncio.Event()
+
+    class Stream(io.StringIO):
+        def flush(self) -> None:
+            written.set()
+
+    latency.handlers[:] = [LineHandler(Stream())]
+    add(LatencyLog(), "a")
+    async with asyncio.timeout(10):
+        await written.wait()
+
+
+@pytest.mark.parametrize("how", ["another handler", "two handlers", "a filter"])
+async def test_other_logging_gets_records(latency: logging.Logger, how: str) -> None:
+    records: list[str] = []
+
+    class Keeping(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record.getMessage())
+
+    latency.handlers[:] = []  # pytest has added its own
+    if how != "another handler":
+        latency.addHandler(LineHandler(io.StringIO()))
+    if how != "a filter":
+        latency.addHandler(Keeping())
+    else:
+        latency.addFilter(lambda record: bool(records.append(record.getMessage())))  # type: ignore[func-returns-value]
+    add(LatencyLog(), "a")
+    assert records == [LATENCY.format("a")]
+
+
+@pytest.mark.parametrize("where", ["logger", "handler"])
+async def test_nothing_at_a_higher_level(latency: logging.Logger, where: str) -> None:
+    stream = io.StringIO()
+    latency.handlers[:] = [LineHandler(stream)]
+    (latency if where == "logger" else latency.handlers[0]).setLevel(logging.WARNING)
+    log = LatencyLog()
+    add(log, "a")
+    log.flush()
+    assert stream.getvalue() == ""
+
+
+async def test_a_write_that_fails_loses_its_lines_and_no_others(latency: logging.Logger) -> None:
+    class Stream(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise BlockingIOError
+            return super().write(text)
+
+    stream = Stream()
+    handler = LineHandler(stream)
+    handler.handleError = lambda record: None  # type: ignore[method-assign]
+    latency.handlers[:] = [handler]
+    log = LatencyLog()
+    add(log, "lost")
+    log.flush()
+    stream.full = False
+    add(log, "kept")
+    log.flush()
+    assert "kept" in stream.getvalue() and "lost" not in stream.getvalue()
+
+
+async def test_lines_begin_with_their_own_time(latency: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    latency.handlers[:] = [LineHandler(stream)]
+    log = LatencyLog()
+    moments = [1_800_000_000.0, 1_800_000_000.0004, 1_800_000_000.25, 1_800_000_001.25, 1_800_003_600.999]
+    for moment in moments:
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        add(log, "a")
+    log.flush()
+    expected = [
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1e3):03d} INFO"
+        for moment in moments
+    ]
+    assert [line[: len(expected[0])] for line in stream.getvalue().splitlines()] == expected
