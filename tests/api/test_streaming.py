@@ -33,8 +33,8 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("texts", "ahead"),
     [
-        (1, 1),  # the one that is being sent
-        (2, QUEUED_PIECES + 3),  # what waits in the queue, one that is being sent, one of each text that waits for room
+        (1, QUEUED_PIECES + 2),  # the queue, one that is being sent, one of each text that waits for room
+        (2, QUEUED_PIECES + 3),
     ],
 )
 async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahead: int) -> None:

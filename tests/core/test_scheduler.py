@@ -108,7 +108,7 @@ async def test_who_was_answered_can_be_in_the_very_next_batch() -> None:
         context = Context("id", {})
 
         async def steps() -> list[Any]:
-            return [(await run(b.scheduler, [text(one, one)], context=context))[0] for one in (1, 3)]
+            return [(await run(b.scheduler, [text(1, one)], context=context))[0] for one in (1, 3)]
 
         stepping = asyncio.create_task(steps())
         await b.turn()
