@@ -110,7 +110,7 @@ def _of_generation(model: Model) -> dict[str, Json]:
     """How texts are written, and which parameters of OpenAI's API and of V1 the model can honour."""
     writer, template, defaults = model.writer, model.chat_template, model.task.settings.generation
     return {
-        "interface": writer.kind,
+        "interface": writer.interface,
         "parameters": sorted(writer.honours - {"greedy"}),
         "chat": template is not None,
         "tools": template is not None and template.supports_tools,

@@ -28,6 +28,7 @@ from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, exchange, free_ports, is_ready
 from hf_transformer.config.option import Converter, integer
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
@@ -151,7 +152,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DemoSettings:
 def read_task(text: str) -> str:
     """A task's own name for one that --task takes. Raises ValueError for any other."""
     try:
-        return find_task(text, {}).name
+        return find_task(text, {}, ALL_TASKS).name
     except ConfigError as error:
         raise ValueError(text) from error
 

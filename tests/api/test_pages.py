@@ -13,8 +13,8 @@ import pytest
 from hf_transformer.api import pages
 from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
 from hf_transformer.app import build_app
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.server.asgi import AsgiApplication
-from hf_transformer.tasks import TASKS
 from tests.configuring import config
 from tests.triton_repository import DEMO_MODEL
 
@@ -79,7 +79,7 @@ def test_no_script_or_style_stands_in_the_playground() -> None:
 
 def test_the_playground_has_a_widget_for_every_task() -> None:
     files = {path.name for path in PLAYGROUND.folder.glob("*.js")}
-    assert {f"{'generation' if task.name in GENERATION else task.name}.js" for task, _ in TASKS} <= files
+    assert {f"{'generation' if task.name in GENERATION else task.name}.js" for task, _ in ALL_TASKS} <= files
     for path in PLAYGROUND.folder.glob("*.js"):
         assert set(re.findall(r'from "\./(.*)"', path.read_text())) <= files
 

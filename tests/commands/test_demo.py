@@ -19,7 +19,7 @@ import pytest
 from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE, EXAMPLES, default_model_repository, free_port, parse
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, poll, session_members
 from hf_transformer.errors import LoadError
-from hf_transformer.tasks import TASKS
+from hf_transformer.generation.task import ALL_TASKS
 from tests.triton_environment import ROOT, triton_environment
 
 ANSWER = '{"predictions":["paris"]}'
@@ -128,7 +128,7 @@ def test_every_task_answers_from_an_installed_package(tmp_path: Path, installed:
 
 
 def test_every_task_has_an_example() -> None:
-    assert EXAMPLES.keys() == ANSWERS.keys() == {task.name for task, _ in TASKS}
+    assert EXAMPLES.keys() == ANSWERS.keys() == {task.name for task, _ in ALL_TASKS}
 
 
 def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
