@@ -282,11 +282,11 @@ def parse_address(settings: PredictorSettings) -> Address:
     return Address(host, int(found["port"] or (443 if use_ssl else 80)), use_ssl)
 
 
-_FIELD = re.compile(r"[0-9a-z_.-]+: [ -~\x80-\xff]*")
+_FIELD = re.compile(r"[0-9a-z_.-]+: [ -~\x80-\xff]*\r\n")
 """A name that is a token, and octets without control characters, decoded as latin-1, as they came (RFC 9110, 5.5).
 Other characters came in no header, and can't leave in one."""
 MOST_HEADERS = 8000
-"""Characters of all names and values together. gRPC refuses a call with more than 8 to 16 KiB of metadata, and no
+"""Characters of all headers together. gRPC refuses a call with more than 8 to 16 KiB of metadata, and no
 client's header is worth its request."""
 _OWN_HEADERS = frozenset(
     (
@@ -297,23 +297,17 @@ _OWN_HEADERS = frozenset(
 """What a transport sets itself, or what means one connection only."""
 
 
-def forwarded(headers: Mapping[str, str]) -> Sequence[tuple[str, str]]:
-    """The headers that describe the request and not its framing, with lower-case names.
+def forwarded(headers: Mapping[str, str]) -> list[str]:
+    """The headers that describe the request and not its framing, as lines of an HTTP/1.1 head with their ends.
 
     Names that are no tokens, values with control characters, and headers beyond MOST_HEADERS characters are left out:
     no client sends them in good faith, and the libraries refuse the whole call for them.
     """
     left = MOST_HEADERS
-    passed = []
+    lines = []
     for name, value in headers.items():
-        name = name.lower()
-        size = len(name) + len(value)
-        if size <= left and name not in _OWN_HEADERS and _FIELD.fullmatch(f"{name}: {value}"):
-            left -= size
-            passed.append((name, value))
-    return passed
-
-
-def header_lines(headers: Mapping[str, str]) -> bytes:
-    """``forwarded`` as lines of an HTTP/1.1 head."""
-    return "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)]).encode("latin-1")
+        line = f"{name}: {value}\r\n"
+        if len(line) <= left and name not in _OWN_HEADERS and _FIELD.fullmatch(line):
+            left -= len(line)
+            lines.append(line)
+    return lines

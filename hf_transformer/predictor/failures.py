@@ -17,11 +17,15 @@ whether the failure speaks for a dead predictor.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, ParamSpec, TypeVar
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.protocol.tensors import Malformed, Unwritable
 from hf_transformer.types import Tensor
+
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
 
 CONNECTION: Final = "connection"
 NO_ANSWER: Final = "no_answer"
@@ -70,6 +74,20 @@ def too_late(where: str, seconds: float) -> PredictorTimeout:
     return PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
 
 
+def malformed(error: Malformed) -> PredictorError:
+    """The service's error for a codec's."""
+    what = "the request can't be written" if isinstance(error, Unwritable) else "the predictor's response is malformed"
+    return PredictorError(f"{what}: {error}")
+
+
+def call_codec(function: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+    """What a function of the codec gives. Raises PredictorError in place of Malformed."""
+    try:
+        return function(*args, **kwargs)
+    except Malformed as exc:
+        raise malformed(exc) from exc
+
+
 def quoted(message: str) -> str:
     """The predictor's message as it may stand in one of ours."""
     text = message.strip() or "no message"
@@ -101,10 +119,7 @@ def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str
     Raises:
         PredictorError: one is missing, or one came that nobody asked for.
     """
-    if len(asked) == len(outputs) == 1:
-        if asked[0] in outputs:
-            return outputs
-    elif len(asked) == len(outputs) and all([name in outputs for name in asked]):
+    if outputs.keys() == set(asked):
         return outputs
     missing = [name for name in asked if name not in outputs]
     unknown = [name for name in outputs if asked and name not in asked]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -49,9 +49,18 @@ from hf_transformer.predictor.base import (
     forwarded,
     parse_address,
 )
-from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, quoted, said, verified
+from hf_transformer.predictor.failures import (
+    TIMEOUT_FLAG,
+    TLS_FLAGS,
+    call_codec,
+    quoted,
+    said,
+    too_late,
+    verified,
+)
 from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context
 from hf_transformer.protocol import grpc as codec
+from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.tensors import NOWHERE
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
@@ -106,7 +115,7 @@ class GrpcPredictor(AdminTransport):
     async def __aenter__(self) -> Self:
         self._line = self._new_line()
         if self._credentials is not None:
-            self._in_background(keep_renewing(self._credentials, lambda _: self._replace_line()))
+            self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_line())))
         return self
 
     async def __aexit__(
@@ -122,18 +131,18 @@ class GrpcPredictor(AdminTransport):
             await asyncio.wait(self._background)
 
     async def model_spec(self) -> ModelSpec:
-        metadata = await self._ask("ModelMetadata", self._about_model("ModelMetadata"))
+        about = await self._ask("ModelMetadata", name=self._model_name)
         try:
-            config = await self._ask("ModelConfig", self._about_model("ModelConfig"))
+            config = (await self._ask("ModelConfig", name=self._model_name)).config
         except PredictorError as exc:
             if _status_of(exc) is not StatusCode.UNIMPLEMENTED:
                 raise
-            return codec.parse_model_spec(metadata, None)
-        return codec.parse_model_spec(metadata, config)
+            config = None
+        return call_codec(model_spec, about, config)
 
     async def model_ready(self) -> bool:
         try:
-            return codec.decode_model_ready(await self._ask("ModelReady", self._about_model("ModelReady")))
+            return bool((await self._ask("ModelReady", name=self._model_name)).ready)
         except PredictorUnavailable as exc:
             if _status_of(exc) is StatusCode.NOT_FOUND:
                 return False
@@ -151,7 +160,7 @@ class GrpcPredictor(AdminTransport):
         destination: Destination | None = None,
     ) -> Reply:
         placements = NOWHERE if destination is None else destination.placements
-        request = codec.encode_infer_request(self._model_name, inputs, outputs, placements)
+        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, placements)
         try:
             response = await self._call("ModelInfer", request, metadata_of(headers), cancellable)
         except RequestError as error:
@@ -162,12 +171,12 @@ class GrpcPredictor(AdminTransport):
             raise
         if destination is not None:
             destination.settled = True
-        return Reply(verified(outputs, codec.decode_infer_response(response, placements)))
+        return Reply(verified(outputs, call_codec(codec.decode_infer_response, response, placements)))
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
-        request = codec.encode_infer_request(self._model_name, inputs, outputs, streamed=True)
+        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, streamed=True)
         line = self._open_line()
         connection = line.connection
         call = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(headers)])
@@ -176,7 +185,7 @@ class GrpcPredictor(AdminTransport):
             while (body := await call.read()) is not _EOF:
                 if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
                     continue
-                error, tensors, final = codec.decode_stream_response(body)
+                error, tensors, final = call_codec(codec.decode_stream_response, body)
                 if error:
                     raise said(error, self._where)
                 if unknown := [name for name in tensors if outputs and name not in outputs]:
@@ -196,43 +205,40 @@ class GrpcPredictor(AdminTransport):
             call.cancel()  # does nothing to a call that has ended
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._ask("SystemSharedMemoryRegister", codec.encode_registration(name, key, byte_size))
+        await self._ask("SystemSharedMemoryRegister", name=name, key=key, byte_size=byte_size)
 
     async def unregister_region(self, name: str) -> None:
-        await self._ask("SystemSharedMemoryUnregister", codec.encode_unregistration(name))
+        await self._ask("SystemSharedMemoryUnregister", name=name)
 
     async def region_names(self) -> Sequence[str]:
-        return codec.parse_region_names(await self._ask("SystemSharedMemoryStatus"))
+        return list((await self._ask("SystemSharedMemoryStatus")).regions)
 
     async def server_live(self) -> bool:
-        return codec.decode_live(await self._ask("ServerLive"))
+        return bool((await self._ask("ServerLive")).live)
 
     async def server_ready(self) -> bool:
-        return codec.decode_ready(await self._ask("ServerReady"))
+        return bool((await self._ask("ServerReady")).ready)
 
     async def describe_server(self) -> ServerDescription:
-        return codec.parse_server(await self._ask("ServerMetadata"))
+        return call_codec(server_description, await self._ask("ServerMetadata"))
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         try:
-            answer = await self._ask("RepositoryIndex")
-        except PredictorError:
+            index = await self._ask("RepositoryIndex")
+        except PredictorError as exc:
+            if _status_of(exc) is None:
+                raise
             return None  # it has no such method, or has it switched off
-        return codec.parse_index(answer)
+        return call_codec(repository_entries, index)
 
-    def _about_model(self, method: str) -> bytes:
-        return codec.encode_model_request(method, self._model_name)
-
-    async def _ask(self, method: str, request: bytes = b"") -> bytes:
-        """A call other than an inference, which has the timeout as its bound."""
+    async def _ask(self, method: str, **fields: str | int) -> Any:
+        """The response to a call other than an inference. The timeout is its bound."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._call(method, request)
+                body = await self._call(method, codec.encode_request(method, **fields))
         except TimeoutError as exc:
-            raise PredictorTimeout(
-                f"the predictor at {self._where} gave no answer in time"
-                f" (the timeout is {self._timeout:g} s, {TIMEOUT_FLAG})"
-            ) from exc
+            raise too_late(self._where, self._timeout) from exc
+        return call_codec(codec.decode_response, method, body)
 
     async def _call(
         self, method: str, request: bytes, metadata: Sequence[tuple[str, str]] = (), cancellable: bool = False
@@ -240,23 +246,25 @@ class GrpcPredictor(AdminTransport):
         """The response of a unary call."""
         line = self._open_line()
         connection = line.connection
-        call = asyncio.ensure_future(line.method(method)(request, metadata=metadata))
+        loop = asyncio.get_running_loop()
+        call = loop.create_task(_response(line.method(method)(request, metadata=metadata)))
+        ended = asyncio.Event()
+        call.add_done_callback(lambda _: ended.set())
         try:
-            await asyncio.wait((call,))  # which leaves the call alone when it is cancelled itself
+            await ended.wait()  # a cancellation of this leaves the call alone
         except asyncio.CancelledError:
             self._keep(call)
             if cancellable:
-                asyncio.get_running_loop().call_later(LINGER_SECONDS, call.cancel)  # nothing to a call that has ended
+                loop.call_later(LINGER_SECONDS, call.cancel)  # does nothing to a call that has ended
             else:
                 self._abandon(line, call)
             raise
-        if call.cancelled():  # nothing else does that
+        if call.cancelled():  # only closing the channel does that
             raise self._closed()
         try:
-            response: bytes = call.result()
+            return call.result()
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, line, connection, failures.NO_ANSWER) from error
-        return response
 
     def _abandon(self, line: _Line, call: asyncio.Task[bytes]) -> None:
         """Lets a call end by itself."""
@@ -265,10 +273,8 @@ class GrpcPredictor(AdminTransport):
         if len(line.abandoned) > MOST_ABANDONED and line is self._line:
             self._replace_line()
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        self._keep(asyncio.get_running_loop().create_task(work))
-
     def _keep(self, task: asyncio.Task[Any]) -> None:
+        """Holds a task that nobody waits for until it ends."""
         self._background.add(task)
         task.add_done_callback(self._forget)
 
@@ -290,7 +296,7 @@ class GrpcPredictor(AdminTransport):
         """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
         old, self._line = self._open_line(), self._new_line()
         self._retired.add(old)
-        self._in_background(self._retire(old))
+        self._keep(asyncio.create_task(self._retire(old)))
 
     async def _retire(self, line: _Line) -> None:
         await asyncio.sleep(self._timeout)
@@ -330,9 +336,9 @@ class _Line:
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
-        self._methods: dict[str, Any] = {}
+        self._methods: dict[str, Callable[..., Awaitable[bytes]]] = {}
 
-    def method(self, name: str) -> Any:
+    def method(self, name: str) -> Callable[..., Awaitable[bytes]]:
         """What makes a unary call of this method, with bytes in and out."""
         found = self._methods.get(name)
         if found is None:
@@ -340,17 +346,23 @@ class _Line:
         return found
 
 
+async def _response(call: Awaitable[bytes]) -> bytes:
+    """A coroutine, as a task wants one."""
+    return await call
+
+
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """The headers as gRPC metadata.
 
-    What gRPC refuses, and would fail the call for, is left out: binary keys (``-bin``), its own (``grpc-``)
-    and values that are not ASCII.
+    What gRPC would fail the call for is left out: binary keys (``-bin``), its own (``grpc-``), and values that are not
+    ASCII.
     """
-    return [
-        (key, value)
-        for key, value in forwarded(headers)
-        if value.isascii() and not key.endswith("-bin") and not key.startswith("grpc-")
-    ]
+    metadata = []
+    for line in forwarded(headers):
+        key, _, value = line.removesuffix("\r\n").partition(": ")
+        if value.isascii() and not key.endswith("-bin") and not key.startswith("grpc-"):
+            metadata.append((key, value))
+    return metadata
 
 
 # What a channel is made with.
@@ -417,32 +429,17 @@ def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
 
 # What became of a call.
 
-ERRORS: Mapping[StatusCode, type[RequestError]] = {
+_ERRORS: Mapping[StatusCode, type[RequestError]] = {
     StatusCode.UNAVAILABLE: PredictorUnavailable,
     StatusCode.NOT_FOUND: PredictorUnavailable,
     StatusCode.CANCELLED: PredictorUnavailable,  # by the server, which is going away
     StatusCode.DEADLINE_EXCEEDED: PredictorTimeout,
-    StatusCode.RESOURCE_EXHAUSTED: PredictorError,
-    StatusCode.UNKNOWN: PredictorError,
-    StatusCode.INVALID_ARGUMENT: PredictorError,
-    StatusCode.ALREADY_EXISTS: PredictorError,
     StatusCode.PERMISSION_DENIED: PredictorDenied,
     StatusCode.UNAUTHENTICATED: PredictorDenied,
-    StatusCode.FAILED_PRECONDITION: PredictorError,
-    StatusCode.ABORTED: PredictorError,
-    StatusCode.OUT_OF_RANGE: PredictorError,
-    StatusCode.UNIMPLEMENTED: PredictorError,
-    StatusCode.INTERNAL: PredictorError,
-    StatusCode.DATA_LOSS: PredictorError,
 }
-"""Every status a call can end with, except OK."""
+"""The errors behind statuses; PredictorError is behind all others."""
 
-_SAID: Mapping[StatusCode, str] = {
-    StatusCode.UNAVAILABLE: "is unavailable",
-    StatusCode.DEADLINE_EXCEEDED: "gave no answer in time",
-}
-"""Statuses that are found here more often than a server says them."""
-
+_SAID = {StatusCode.UNAVAILABLE: "is unavailable", StatusCode.DEADLINE_EXCEEDED: "gave no answer in time"}
 _REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)
 """What gRPC puts around the reason when it ends a call itself."""
 
@@ -481,21 +478,21 @@ def _error_of(error: grpc.aio.AioRpcError, where: str, seconds: float, tls: bool
     status, details = error.code(), _reason(error)
     if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
         status = StatusCode.UNAVAILABLE
-    message = f"the predictor at {where} {_SAID.get(status, f'answered {status.name}')}: {quoted(details)}"
-    kind = _kind(status, details, lost)
-    if kind == failures.CONNECTION:
-        if not tls and any(words in details for words in _NO_GRPC):
-            message += " (if that is its REST port, use --predictor_protocol=v2)"
-        if tls and "handshake" in details.lower():
-            message += f" ({TLS_FLAGS} ask for TLS)"
+    kind, advice = _kind(status, details, lost), ""
     if status is StatusCode.DEADLINE_EXCEEDED:
-        message += f" (the timeout is {seconds:g} s, {TIMEOUT_FLAG})"
-    if status is StatusCode.RESOURCE_EXHAUSTED:
-        message += (
-            " (a message may be too large: see --grpc_max_send_message_length,"
-            " --grpc_max_receive_message_length, --max_predictor_response_bytes and the predictor's own limits)"
+        advice = f"the timeout is {seconds:g} s, {TIMEOUT_FLAG}"
+    elif status is StatusCode.RESOURCE_EXHAUSTED:
+        advice = (
+            "a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
+            "--max_predictor_response_bytes and the predictor's own limits"
         )
-    found = ERRORS[status](message)
+    elif kind == failures.CONNECTION and not tls and any(words in details for words in _NO_GRPC):
+        advice = "if that is its REST port, use --predictor_protocol=v2"
+    elif kind == failures.CONNECTION and tls and "handshake" in details.lower():
+        advice = f"{TLS_FLAGS} ask for TLS"
+    said = _SAID.get(status, f"answered {status.name}")
+    message = f"the predictor at {where} {said}: {quoted(details)}" + (f" ({advice})" if advice else "")
+    found = _ERRORS.get(status, PredictorError)(message)
     if isinstance(found, PredictorUnavailable):
         found.kind = kind
     return found
@@ -511,11 +508,10 @@ def _kind(status: StatusCode, details: str, lost: str) -> str:
     """Which kind of unavailability a status is."""
     if status is StatusCode.CANCELLED:
         return failures.LOST
-    if status is StatusCode.UNAVAILABLE:
-        if any(words in details for words in _NOT_CONNECTED):
-            return failures.CONNECTION
-        if any(words in details for words in _CONNECTION_LOST):
-            return lost
+    if status is StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED):
+        return failures.CONNECTION
+    if status is StatusCode.UNAVAILABLE and any(words in details for words in _CONNECTION_LOST):
+        return lost
     return failures.refusal(details)
 
 

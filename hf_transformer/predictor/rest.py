@@ -8,7 +8,7 @@ import io
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -32,10 +32,10 @@ from hf_transformer.predictor.base import (
     Reply,
     StaleConnection,
     UnknownRegion,
-    header_lines,
+    forwarded,
     parse_address,
 )
-from hf_transformer.predictor.failures import quoted, reason, said, tls_hint, too_late, verified
+from hf_transformer.predictor.failures import call_codec, malformed, quoted, reason, said, tls_hint, too_late, verified
 from hf_transformer.predictor.http import (
     Answer,
     AnswerTooLarge,
@@ -51,7 +51,7 @@ from hf_transformer.predictor.http import (
 from hf_transformer.predictor.tls import ssl_context
 from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
-from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
+from hf_transformer.protocol.tensors import NOWHERE, Malformed
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
@@ -75,6 +75,8 @@ _ERROR_BYTES: Final = 2**16
 """How much is read of a stream's answer that is an error."""
 
 _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
+
+Parsed = TypeVar("Parsed")
 
 
 class RestPredictor(AdminTransport):
@@ -121,47 +123,37 @@ class RestPredictor(AdminTransport):
         if destination is not None:
             placements = destination.placements
             destination.settled = True  # as long as nothing is sent
-        request = self._infer_request(inputs, outputs, headers, placements)
         try:
+            text, chunks = codec.encode_infer_request(inputs, outputs, placements)
+            length = len(text) + sum(map(len, chunks))
+            fields = "".join(forwarded(headers)).encode("latin-1")
+            head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(text), length, fields)
+            request = [b"".join((head, text, *chunks))] if length <= _JOINED else [head + text, *chunks]
             if destination is None:
-                answer = (await self._client.begin(*request, whole=True)).answer()
+                answer = (await self._client.begin(request, whole=True)).answer()
             else:
                 answer = await self._request_once(request, destination)
-        except (OSError, HttpError) as exc:
+            if answer.status != 200 or b"content-encoding" in answer.headers:
+                self._raise_for_status(answer, destination)
+            given = answer.headers.get(_LENGTH_KEY)
+            header_length = None if given is None else codec.parse_header_length(given)
+            tensors = codec.decode_infer_response(answer.body, header_length, placements)
+        except (OSError, HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
-        if answer.status != 200 or b"content-encoding" in answer.headers:
-            if answer.status == 404:
-                self._check_region(answer, placements)
-            self._raise_for_status(answer)
-        tensors = codec.decode_infer_response(answer.body, _header_length(answer.headers), placements)
         return Reply(verified(outputs, tensors))
-
-    def _infer_request(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        placements: Mapping[str, Placement],
-    ) -> list[bytes | memoryview]:
-        """A request in pieces. Large tensors are views of the inputs."""
-        header, chunks, length = codec.encode_infer_request(inputs, outputs, placements)
-        fields = header_lines(headers)
-        head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(header), length, fields)
-        if length <= _JOINED:
-            return [b"".join((head, header, *chunks))]
-        return [head + header, *chunks]
 
     async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
-        connection = self._client.idle.pop() if self._client.idle else await self._client.connect()
+        kept = bool(self._client.idle)
+        connection = self._client.idle.pop() if kept else await self._client.connect()
         destination.settled = False
         try:
             await connection.begin(request, whole=True)
         except NoAnswer as exc:
-            if not connection.kept:
-                raise
-            raise self._stale(str(exc)) from exc
-        stale = connection.kept and not connection.keep_alive and connection.status == 408
+            if kept:
+                raise self._stale(str(exc)) from exc
+            raise
+        stale = kept and not connection.keep_alive and connection.status == 408
         answer = connection.answer()
         if stale:
             raise self._stale("it was closing the idle connection (408)")
@@ -171,12 +163,6 @@ class RestPredictor(AdminTransport):
     def _stale(self, why: str) -> StaleConnection:
         return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", failures.NO_ANSWER)
 
-    def _check_region(self, answer: Answer, placements: Mapping[str, Placement]) -> None:
-        """Raises UnknownRegion for a 404 that is about the region of a call."""
-        message = _message_of(answer.body, "identity")
-        if any(placement.region in message for placement in placements.values()):
-            raise UnknownRegion(f"the predictor at {self._where} answered 404: {message}")
-
     @property
     def streams_json(self) -> bool:
         return True
@@ -185,11 +171,12 @@ class RestPredictor(AdminTransport):
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
         """Calls Triton's generate_stream. Closing it early closes its connection."""
-        body = encode_generate_request(inputs)
-        request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), header_lines(headers), body)
         reader = EventReader(self._largest)
         try:
-            connection = await self._client.begin(request)
+            body = encode_generate_request(inputs)
+            fields = "".join(forwarded(headers)).encode("latin-1")
+            request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), fields, body)
+            connection = await self._client.begin([request])
             try:
                 await self._check_stream(connection)
                 while data := await connection.read():
@@ -201,10 +188,8 @@ class RestPredictor(AdminTransport):
                             yield tensors
             finally:
                 connection.leave()
-        except (OSError, HttpError) as exc:
+        except (OSError, HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
-        except Malformed as exc:
-            raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 
     async def _check_stream(self, connection: Connection) -> None:
         """Raises the predictor's error, or PredictorError for an answer that is no stream of events."""
@@ -226,10 +211,11 @@ class RestPredictor(AdminTransport):
         metadata = await self._get(self._path)
         self._raise_for_status(metadata)
         config = await self._get(f"{self._path}/config")
-        if config.status not in _NOT_THERE:
+        configured = config.status not in _NOT_THERE
+        if configured:
             self._raise_for_status(config)
         try:
-            return codec.parse_model_spec(metadata.body, None if config.status in _NOT_THERE else config.body)
+            return call_codec(codec.parse_model_spec, metadata.body, config.body if configured else None)
         except PredictorError as exc:  # Triton's port for metrics says 200 to everything
             raise PredictorError(f"{exc} (is {self._where} Triton's REST port? see --predictor_host)") from exc
 
@@ -252,9 +238,7 @@ class RestPredictor(AdminTransport):
         await self._change_region(name, "unregister", b"")
 
     async def region_names(self) -> Sequence[str]:
-        answer = await self._get("/v2/systemsharedmemory/status")
-        self._raise_for_status(answer)
-        return codec.parse_region_names(answer.body)
+        return self._parsed(await self._get("/v2/systemsharedmemory/status"), codec.parse_region_names)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
         self._raise_for_status(await self._post(f"/v2/systemsharedmemory/region/{_escaped(name)}/{action}", body))
@@ -275,15 +259,24 @@ class RestPredictor(AdminTransport):
         except (OSError, HttpError) as exc:
             raise _mapped(exc, self._where) from exc
 
-    def _raise_for_status(self, answer: Answer) -> None:
+    def _raise_for_status(self, answer: Answer, destination: Destination | None = None) -> None:
+        """Raises the error behind any answer but a plain 200."""
         encoding = answer.headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if answer.status != 200:
-            raise _refusal(answer.status, self._where, _message_of(answer.body, encoding))
+            said = _message_of(answer.body, encoding)
+            if answer.status == 404 and destination is not None and destination.region in said:
+                raise UnknownRegion(f"the predictor at {self._where} answered 404: {said}")
+            raise _refusal(answer.status, self._where, said)
         if encoding != "identity":
             raise PredictorError(
                 f"the predictor at {self._where} answered with Content-Encoding {encoding},"
                 " although identity was asked for"
             )
+
+    def _parsed(self, answer: Answer, parse: Callable[[memoryview], Parsed]) -> Parsed:
+        """What the body of an answer says."""
+        self._raise_for_status(answer)
+        return call_codec(parse, answer.body)
 
     async def server_live(self) -> bool:
         return (await self._get("/v2/health/live")).status == 200
@@ -292,16 +285,11 @@ class RestPredictor(AdminTransport):
         return (await self._get("/v2/health/ready")).status == 200
 
     async def describe_server(self) -> ServerDescription:
-        answer = await self._get("/v2")
-        self._raise_for_status(answer)
-        return codec.parse_server(answer.body)
+        return self._parsed(await self._get("/v2"), codec.parse_server)
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         answer = await self._post("/v2/repository/index")
-        if answer.status in _NOT_THERE:
-            return None
-        self._raise_for_status(answer)
-        return codec.parse_index(answer.body)
+        return None if answer.status in _NOT_THERE else self._parsed(answer, codec.parse_index)
 
 
 def host_header(settings: PredictorSettings, address: Address) -> str:
@@ -334,23 +322,15 @@ def _room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
         room = np.empty(size + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as exc:
         raise PredictorError(f"the predictor's response of {size} bytes does not fit into memory") from exc
-    start = -(room.ctypes.data + (_header_length(headers) or 0)) % _ALIGNMENT
+    header_length = codec.parse_header_length(headers.get(_LENGTH_KEY, b"0"))
+    start = -(room.ctypes.data + header_length) % _ALIGNMENT
     return room.data[start : start + size]
 
 
-def _header_length(headers: Mapping[bytes, bytes]) -> int | None:
-    """Bytes of the JSON header of a body; None where all of it is JSON. Raises PredictorError."""
-    given = headers.get(_LENGTH_KEY)
-    if given is None:
-        return None
-    try:
-        return codec.parse_header_length(given.strip())
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
-
-
-def _mapped(exc: OSError | HttpError, where: str) -> RequestError:
-    """The client's error as ours; ``where`` names the predictor in the message."""
+def _mapped(exc: OSError | HttpError | Malformed, where: str) -> RequestError:
+    """What the client or the codec has raised, as one of the service's errors; ``where`` is the predictor's address."""
+    if isinstance(exc, Malformed):
+        return malformed(exc)
     why = quoted(reason(exc))
     match exc:
         case ConnectTimeout():
