@@ -50,15 +50,8 @@ def open_predictor(
 ) -> Predictor:
     """The predictor that speaks ``protocol``, still to be entered with ``async with``.
 
-    Its layers, from the inside: the transport, SharedMemory if there is any, and Resilience.
-
-    Args:
-        protocol: a key of PROTOCOLS.
-        settings: where the predictor is, and whether outputs go through shared memory.
-        retries: how often one call is tried again while the predictor is unavailable; 0 is never.
-        metrics: count errors and retries, and show the circuit and shared memory, where there is any.
-        retry_budget: retries per call on average; see Resilience.
-        circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
+    Its layers, from the inside: the transport, SharedMemory if there is any, and Resilience, which has the other
+    arguments.
 
     Raises:
         ConfigError: the protocol is unknown, or the settings can't be used.

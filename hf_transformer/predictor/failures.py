@@ -1,7 +1,7 @@
 """Why calls to a predictor fail: failure codes, and the words and checks that all transports share.
 
-Every failure has a code. It is shown in the metrics (label ``kind``), and decides whether a call is tried again and
-whether the failure speaks for a dead predictor.
+The code is the label ``kind`` of the metrics. It decides whether a call is tried again, and whether the failure speaks
+for a dead predictor.
 
     connection      there was no connection, so nothing was sent
     no_answer       the connection ended before the first byte of an answer
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
-from hf_transformer.protocol.tensors import Malformed, Unwritable
+from hf_transformer.protocol.tensors import Malformed, Unwritable, shorten
 from hf_transformer.types import Tensor
 
 Arguments = ParamSpec("Arguments")
@@ -55,9 +55,6 @@ TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
 
 TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
 
-_MESSAGE_LIMIT = 500
-"""Characters of the predictor's message that are quoted; a backend's traceback can be pages long."""
-
 
 def kind_of(error: RequestError) -> str:
     """The kind of an error that a predictor raised."""
@@ -89,9 +86,8 @@ def call_codec(function: Callable[Arguments, Found], *args: Arguments.args, **kw
 
 
 def quoted(message: str) -> str:
-    """The predictor's message as it may stand in one of ours."""
-    text = message.strip() or "no message"
-    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+    """The predictor's message as it may stand in one of ours: a backend's traceback can be pages long."""
+    return shorten(message.strip() or "no message", 500)
 
 
 def reason(fault: Exception) -> str:
@@ -113,15 +109,16 @@ def _in_handshake(fault: BaseException | None) -> bool:
     return isinstance(fault, ConnectionResetError) and not fault.args
 
 
-def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The outputs, once it is sure that they are those asked for; Triton does not check what a model returns.
+def verified(asked: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:
+    """The outputs, if they are those asked for (all if none are named), or with ``some`` no others. Triton does not
+    check what a model returns.
 
     Raises:
         PredictorError: one is missing, or one came that nobody asked for.
     """
     if outputs.keys() == set(asked):
         return outputs
-    missing = [name for name in asked if name not in outputs]
+    missing = [name for name in asked if name not in outputs and not some]
     unknown = [name for name in outputs if asked and name not in asked]
     if missing or unknown:
         parts = [f"without the output {', '.join(map(repr, missing))}"] if missing else []

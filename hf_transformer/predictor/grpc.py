@@ -1,15 +1,13 @@
 """The V2 protocol over gRPC (grpc.aio), tensors as raw contents.
 
 **Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash a Triton before
-25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call goes on and ends by itself; the result is
-dropped. When more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after
-the timeout, when its calls are over. Two kinds of calls are cancelled on the wire: those of generations
-(``cancellable``), after LINGER_SECONDS, and streams that are closed early.
+25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call ends by itself, and the result is dropped. When
+more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after the timeout.
+Two kinds of calls are cancelled on the wire: those of generations (``cancellable``), after LINGER_SECONDS, and streams
+that are closed early.
 
-**One channel is one TCP connection** at a time; grpc.aio opens it for the first call and again when it was lost.
-With 32 small calls in flight to Triton, two and four channels were not faster than one.
-
-**Failures.** ``_error_of`` is the one place where a status of gRPC becomes one of the service's errors.
+**One channel is one TCP connection** at a time. With 32 small calls in flight to Triton, two and four channels were not
+faster than one.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import grpc
@@ -49,15 +46,7 @@ from hf_transformer.predictor.base import (
     forwarded,
     parse_address,
 )
-from hf_transformer.predictor.failures import (
-    TIMEOUT_FLAG,
-    TLS_FLAGS,
-    call_codec,
-    quoted,
-    said,
-    too_late,
-    verified,
-)
+from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, call_codec, quoted, verified
 from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
@@ -71,8 +60,7 @@ MOST_ABANDONED: Final = 64
 """Calls of one channel that may be open without a caller, before new calls get another channel."""
 
 LINGER_SECONDS = 1.0
-"""In which a ``cancellable`` call may still end by itself. Triton 24.10 crashed within 7,000 short calls that were
-cancelled at random moments, and not in 24,000 that were cancelled a second later."""
+"""In which a ``cancellable`` call may still end by itself; docs/reliability.md has the numbers."""
 
 PING_SECONDS, PONG_SECONDS = 10.0, 10.0
 """Silence during a call after which the server is pinged, and the time that it has to answer."""
@@ -82,6 +70,8 @@ _IDLE_SECONDS = 240.0
 
 _METADATA_BYTES = 2**16
 """Of a response. Triton puts a backend's traceback there, and gRPC's own limit of 16 KiB would hide it."""
+
+_Credentials: TypeAlias = Renewable[grpc.ChannelCredentials]
 
 _EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 
@@ -95,14 +85,13 @@ class GrpcPredictor(AdminTransport):
 
     def __init__(self, settings: PredictorSettings) -> None:
         address = parse_address(settings)
-        try:
-            self._target, self._options = _target(address), _options(settings, address)
-        except UnicodeError as exc:
-            raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
+        host = f"[{address.host}]" if ":" in address.host else address.name
+        self._target = f"dns:///{quote(host, safe='[]:')}:{address.port}"
+        self._options = _options(settings, address)
         self._where = str(address)
         self._model_name = settings.model_name
         self._timeout = settings.timeout
-        self._credentials: Renewable[grpc.ChannelCredentials] | None = None
+        self._credentials: _Credentials | None = None
         if address.use_ssl:
             files = [settings.ca_file, settings.ca_path, settings.cert_file, settings.key_file]
             paths = [path for path in files if path is not None]
@@ -112,15 +101,12 @@ class GrpcPredictor(AdminTransport):
         self._background: set[asyncio.Task[Any]] = set()
         """The renewal of certificates, channels that are closing, and calls without a caller."""
 
-    async def __aenter__(self) -> Self:
-        self._line = self._new_line()
+    async def open(self) -> None:
+        self._line = _Line(self._target, self._options, self._credentials)
         if self._credentials is not None:
             self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_line())))
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         lines = [self._open_line(), *self._retired]
         self._line = None
         for task in self._background:
@@ -187,12 +173,9 @@ class GrpcPredictor(AdminTransport):
                     continue
                 error, tensors, final = call_codec(codec.decode_stream_response, body)
                 if error:
-                    raise said(error, self._where)
-                if unknown := [name for name in tensors if outputs and name not in outputs]:
-                    names = ", ".join(map(repr, unknown))
-                    raise PredictorError(f"the predictor answered with {names}, which was not asked for")
+                    raise failures.said(error, self._where)
                 answered = True
-                if tensors:
+                if verified(outputs, tensors, some=True):
                     yield tensors
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, line, connection, failures.LOST if answered else failures.NO_ANSWER) from error
@@ -237,7 +220,7 @@ class GrpcPredictor(AdminTransport):
             async with asyncio.timeout(self._timeout):
                 body = await self._call(method, codec.encode_request(method, **fields))
         except TimeoutError as exc:
-            raise too_late(self._where, self._timeout) from exc
+            raise failures.too_late(self._where, self._timeout) from exc
         return call_codec(codec.decode_response, method, body)
 
     async def _call(
@@ -257,7 +240,10 @@ class GrpcPredictor(AdminTransport):
             if cancellable:
                 loop.call_later(LINGER_SECONDS, call.cancel)  # does nothing to a call that has ended
             else:
-                self._abandon(line, call)
+                line.abandoned.add(call)
+                call.add_done_callback(line.abandoned.discard)
+                if len(line.abandoned) > MOST_ABANDONED and line is self._line:
+                    self._replace_line()
             raise
         if call.cancelled():  # only closing the channel does that
             raise self._closed()
@@ -265,13 +251,6 @@ class GrpcPredictor(AdminTransport):
             return call.result()
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, line, connection, failures.NO_ANSWER) from error
-
-    def _abandon(self, line: _Line, call: asyncio.Task[bytes]) -> None:
-        """Lets a call end by itself."""
-        call.add_done_callback(line.abandoned.discard)
-        line.abandoned.add(call)
-        if len(line.abandoned) > MOST_ABANDONED and line is self._line:
-            self._replace_line()
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         """Holds a task that nobody waits for until it ends."""
@@ -283,10 +262,6 @@ class GrpcPredictor(AdminTransport):
         if not task.cancelled():
             task.exception()  # or asyncio would log that nobody has asked for it
 
-    def _new_line(self) -> _Line:
-        credentials = self._credentials.value if self._credentials is not None else None
-        return _Line(self._target, self._options, credentials)
-
     def _open_line(self) -> _Line:
         if self._line is None:
             raise self._closed()
@@ -294,7 +269,7 @@ class GrpcPredictor(AdminTransport):
 
     def _replace_line(self) -> None:
         """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
-        old, self._line = self._open_line(), self._new_line()
+        old, self._line = self._open_line(), _Line(self._target, self._options, self._credentials)
         self._retired.add(old)
         self._keep(asyncio.create_task(self._retire(old)))
 
@@ -326,13 +301,11 @@ class _Connection:
 class _Line:
     """A channel with its methods, made once."""
 
-    def __init__(
-        self, target: str, options: Sequence[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
-    ) -> None:
+    def __init__(self, target: str, options: Sequence[tuple[str, Any]], credentials: _Credentials | None) -> None:
         if credentials is None:
             self.channel = grpc.aio.insecure_channel(target, options)
         else:
-            self.channel = grpc.aio.secure_channel(target, credentials, options)
+            self.channel = grpc.aio.secure_channel(target, credentials.value, options)
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
@@ -369,11 +342,13 @@ def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:
-    """The options of a channel. Raises UnicodeError where the host is no host name."""
+    """The options of a channel."""
+    # What stands for Host: always with the port. TLS expects this host in the certificate.
+    authority = f"{address.name.rstrip('.') if address.use_ssl else address.name}:{address.port}"
     longest = settings.max_receive_message_length
     largest = settings.max_response_bytes if longest == -1 else min(longest, settings.max_response_bytes)
     return [
-        ("grpc.default_authority", _authority(address)),
+        ("grpc.default_authority", authority),
         ("grpc.max_send_message_length", settings.max_send_message_length),
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_metadata_size", _METADATA_BYTES),
@@ -399,19 +374,6 @@ def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, A
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 2),
     ]
-
-
-def _authority(address: Address) -> str:
-    """What stands for Host: always with the port, without an IPv6 zone. TLS expects this host in the certificate."""
-    host, _, _ = address.host.partition("%")
-    name = f"[{host}]" if ":" in host else host.encode("idna").decode()
-    return f"{name.rstrip('.') if address.use_ssl else name}:{address.port}"
-
-
-def _target(address: Address) -> str:
-    """The address as gRPC's resolver wants it. Raises UnicodeError where the host is no host name."""
-    name = f"[{address.host}]" if ":" in address.host else address.host.encode("idna").decode()
-    return f"dns:///{quote(name, safe='[]:')}:{address.port}"
 
 
 def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
@@ -450,8 +412,8 @@ _CONNECTION_LOST = (
     _BROKEN_FRAMES,
 )
 _NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
-"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2, which may have the
-status UNKNOWN too; the connection ended; while connecting: the server may speak something else."""
+"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2 (also UNKNOWN); the
+connection ended; the server may speak something else."""
 
 _CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
 """In messages with the status INTERNAL about a connection, ours or a proxy's, that was lost; Triton says INTERNAL too

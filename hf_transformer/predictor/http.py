@@ -28,11 +28,10 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from hf_transformer.predictor.base import Address
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a connection may take to open. A host that drops packets would otherwise cost the whole timeout."""
+"""How long a connection may take to open: a host that drops packets would cost the whole timeout."""
 
 FRAMING_LIMIT: Final = 2**16
-"""Bytes that may come without a byte of the body: the head, interim answers, sizes of chunks, trailers. It is checked
-after each read."""
+"""Bytes that may come without a byte of the body: the head, interim answers, sizes of chunks, trailers."""
 
 _SWEEP_SECONDS = 15.0
 _SWEEPS = 4
@@ -98,21 +97,18 @@ class Answer:
 class Client:
     """Connections to one server, as many as there are calls under way, each kept for the calls that follow.
 
-    The idle connection that was used last is taken first, so that the others age and are closed. A kept connection may
-    end at the moment in which it is used. The request is then sent once more, on a new connection. The same holds where
-    the answer has a status of ``_STALE`` and ends the connection: if the request itself is wrong, the second answer
-    says so again.
+    The idle connection that was used last is taken first, so that the others age and are closed. If a kept connection
+    ends before an answer, the request is sent once more, on a new connection. The same holds for an answer that has a
+    status of ``_STALE`` and ends the connection: if the request itself is wrong, the second answer says so again.
+
+    Args:
+        address: of the server.
+        tls: for TLS, None for plain TCP.
+        room: allocates the memory for bodies.
+        largest_body: bytes; a larger answer raises AnswerTooLarge. Streamed bodies have no such limit.
     """
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, room: Room, largest_body: int) -> None:
-        """Must be called in a running event loop.
-
-        Args:
-            address: of the server.
-            tls: for TLS, None for plain TCP.
-            room: allocates the memory for bodies.
-            largest_body: bytes; a larger answer raises AnswerTooLarge. Streamed bodies have no such limit.
-        """
         self.room = room
         self.largest_body = largest_body
         self.loop = asyncio.get_running_loop()
@@ -126,17 +122,14 @@ class Client:
     async def request(self, *data: bytes | memoryview) -> Answer:
         """Sends a request whose repetition does no harm, and gives its answer, whatever its status.
 
-        Args:
-            data: head and body in any number of pieces. Nobody may change them before the answer is there. The head has
-                a Host, Content-Length if there is a body, and does not ask for the connection to be closed.
+        ``data`` is the whole head and the body, in any number of pieces. Nobody may change them before the answer is
+        there.
         """
         return (await self.begin(data, whole=True)).answer()
 
     async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> Connection:
-        """As ``request``, but gives the connection: once the head of the answer has come, or with ``whole`` all of it.
-
-        The caller then calls ``answer``, or reads the body and calls ``leave``.
-        """
+        """As ``request``, but gives the connection, once the head of the answer has come, or with ``whole`` all of it.
+        The caller then calls ``answer``, or reads the body and calls ``leave``."""
         if self.idle:
             connection = self.idle.pop()
             try:
@@ -237,10 +230,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
 
     async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> None:
-        """Sends a request and waits for the head of its answer, or with ``whole`` for all of it.
-
-        If it raises, the call is over.
-        """
+        """Sends a request and waits for the head of its answer, or with ``whole`` for all of it."""
         self._whole, self._complete = whole, False
         self._framing = self.status = 0
         try:

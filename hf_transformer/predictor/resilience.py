@@ -3,18 +3,15 @@
 **Bound.** All tries of one call together, pauses included, have ``timeout`` seconds. A stream has them for its first
 response, and again for each silence between two responses.
 
-**Retries.** A call is tried again if it certainly was not answered (failures.RETRIED): there was no connection, it
-ended before the first byte of an answer, or the predictor said that it can't now. The predictor's own errors and
-timeouts are final. The pause before retry n is drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that many callers
-don't come back at one moment. A budget bounds retries: each call adds ``retry_budget`` of one, each second adds one,
-and each retry takes one. While every call fails, the predictor gets at most 1 + ``retry_budget`` times as many, and one
-more a second.
+**Retries.** A call is tried again if it certainly was not answered (failures.RETRIED). The pause before retry n is
+drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that callers don't come back together. A budget bounds retries:
+each call adds ``retry_budget`` of one, each second adds one, and each retry takes one.
 
 **Circuit breaker.** After ``circuit_failures`` calls in a row that found the predictor unavailable (failures.DEAD),
-further calls are refused at once with the last reason, and a probe in the background asks whether the model is ready
-until it is. Calls that are under way at that moment are left alone. Any answer ends the row, also an error of the
-model's or a full queue. Timeouts and cancelled calls say nothing, since a slow model answers others; a timeout while
-connecting counts. The end of a connection that calls share is one failure, however many calls it ends.
+calls are refused at once with the last reason, and a probe in the background asks whether the model is ready until it
+is. Calls that are under way at that moment are left alone. Any answer resets the count, also an error of the model's or
+a full queue. Timeouts and cancelled calls don't count, except timeouts while connecting. The end of a connection that
+calls share counts once.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Never, Self, TypeVar
+from typing import Any, Final, Never, TypeVar
 from weakref import WeakSet
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
@@ -53,7 +49,11 @@ PROBE_SECONDS = 5.0
 """How long the predictor may take to say whether it is ready."""
 
 FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
-"""Seconds before a probe, doubling from the first to the longest; a call that is answered begins anew."""
+"""Seconds before a probe, doubling from the first to the longest; an answered call begins anew."""
+
+
+def _always() -> bool:
+    return True
 
 
 class Bound:
@@ -145,20 +145,17 @@ class Resilience(Predictor):
         """Whether the circuit is open: the predictor counts as dead, and calls are refused."""
         return self._reason is not None
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         await self.inner.__aenter__()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         self._closed = True
         try:
             if self._probe is not None:
                 self._probe.cancel()
                 await asyncio.wait([self._probe])
         finally:
-            await self.inner.__aexit__(kind, error, trace)
+            await self.inner.__aexit__(None, None, None)
 
     async def model_spec(self) -> ModelSpec:
         return await self.inner.model_spec()
@@ -184,7 +181,7 @@ class Resilience(Predictor):
         cancellable: bool = False,
     ) -> Coroutine[Any, Any, Reply]:
         call = partial(self.inner.infer, inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable)
-        return self._answer(call, wanted)
+        return self._answer(call, wanted or _always)
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
@@ -196,7 +193,7 @@ class Resilience(Predictor):
             return responses, await anext(responses, None)
 
         generation = self._generation
-        responses, response = await self._answer(begun)
+        responses, response = await self._answer(begun, _always)
         async with aclosing(responses):
             while response is not None:
                 yield response
@@ -209,7 +206,7 @@ class Resilience(Predictor):
                 except TimeoutError as exc:
                     raise self._too_late() from exc
 
-    async def _answer(self, call: Callable[[], Awaitable[Answer]], wanted: Callable[[], bool] | None = None) -> Answer:
+    async def _answer(self, call: Callable[[], Awaitable[Answer]], wanted: Callable[[], bool]) -> Answer:
         """What one call gives, tried again where that may be."""
         if self._reason is not None:
             self._refuse(self._reason)
@@ -238,25 +235,23 @@ class Resilience(Predictor):
         return answer
 
     async def _pause_or_raise(
-        self, error: PredictorUnavailable, retry: int, ends: float, wanted: Callable[[], bool] | None
+        self, error: PredictorUnavailable, retry: int, ends: float, wanted: Callable[[], bool]
     ) -> None:
         """Returns when the next try may begin; raises ``error`` if there is to be none."""
         if retry >= self._retries or error.kind not in failures.RETRIED:
             raise error
         pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
-        if asyncio.get_running_loop().time() + pause >= ends:
+        if asyncio.get_running_loop().time() + pause >= ends or not wanted():
             raise error
-        if wanted is not None and not wanted():
-            raise error
-        if not self._withdraw_retry():
-            if self._metrics is not None:
-                self._metrics.count_retry(denied=True)
-            raise error
-        await self._sleep(pause)
-        if wanted is not None and not wanted():
-            raise error
+        allowed = self._withdraw_retry()
+        if allowed:
+            await self._sleep(pause)
+            if not wanted():
+                raise error
         if self._metrics is not None:
-            self._metrics.count_retry()
+            self._metrics.count_retry(denied=not allowed)
+        if not allowed:
+            raise error
 
     def _withdraw_retry(self) -> bool:
         """Takes one retry out of the budget; False if there is none."""

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import io
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 import orjson
 
 from hf_transformer.errors import (
-    ConfigError,
     PredictorDenied,
     PredictorError,
     PredictorTimeout,
     PredictorUnavailable,
     RequestError,
 )
-from hf_transformer.predictor import failures
+from hf_transformer.predictor import failures, http
 from hf_transformer.predictor.base import (
-    Address,
     AdminTransport,
     Destination,
     Outputs,
@@ -35,19 +30,7 @@ from hf_transformer.predictor.base import (
     forwarded,
     parse_address,
 )
-from hf_transformer.predictor.failures import call_codec, malformed, quoted, reason, said, tls_hint, too_late, verified
-from hf_transformer.predictor.http import (
-    Answer,
-    AnswerTooLarge,
-    Client,
-    ClientClosed,
-    Connection,
-    ConnectTimeout,
-    Disconnected,
-    HttpError,
-    NoAnswer,
-    NotHttp,
-)
+from hf_transformer.predictor.failures import call_codec, quoted, verified
 from hf_transformer.predictor.tls import ssl_context
 from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
@@ -60,6 +43,9 @@ _NOT_THERE: Final = frozenset({400, 404, 405, 501})
 _UNAVAILABLE: Final[Mapping[int, str]] = {404: failures.UNAVAILABLE, 429: failures.BUSY, 502: failures.LOST, 503: ""}
 """Statuses that mean that the predictor can't take the request or does not have the model, and their failure codes.
 That of 503 depends on the message. 429 and 502 come from proxies on the way."""
+
+_OTHERS: Final = {401: PredictorDenied, 403: PredictorDenied, 504: PredictorTimeout}
+"""Other statuses that are no PredictorError."""
 
 _OF_PROXIES: Final = frozenset({408, 429, 502, 504})
 """Statuses that a proxy sends for a call that may still go on behind it."""
@@ -89,23 +75,21 @@ class RestPredictor(AdminTransport):
         self._seconds = settings.timeout
         self._largest = settings.max_response_bytes
         # identity: or Triton spends 30 times longer on gzip than on the inference
-        self._fields = f"HTTP/1.1\r\nHost: {host_header(settings, address)}\r\nAccept-Encoding: identity\r\n"
-        self._path = f"/v2/models/{_escaped(settings.model_name)}"
+        host = address.name if address.port == (443 if address.use_ssl else 80) else f"{address.name}:{address.port}"
+        self._fields = f"HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n"
+        self._path = f"/v2/models/{quote(settings.model_name, safe='')}"
         self._infer_head = (
             f"POST {self._path}/infer {self._fields}Content-Type: application/octet-stream\r\n{codec.HEADER_LENGTH}: "
         ).encode()
         self._stream_head = (
             f"POST {self._path}/generate_stream {self._fields}Content-Type: application/json\r\nContent-Length: "
         ).encode()
-        self._client: Client
+        self._client: http.Client
 
-    async def __aenter__(self) -> Self:
-        self._client = Client(self._address, self._tls, _room, self._largest)
-        return self
+    async def open(self) -> None:
+        self._client = http.Client(self._address, self._tls, _room, self._largest)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         await self._client.close()
 
     async def infer(
@@ -138,18 +122,18 @@ class RestPredictor(AdminTransport):
             given = answer.headers.get(_LENGTH_KEY)
             header_length = None if given is None else codec.parse_header_length(given)
             tensors = codec.decode_infer_response(answer.body, header_length, placements)
-        except (OSError, HttpError, Malformed) as exc:
+        except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
         return Reply(verified(outputs, tensors))
 
-    async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> Answer:
+    async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> http.Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
         kept = bool(self._client.idle)
         connection = self._client.idle.pop() if kept else await self._client.connect()
         destination.settled = False
         try:
             await connection.begin(request, whole=True)
-        except NoAnswer as exc:
+        except http.NoAnswer as exc:
             if kept:
                 raise self._stale(str(exc)) from exc
             raise
@@ -157,7 +141,10 @@ class RestPredictor(AdminTransport):
         answer = connection.answer()
         if stale:
             raise self._stale("it was closing the idle connection (408)")
-        destination.settled = answer.status == 200 or _has_ended(answer)
+        # An error without the protocol's body, or with a proxy's status, may come from a proxy, which knows nothing of
+        # the model.
+        ended = answer.status not in _OF_PROXIES and isinstance(_object_in(answer.body).get("error"), str)
+        destination.settled = answer.status == 200 or ended
         return answer
 
     def _stale(self, why: str) -> StaleConnection:
@@ -183,15 +170,15 @@ class RestPredictor(AdminTransport):
                     for event in reader.feed(data):
                         error, tensors = decode_generate_response(event, outputs)
                         if error:
-                            raise said(error, self._where)
+                            raise failures.said(error, self._where)
                         if tensors:
                             yield tensors
             finally:
                 connection.leave()
-        except (OSError, HttpError, Malformed) as exc:
+        except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
 
-    async def _check_stream(self, connection: Connection) -> None:
+    async def _check_stream(self, connection: http.Connection) -> None:
         """Raises the predictor's error, or PredictorError for an answer that is no stream of events."""
         headers = connection.headers
         if connection.status != 200 or b"content-encoding" in headers:
@@ -199,7 +186,7 @@ class RestPredictor(AdminTransport):
             while len(body) < _ERROR_BYTES and (data := await connection.read()):
                 body += data
             body = body.removeprefix(b"data: ")  # Triton's body is JSON, or an event where the model failed
-            self._raise_for_status(Answer(connection.status, headers, memoryview(body)))
+            self._raise_for_status(http.Answer(connection.status, headers, memoryview(body)))
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         if not content_type.startswith("text/event-stream"):
             raise PredictorError(
@@ -225,11 +212,7 @@ class RestPredictor(AdminTransport):
         if answer.status in (400, 404, 503):
             return False
         self._raise_for_status(answer)
-        try:
-            status = orjson.loads(answer.body) if answer.body else None
-        except orjson.JSONDecodeError:
-            status = None
-        return not (isinstance(status, dict) and status.get("ready") is False)
+        return _object_in(answer.body).get("ready") is not False
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._change_region(name, "register", codec.encode_registration(key, byte_size))
@@ -241,39 +224,44 @@ class RestPredictor(AdminTransport):
         return self._parsed(await self._get("/v2/systemsharedmemory/status"), codec.parse_region_names)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
-        self._raise_for_status(await self._post(f"/v2/systemsharedmemory/region/{_escaped(name)}/{action}", body))
+        self._raise_for_status(await self._post(f"/v2/systemsharedmemory/region/{quote(name, safe='')}/{action}", body))
 
-    async def _get(self, path: str) -> Answer:
+    async def _get(self, path: str) -> http.Answer:
         return await self._call(f"GET {path} {self._fields}\r\n".encode())
 
-    async def _post(self, path: str, body: bytes = b"") -> Answer:
+    async def _post(self, path: str, body: bytes = b"") -> http.Answer:
         return await self._call(f"POST {path} {self._fields}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
-    async def _call(self, request: bytes) -> Answer:
+    async def _call(self, request: bytes) -> http.Answer:
         """A question about the model or the server. These have a bound here, since no other layer has one for them."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._client.request(request)
         except TimeoutError as exc:
-            raise too_late(self._where, self._seconds) from exc
-        except (OSError, HttpError) as exc:
+            raise failures.too_late(self._where, self._seconds) from exc
+        except (OSError, http.HttpError) as exc:
             raise _mapped(exc, self._where) from exc
 
-    def _raise_for_status(self, answer: Answer, destination: Destination | None = None) -> None:
+    def _raise_for_status(self, answer: http.Answer, destination: Destination | None = None) -> None:
         """Raises the error behind any answer but a plain 200."""
+        status = answer.status
         encoding = answer.headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
-        if answer.status != 200:
-            said = _message_of(answer.body, encoding)
-            if answer.status == 404 and destination is not None and destination.region in said:
-                raise UnknownRegion(f"the predictor at {self._where} answered 404: {said}")
-            raise _refusal(answer.status, self._where, said)
-        if encoding != "identity":
+        if status == 200 and encoding == "identity":
+            return
+        if status == 200:
             raise PredictorError(
                 f"the predictor at {self._where} answered with Content-Encoding {encoding},"
                 " although identity was asked for"
             )
+        said = _message_of(answer.body, encoding)
+        message = f"the predictor at {self._where} answered {status}: {said}"
+        if status == 404 and destination is not None and destination.region in said:
+            raise UnknownRegion(message)
+        if status in _UNAVAILABLE:
+            raise PredictorUnavailable(message, _UNAVAILABLE[status] or failures.refusal(message))
+        raise _OTHERS.get(status, PredictorError)(message)
 
-    def _parsed(self, answer: Answer, parse: Callable[[memoryview], Parsed]) -> Parsed:
+    def _parsed(self, answer: http.Answer, parse: Callable[[memoryview], Parsed]) -> Parsed:
         """What the body of an answer says."""
         self._raise_for_status(answer)
         return call_codec(parse, answer.body)
@@ -292,25 +280,6 @@ class RestPredictor(AdminTransport):
         return None if answer.status in _NOT_THERE else self._parsed(answer, codec.parse_index)
 
 
-def host_header(settings: PredictorSettings, address: Address) -> str:
-    """The value of the header Host: with the port unless it is the scheme's own, without an IPv6 zone.
-
-    Raises:
-        ConfigError: the host can't be a host's name.
-    """
-    host, _, _ = address.host.partition("%")
-    try:
-        name = f"[{host}]" if ":" in host else host.encode("idna").decode()
-    except UnicodeError as exc:
-        raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
-    return name if address.port == (443 if address.use_ssl else 80) else f"{name}:{address.port}"
-
-
-def _escaped(name: str) -> str:
-    """A name as one part of a path."""
-    return quote(name, safe="")
-
-
 def _room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
     """Memory for a body in which the first binary tensor, behind the JSON header, is aligned.
 
@@ -327,53 +296,40 @@ def _room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
     return room.data[start : start + size]
 
 
-def _mapped(exc: OSError | HttpError | Malformed, where: str) -> RequestError:
+def _mapped(exc: OSError | http.HttpError | Malformed, where: str) -> RequestError:
     """What the client or the codec has raised, as one of the service's errors; ``where`` is the predictor's address."""
     if isinstance(exc, Malformed):
-        return malformed(exc)
-    why = quoted(reason(exc))
+        return failures.malformed(exc)
+    predictor, why = f"the predictor at {where}", quoted(failures.reason(exc))
     match exc:
-        case ConnectTimeout():
-            return PredictorUnavailable(f"no connection to the predictor at {where} in time", failures.CONNECTION)
-        case ClientClosed():
-            return PredictorUnavailable(f"the connections to the predictor at {where} are closed", failures.LOST)
-        case OSError() | Disconnected():
-            kind = failures.CONNECTION if isinstance(exc, OSError) else failures.LOST
-            hint = tls_hint(exc) or tls_hint(exc.__cause__)
-            message = f"the predictor at {where} is unavailable: {why}{hint}"
-            return PredictorUnavailable(message, failures.NO_ANSWER if isinstance(exc, NoAnswer) else kind)
-        case AnswerTooLarge():
-            flag = "--max_predictor_response_bytes"
-            return PredictorError(f"the response of the predictor at {where} is too large: {why} ({flag})")
-        case NotHttp():
-            return PredictorError(
-                f"the predictor at {where} does not speak HTTP/1.1; if that is its gRPC port, "
-                "use --predictor_protocol=grpc-v2"
-            )
+        case http.ConnectTimeout():
+            return PredictorUnavailable(f"no connection to {predictor} in time", failures.CONNECTION)
+        case http.ClientClosed():
+            return PredictorUnavailable(f"the connections to {predictor} are closed", failures.LOST)
+        case OSError():
+            hint = failures.tls_hint(exc)
+            return PredictorUnavailable(f"{predictor} is unavailable: {why}{hint}", failures.CONNECTION)
+        case http.Disconnected():
+            kind, hint = failures.LOST, failures.tls_hint(exc.__cause__)
+            if isinstance(exc, http.NoAnswer):
+                kind = failures.NO_ANSWER
+            return PredictorUnavailable(f"{predictor} is unavailable: {why}{hint}", kind)
+        case http.AnswerTooLarge():
+            return PredictorError(f"the response of {predictor} is too large: {why} (--max_predictor_response_bytes)")
+        case http.NotHttp():
+            advice = "if that is its gRPC port, use --predictor_protocol=grpc-v2"
+            return PredictorError(f"{predictor} does not speak HTTP/1.1; {advice}")
         case _:
-            return PredictorError(f"the call to the predictor at {where} failed: {why}")
+            return PredictorError(f"the call to {predictor} failed: {why}")
 
 
-def _refusal(status: int, where: str, said: str) -> RequestError:
-    """The error for an answer with another status than 200."""
-    message = f"the predictor at {where} answered {status}: {said}"
-    if status in _UNAVAILABLE:
-        return PredictorUnavailable(message, _UNAVAILABLE[status] or failures.refusal(message))
-    if status in (401, 403):
-        return PredictorDenied(message)
-    return (PredictorTimeout if status == 504 else PredictorError)(message)
-
-
-def _has_ended(answer: Answer) -> bool:
-    """Whether a refused call has certainly ended at the predictor; not sure is no.
-
-    An error without the V2 protocol's body may come from a proxy, which knows nothing of the model. So may one with a
-    proxy's status.
-    """
+def _object_in(body: bytes | memoryview) -> dict[str, Any]:
+    """The JSON object in a body; an empty one where there is none."""
     try:
-        return answer.status not in _OF_PROXIES and isinstance(orjson.loads(answer.body)["error"], str)
-    except (ValueError, KeyError, TypeError):
-        return False
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _message_of(body: memoryview, encoding: str) -> str:
@@ -381,11 +337,8 @@ def _message_of(body: memoryview, encoding: str) -> str:
     data = bytes(body)
     if encoding in ("gzip", "x-gzip"):  # some proxies do not ask
         try:
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(2**16)
-        except (OSError, EOFError, zlib.error):
+            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, 2**16)
+        except zlib.error:
             return "a message in broken gzip"
-    try:
-        error = orjson.loads(data)["error"]
-    except (ValueError, KeyError, TypeError):
-        return quoted(data.decode("utf-8", "replace"))
+    error = _object_in(data).get("error", data.decode("utf-8", "replace"))
     return quoted(error if isinstance(error, str) else repr(error))

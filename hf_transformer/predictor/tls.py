@@ -22,29 +22,26 @@ def root_certificates(settings: PredictorSettings) -> str | None:
     Raises:
         ConfigError: a file can't be read, or the file or all of the folder have no certificate.
     """
-    if settings.ca_file is None and settings.ca_path is None:
-        return None
-    pems = [] if settings.ca_file is None else [_certificates_in([Path(settings.ca_file)], settings.ca_file)]
-    if settings.ca_path is not None:
-        pems.append(_certificates_in(_files_in(settings.ca_path), settings.ca_path))
-    return "\n".join(pems)
+    pems = []
+    try:
+        if settings.ca_file is not None:
+            pems.append(_certificates_in([Path(settings.ca_file)], settings.ca_file))
+        if settings.ca_path is not None:
+            pems.append(_certificates_in(_files_in(settings.ca_path), settings.ca_path))
+    except OSError as exc:
+        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+    return "\n".join(pems) or None
 
 
 def _files_in(folders: str) -> list[Path]:
     """The files of one folder, or of several with colons in between, as SSL_CERT_DIR may have them."""
-    try:
-        found = [Path(folder) for folder in folders.split(":") if folder]
-        found = [folder for folder in found if folder.is_dir()] or found
-        return sorted(path for folder in found for path in folder.iterdir() if path.is_file())
-    except OSError as exc:
-        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+    found = [Path(folder) for folder in folders.split(":") if folder]
+    found = [folder for folder in found if folder.is_dir()] or found
+    return sorted(path for folder in found for path in folder.iterdir() if path.is_file())
 
 
 def _certificates_in(paths: Sequence[Path], where: str) -> str:
-    try:
-        texts = [path.read_bytes().decode("ascii", "replace") for path in paths]
-    except OSError as exc:
-        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+    texts = [path.read_bytes().decode("ascii", "replace") for path in paths]
     pem = "\n".join(text for text in texts if _BEGIN in text)
     if not pem:
         raise ConfigError(f"no certificate in {where}")

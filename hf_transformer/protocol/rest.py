@@ -152,7 +152,7 @@ def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview,
 
 
 def parse_model_spec(metadata: memoryview, config: memoryview | None) -> ModelSpec:
-    """The model in the answers of GET /v2/models/{m} and Triton's /v2/models/{m}/config; see descriptions.model_spec."""
+    """The model in the answers of GET /v2/models/{m} and of Triton's /v2/models/{m}/config."""
     about = from_json(pb.ModelMetadataResponse, parse(metadata))
     return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse(config)))
 

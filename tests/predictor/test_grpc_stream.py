@@ -55,7 +55,7 @@ async def test_a_request_and_its_responses() -> None:
             await context.write(response)
 
     async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
-        responses = stream(client, {"X-Request-Id": "7"})
+        responses = stream(client, {"x-request-id": "7"})
         assert seen == []
         found = [one["output_ids"].data.tolist() async for one in responses]
     assert found == [[5], [6, 7]]

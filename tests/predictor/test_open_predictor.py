@@ -18,7 +18,7 @@ from hf_transformer import predictor
 from hf_transformer.errors import ConfigError, PredictorError, PredictorTimeout
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import PROTOCOLS, open_predictor
-from hf_transformer.predictor.base import Address, PredictorSettings, forwarded, header_lines, parse_address
+from hf_transformer.predictor.base import Address, PredictorSettings, forwarded, parse_address
 from hf_transformer.predictor.failures import quoted, verified
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
