@@ -6,29 +6,29 @@ from collections.abc import Callable, Mapping
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import AdminTransport, Predictor, PredictorSettings, parse_address
+from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport, parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
 
 
-def _rest(settings: PredictorSettings) -> AdminTransport:
+def _rest(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.rest import RestPredictor
 
     return RestPredictor(settings)
 
 
-def _grpc(settings: PredictorSettings) -> AdminTransport:
+def _grpc(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.grpc import GrpcPredictor
 
     return GrpcPredictor(settings)
 
 
-PROTOCOLS: Mapping[str, Callable[[PredictorSettings], AdminTransport]] = {"v2": _rest, "grpc-v2": _grpc}
+PROTOCOLS: Mapping[str, Callable[[PredictorSettings], Transport]] = {"v2": _rest, "grpc-v2": _grpc}
 """--predictor_protocol to transport. The import waits for the call: one service needs one of them, and gRPC's costs
 3 MB and 18 ms."""
 
 
-def open_transport(protocol: str, settings: PredictorSettings) -> AdminTransport:
+def open_transport(protocol: str, settings: PredictorSettings) -> Transport:
     """The bare transport that speaks ``protocol``, still to be entered with ``async with``.
 
     Raises:

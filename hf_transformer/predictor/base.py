@@ -147,7 +147,8 @@ class Destination:
 
 
 class Transport(Predictor):
-    """A predictor at the other end of a connection, which can write outputs into a file in /dev/shm that both see."""
+    """A predictor at the other end of a connection, which can write outputs into a file in /dev/shm that both see, and
+    can be asked what it says of itself."""
 
     @abstractmethod
     async def infer(
@@ -171,12 +172,8 @@ class Transport(Predictor):
 
     @abstractmethod
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        """Makes the predictor map a file.
-
-        Args:
-            name: what requests call it; never one that this predictor has had before.
-            key: a slash and the name of the file in /dev/shm; never used before either.
-            byte_size: the length of the file.
+        """Makes the predictor map a file of ``byte_size`` bytes in /dev/shm. Requests call it ``name``; ``key`` is a slash
+        and the file's own name. Neither was used before.
         """
 
     @abstractmethod
@@ -190,10 +187,6 @@ class Transport(Predictor):
     @abstractmethod
     async def region_names(self) -> Sequence[str]:
         """The names of all regions that anybody has registered."""
-
-
-class AdminTransport(Transport):
-    """A transport that also asks what its server says of itself. The methods raise what every predictor's do."""
 
     @abstractmethod
     async def server_live(self) -> bool:

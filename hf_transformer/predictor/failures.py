@@ -16,7 +16,6 @@ for a dead predictor.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, ParamSpec, TypeVar
 
@@ -51,8 +50,6 @@ BUSY_WORDS = ("queue size", "Request timeout expired")
 """In Triton's messages, of a request that its queue has no place for, or not in time."""
 
 TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
-"""What to change when a predictor needs longer, for messages."""
-
 TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
 
 
@@ -88,25 +85,6 @@ def call_codec(function: Callable[Arguments, Found], *args: Arguments.args, **kw
 def quoted(message: str) -> str:
     """The predictor's message as it may stand in one of ours: a backend's traceback can be pages long."""
     return shorten(message.strip() or "no message", 500)
-
-
-def reason(fault: Exception) -> str:
-    """What a connection or a call says of its failure."""
-    if _in_handshake(fault):
-        return "it closed the connection in the TLS handshake"
-    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-    return text or type(fault).__name__
-
-
-def tls_hint(fault: BaseException | None) -> str:
-    """The end of a message where a connection has failed in TLS: the flags that ask for that; else nothing."""
-    return f" ({TLS_FLAGS} ask for TLS)" if isinstance(fault, ssl.SSLError) or _in_handshake(fault) else ""
-
-
-def _in_handshake(fault: BaseException | None) -> bool:
-    """Whether the server has closed the connection there, as Triton does without TLS: the event loops say no more than
-    this, and say more of all other ends."""
-    return isinstance(fault, ConnectionResetError) and not fault.args
 
 
 def verified(asked: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:

@@ -6,18 +6,15 @@ more than MOST_ABANDONED such calls are open, new calls get another channel, and
 Two kinds of calls are cancelled on the wire: those of generations (``cancellable``), after LINGER_SECONDS, and streams
 that are closed early.
 
-**One channel is one TCP connection** at a time. With 32 small calls in flight to Triton, two and four channels were not
-faster than one.
+A channel is one TCP connection at a time. More than one is not faster with 32 small calls in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from functools import cache
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -26,35 +23,28 @@ import grpc.aio
 from grpc import StatusCode
 
 from hf_transformer.credentials import Renewable, keep_renewing
-from hf_transformer.errors import (
-    ConfigError,
-    PredictorDenied,
-    PredictorError,
-    PredictorTimeout,
-    PredictorUnavailable,
-    RequestError,
-)
+from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import (
     Address,
-    AdminTransport,
     Destination,
     Outputs,
     PredictorSettings,
     Reply,
+    Transport,
     UnknownRegion,
     forwarded,
     parse_address,
 )
 from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, call_codec, quoted, verified
-from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context
+from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context, system_certificates
 from hf_transformer.protocol import grpc as codec
 from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.tensors import NOWHERE
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a connection may take to open, TLS and the server's first frame included."""
+"""How long a connection may take to open, TLS included."""
 
 MOST_ABANDONED: Final = 64
 """Calls of one channel that may be open without a caller, before new calls get another channel."""
@@ -76,11 +66,10 @@ _Credentials: TypeAlias = Renewable[grpc.ChannelCredentials]
 _EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 
 _STREAM_METADATA = ("triton_grpc_error", "true")
-"""Asks Triton (24.08 and newer) to end a failed stream with the error's own status. Without it, and from an older
-one, only a message comes."""
+"""Asks Triton (24.08 and newer) to end a failed stream with the error's own status, not only with a message."""
 
 
-class GrpcPredictor(AdminTransport):
+class GrpcPredictor(Transport):
     """A predictor behind gRPC, with a connection of its own. Also answers what the doctor asks of the server."""
 
     def __init__(self, settings: PredictorSettings) -> None:
@@ -292,10 +281,7 @@ class GrpcPredictor(AdminTransport):
 
 
 class _Connection:
-    """Stands for one connection of a channel, which gRPC does not show: all calls between two losses share it.
-
-    The first call that fails with its connection ends it. Those that began before that have failed for the same reason.
-    """
+    """Stands for one connection of a channel, which gRPC does not show: all calls between two losses share it."""
 
 
 class _Line:
@@ -309,18 +295,15 @@ class _Line:
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
-        self._methods: dict[str, Callable[..., Awaitable[bytes]]] = {}
+        self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(self._method)
 
-    def method(self, name: str) -> Callable[..., Awaitable[bytes]]:
+    def _method(self, name: str) -> Callable[..., Awaitable[bytes]]:
         """What makes a unary call of this method, with bytes in and out."""
-        found = self._methods.get(name)
-        if found is None:
-            found = self._methods[name] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
-        return found
+        made: Callable[..., Awaitable[bytes]] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
+        return made
 
 
 async def _response(call: Awaitable[bytes]) -> bytes:
-    """A coroutine, as a task wants one."""
     return await call
 
 
@@ -380,11 +363,8 @@ def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
     """The certificates to trust and to show, read now. Raises ConfigError where they can't be used."""
     ssl_context(settings)  # checks what gRPC would only complain about in a handshake
     roots, own = root_certificates(settings), own_certificate(settings)
-    if roots is None:  # the system's: gRPC would take a list of its own
-        paths = ssl.get_default_verify_paths()
-        with suppress(ConfigError):
-            folder = None if paths.cafile else paths.capath
-            roots = root_certificates(replace(settings, ca_file=paths.cafile, ca_path=folder))
+    if roots is None:  # gRPC would take a list of its own
+        roots = system_certificates()
     pem = None if roots is None else roots.encode("ascii", "replace")
     return grpc.ssl_channel_credentials(pem, *((own.key, own.chain) if own is not None else ()))
 
@@ -402,13 +382,17 @@ _ERRORS: Mapping[StatusCode, type[RequestError]] = {
 """The errors behind statuses; PredictorError is behind all others."""
 
 _SAID = {StatusCode.UNAVAILABLE: "is unavailable", StatusCode.DEADLINE_EXCEEDED: "gave no answer in time"}
-_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)
-"""What gRPC puts around the reason when it ends a call itself."""
+_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)  # around the reason, when gRPC itself ends a call
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "name resolution failure")
 _BROKEN_FRAMES = "Failed parsing HTTP/2"
-_CONNECTION_LOST = (
-    *("Socket closed", "recvmsg", "Connection reset", "Broken pipe", "ping timeout", "GOAWAY received"),
+_LOST = (
+    "Socket closed",
+    "recvmsg",
+    "Connection reset",
+    "Broken pipe",
+    "ping timeout",
+    "GOAWAY received",
     _BROKEN_FRAMES,
 )
 _NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
@@ -416,8 +400,7 @@ _NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
 connection ended; the server may speak something else."""
 
 _CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
-"""In messages with the status INTERNAL about a connection, ours or a proxy's, that was lost; Triton says INTERNAL too
-when a model fails."""
+"""In messages with the status INTERNAL about a lost connection. Triton says INTERNAL too when a model fails."""
 
 _REFUSALS = (*failures.BUSY_WORDS, "stopped accepting", "unknown model")
 """In Triton's own messages with the status UNAVAILABLE. Those of a proxy are about connections lost during a call."""
@@ -472,7 +455,7 @@ def _kind(status: StatusCode, details: str, lost: str) -> str:
         return failures.LOST
     if status is StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED):
         return failures.CONNECTION
-    if status is StatusCode.UNAVAILABLE and any(words in details for words in _CONNECTION_LOST):
+    if status is StatusCode.UNAVAILABLE and any(words in details for words in _LOST):
         return lost
     return failures.refusal(details)
 
@@ -488,11 +471,8 @@ def has_ended(error: RequestError) -> bool:
     if not isinstance(cause, grpc.aio.AioRpcError):
         return False
     status, details = cause.code(), _reason(cause)
-    match status:
-        case StatusCode.INTERNAL:
-            return not any(words in details for words in _CONNECTION_FAULTS)
-        case StatusCode.UNAVAILABLE:
-            return any(words in details for words in (*_REFUSALS, *_NOT_CONNECTED))
-        case StatusCode.RESOURCE_EXHAUSTED:
-            return "larger than max" in details
-    return status in _ENDED
+    if status is StatusCode.INTERNAL:
+        return not any(words in details for words in _CONNECTION_FAULTS)
+    if status is StatusCode.UNAVAILABLE:
+        return any(words in details for words in (*_REFUSALS, *_NOT_CONNECTED))
+    return status in _ENDED or (status is StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details)

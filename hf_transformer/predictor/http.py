@@ -101,11 +101,8 @@ class Client:
     ends before an answer, the request is sent once more, on a new connection. The same holds for an answer that has a
     status of ``_STALE`` and ends the connection: if the request itself is wrong, the second answer says so again.
 
-    Args:
-        address: of the server.
-        tls: for TLS, None for plain TCP.
-        room: allocates the memory for bodies.
-        largest_body: bytes; a larger answer raises AnswerTooLarge. Streamed bodies have no such limit.
+    Without ``tls`` it is plain TCP. ``room`` allocates the memory for bodies. An answer of more than ``largest_body``
+    bytes raises AnswerTooLarge; streamed bodies have no such limit.
     """
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, room: Room, largest_body: int) -> None:
@@ -148,16 +145,11 @@ class Client:
         if self.closed:
             raise ClientClosed("the client is closed")
         connection = Connection(self)
-        host = self._address.host
+        host, port, tls = self._address.host, self._address.port, self._tls
+        name = None if tls is None else host.rstrip(".")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await self.loop.create_connection(
-                    lambda: connection,
-                    host,
-                    self._address.port,
-                    ssl=self._tls,
-                    server_hostname=host.rstrip(".") if self._tls is not None else None,
-                )
+                await self.loop.create_connection(lambda: connection, host, port, ssl=tls, server_hostname=name)
         except BaseException as exc:
             connection.abort()  # it may be open, if this was cancelled in the same turn of the event loop
             if isinstance(exc, TimeoutError):
@@ -178,7 +170,6 @@ class Client:
         self.closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-            self._sweeper = None
         connections = list(self.connections)
         for connection in connections:
             connection.abort()

@@ -23,7 +23,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, Never, TypeVar
+from typing import Any, Never, TypeVar
 from weakref import WeakSet
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
@@ -39,21 +39,14 @@ Answer = TypeVar("Answer")
 FIRST_RETRY, LONGEST_RETRY = 0.05, 2.0
 """Seconds that a pause before a retry has at most, doubling from the first to the longest."""
 
-RETRIES_IN_HAND: Final = 10.0
-"""Retries that the budget begins with and holds at most: enough for a restart of the predictor under little load."""
-
-RETRIES_PER_SECOND: Final = 1.0
-"""Without these a service with few calls would soon have none left."""
+RETRIES_IN_HAND, RETRIES_PER_SECOND = 10.0, 1.0
+"""Retries that the budget begins with and holds at most, and gains: a service with few calls needs some, too."""
 
 PROBE_SECONDS = 5.0
 """How long the predictor may take to say whether it is ready."""
 
 FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
 """Seconds before a probe, doubling from the first to the longest; an answered call begins anew."""
-
-
-def _always() -> bool:
-    return True
 
 
 class Bound:
@@ -181,7 +174,7 @@ class Resilience(Predictor):
         cancellable: bool = False,
     ) -> Coroutine[Any, Any, Reply]:
         call = partial(self.inner.infer, inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable)
-        return self._answer(call, wanted or _always)
+        return self._answer(call, wanted or (lambda: True))
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
@@ -193,7 +186,7 @@ class Resilience(Predictor):
             return responses, await anext(responses, None)
 
         generation = self._generation
-        responses, response = await self._answer(begun, _always)
+        responses, response = await self._answer(begun, lambda: True)
         async with aclosing(responses):
             while response is not None:
                 yield response
@@ -312,23 +305,16 @@ class Resilience(Predictor):
         while self.is_open:
             await self._sleep(self._probe_pause * (0.5 + self._jitter() / 2))
             self._probe_pause = min(self._probe_pause * 2, LONGEST_PROBE)
-            problem = await self._problem()
-            if problem:
-                self._reason = problem
-                continue
-            self._reason = None
-            self._failures_in_a_row = 0
-            self._generation += 1
-            logger.info("the predictor is ready again")
-
-    async def _problem(self) -> str:
-        """Why the predictor is not ready; empty if it is."""
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                return "" if await self.inner.model_ready() else "the predictor says that the model is not ready"
-        except TimeoutError:
-            return f"the predictor did not say in {PROBE_SECONDS:g} s whether it is ready"
-        except Exception as error:
-            if not isinstance(error, RequestError):
-                logger.exception("the predictor can't be asked whether it is ready")
-            return str(error) or type(error).__name__
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    ready = await self.inner.model_ready()
+                self._reason = None if ready else "the predictor says that the model is not ready"
+            except TimeoutError:
+                self._reason = f"the predictor did not say in {PROBE_SECONDS:g} s whether it is ready"
+            except Exception as error:
+                self._reason = str(error) or type(error).__name__
+                if not isinstance(error, RequestError):
+                    logger.exception("the predictor can't be asked whether it is ready")
+        self._failures_in_a_row = 0
+        self._generation += 1
+        logger.info("the predictor is ready again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -11,21 +12,15 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from hf_transformer.errors import (
-    PredictorDenied,
-    PredictorError,
-    PredictorTimeout,
-    PredictorUnavailable,
-    RequestError,
-)
+from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import failures, http
 from hf_transformer.predictor.base import (
-    AdminTransport,
     Destination,
     Outputs,
     PredictorSettings,
     Reply,
     StaleConnection,
+    Transport,
     UnknownRegion,
     forwarded,
     parse_address,
@@ -53,9 +48,8 @@ _OF_PROXIES: Final = frozenset({408, 429, 502, 504})
 _JOINED: Final = 2**16
 """Tensors of a larger request are sent from where they are: joining 100 MB of keys and values takes 50 ms."""
 
-_ALIGNMENT: Final = 64
-_WORTH_ALIGNING: Final = 2**14
-"""Bytes of a body. Finding the address of a smaller one costs more than alignment saves."""
+_ALIGNMENT, _WORTH_ALIGNING = 64, 2**14
+"""Bytes, and those of a body from which on alignment saves more than finding the address costs."""
 
 _ERROR_BYTES: Final = 2**16
 """How much is read of a stream's answer that is an error."""
@@ -65,7 +59,7 @@ _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
 Parsed = TypeVar("Parsed")
 
 
-class RestPredictor(AdminTransport):
+class RestPredictor(Transport):
     """A predictor behind HTTP. Cancelling a call closes its connection, of which there are as many as calls."""
 
     def __init__(self, settings: PredictorSettings) -> None:
@@ -195,9 +189,9 @@ class RestPredictor(AdminTransport):
             )
 
     async def model_spec(self) -> ModelSpec:
-        metadata = await self._get(self._path)
+        metadata = await self._ask(f"GET {self._path}")
         self._raise_for_status(metadata)
-        config = await self._get(f"{self._path}/config")
+        config = await self._ask(f"GET {self._path}/config")
         configured = config.status not in _NOT_THERE
         if configured:
             self._raise_for_status(config)
@@ -208,7 +202,7 @@ class RestPredictor(AdminTransport):
 
     async def model_ready(self) -> bool:
         """Triton's body is empty; other servers may say ``{"ready": false}`` with a 200."""
-        answer = await self._get(f"{self._path}/ready")
+        answer = await self._ask(f"GET {self._path}/ready")
         if answer.status in (400, 404, 503):
             return False
         self._raise_for_status(answer)
@@ -221,19 +215,17 @@ class RestPredictor(AdminTransport):
         await self._change_region(name, "unregister", b"")
 
     async def region_names(self) -> Sequence[str]:
-        return self._parsed(await self._get("/v2/systemsharedmemory/status"), codec.parse_region_names)
+        return self._parsed(await self._ask("GET /v2/systemsharedmemory/status"), codec.parse_region_names)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
-        self._raise_for_status(await self._post(f"/v2/systemsharedmemory/region/{quote(name, safe='')}/{action}", body))
+        self._raise_for_status(
+            await self._ask(f"POST /v2/systemsharedmemory/region/{quote(name, safe='')}/{action}", body)
+        )
 
-    async def _get(self, path: str) -> http.Answer:
-        return await self._call(f"GET {path} {self._fields}\r\n".encode())
-
-    async def _post(self, path: str, body: bytes = b"") -> http.Answer:
-        return await self._call(f"POST {path} {self._fields}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-
-    async def _call(self, request: bytes) -> http.Answer:
-        """A question about the model or the server. These have a bound here, since no other layer has one for them."""
+    async def _ask(self, line: str, body: bytes | None = None) -> http.Answer:
+        """The answer to a question about the model or the server, such as ``GET /v2``. The timeout is its bound."""
+        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        request = f"{line} {self._fields}{length}\r\n".encode() + (body or b"")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._client.request(request)
@@ -267,16 +259,16 @@ class RestPredictor(AdminTransport):
         return call_codec(parse, answer.body)
 
     async def server_live(self) -> bool:
-        return (await self._get("/v2/health/live")).status == 200
+        return (await self._ask("GET /v2/health/live")).status == 200
 
     async def server_ready(self) -> bool:
-        return (await self._get("/v2/health/ready")).status == 200
+        return (await self._ask("GET /v2/health/ready")).status == 200
 
     async def describe_server(self) -> ServerDescription:
-        return self._parsed(await self._get("/v2"), codec.parse_server)
+        return self._parsed(await self._ask("GET /v2"), codec.parse_server)
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
-        answer = await self._post("/v2/repository/index")
+        answer = await self._ask("POST /v2/repository/index", b"")
         return None if answer.status in _NOT_THERE else self._parsed(answer, codec.parse_index)
 
 
@@ -300,20 +292,17 @@ def _mapped(exc: OSError | http.HttpError | Malformed, where: str) -> RequestErr
     """What the client or the codec has raised, as one of the service's errors; ``where`` is the predictor's address."""
     if isinstance(exc, Malformed):
         return failures.malformed(exc)
-    predictor, why = f"the predictor at {where}", quoted(failures.reason(exc))
+    predictor, why = f"the predictor at {where}", _reason(exc)
     match exc:
         case http.ConnectTimeout():
             return PredictorUnavailable(f"no connection to {predictor} in time", failures.CONNECTION)
         case http.ClientClosed():
             return PredictorUnavailable(f"the connections to {predictor} are closed", failures.LOST)
         case OSError():
-            hint = failures.tls_hint(exc)
-            return PredictorUnavailable(f"{predictor} is unavailable: {why}{hint}", failures.CONNECTION)
+            return PredictorUnavailable(f"{predictor} is unavailable: {why}", failures.CONNECTION)
         case http.Disconnected():
-            kind, hint = failures.LOST, failures.tls_hint(exc.__cause__)
-            if isinstance(exc, http.NoAnswer):
-                kind = failures.NO_ANSWER
-            return PredictorUnavailable(f"{predictor} is unavailable: {why}{hint}", kind)
+            kind = failures.NO_ANSWER if isinstance(exc, http.NoAnswer) else failures.LOST
+            return PredictorUnavailable(f"{predictor} is unavailable: {why}", kind)
         case http.AnswerTooLarge():
             return PredictorError(f"the response of {predictor} is too large: {why} (--max_predictor_response_bytes)")
         case http.NotHttp():
@@ -321,6 +310,16 @@ def _mapped(exc: OSError | http.HttpError | Malformed, where: str) -> RequestErr
             return PredictorError(f"{predictor} does not speak HTTP/1.1; {advice}")
         case _:
             return PredictorError(f"the call to {predictor} failed: {why}")
+
+
+def _reason(exc: OSError | http.HttpError) -> str:
+    """What a connection says of its failure; where that was in TLS, with the flags that ask for it."""
+    # Triton without TLS closes the connection in the handshake. The event loops say more of all other ends.
+    handshake = isinstance(exc, ConnectionResetError) and not exc.args
+    said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
+    why = "it closed the connection in the TLS handshake" if handshake else quoted(said)
+    in_tls = handshake or isinstance(exc, ssl.SSLError) or isinstance(exc.__cause__, ssl.SSLError)
+    return f"{why} ({failures.TLS_FLAGS} ask for TLS)" if in_tls else why
 
 
 def _object_in(body: bytes | memoryview) -> dict[str, Any]:

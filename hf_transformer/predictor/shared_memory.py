@@ -27,7 +27,6 @@ import secrets
 import shutil
 import stat
 import weakref
-from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,11 +59,8 @@ MARGIN = 16 * 2**20
 """Bytes that stay free beside a region. A model in Triton's Python backend has its outputs in /dev/shm before they are
 copied, so with none left its requests would fail. This is twice the default of ``--max_batch_output_bytes``."""
 
-_CALL_SECONDS = 5.0
-"""How long the predictor may take to register a region."""
-
-_LAST_CALL_SECONDS = 1.0
-"""How long it may hold up the end of the service."""
+_CALL_SECONDS, _LAST_CALL_SECONDS = 5.0, 1.0
+"""How long the predictor may take to register a region, and to unregister it at the end of the service."""
 
 _MOST_LOST = 2
 """Lost regions that the predictor may still have. With so many, outputs travel inline until one is unmapped."""
@@ -75,7 +71,7 @@ class Pauses:
     """Seconds; tests have shorter ones.
 
     ``unavailable`` (doubling) follows a registration that did not reach the predictor, ``refused`` one that it refused,
-    and ``registered`` one that succeeded. After ``lost`` a region in which requests may still write is unregistered.
+    ``registered`` one that succeeded. After ``lost`` a region in which requests may still write is unregistered.
     """
 
     unavailable: float = 1.0
@@ -146,19 +142,19 @@ class SharedMemory(Predictor):
                     inputs, outputs, headers, cancellable=cancellable, destination=slot.destination
                 )
             except (UnknownRegion, StaleConnection) as error:
-                self._give_back(slot)
+                self.registration.give_back(slot)
                 if isinstance(error, UnknownRegion):
                     self.registration.unknown(slot.region)
                 self._batches["inline_resent"] += 1
             except BaseException:
-                self._give_back(slot)
+                self.registration.give_back(slot)
                 raise
             else:
                 self._batches["shared"] += 1
 
                 def release() -> None:
                     reply.release()
-                    self._give_back(slot)
+                    self.registration.give_back(slot)
 
                 return Reply(reply.tensors, release)
         return await self.transport.infer(inputs, outputs, headers, cancellable=cancellable)
@@ -180,7 +176,7 @@ class SharedMemory(Predictor):
     def use(self) -> SharedMemoryUse:
         """What there is in shared memory now, and how large batches have travelled."""
         current = self.registration.region
-        regions = [*self.registration.retired, *([current] if current else [])]
+        regions = self.registration.retired | ({current} if current else set())
         return SharedMemoryUse(
             registered=current is not None,
             slots={
@@ -209,10 +205,6 @@ class SharedMemory(Predictor):
         if slot is None:
             self._batches["inline_full"] += 1
         return slot
-
-    def _give_back(self, slot: Slot) -> None:
-        slot.region.give_back(slot)
-        self.registration.slot_ended(slot.region)
 
 
 def least_output_bytes(spec: ModelSpec) -> int:
@@ -278,8 +270,10 @@ class Registration:
             self._retire(region)
             self.want()
 
-    def slot_ended(self, region: Region) -> None:
-        """A slot was given back: its region may be of no more use."""
+    def give_back(self, slot: Slot) -> None:
+        """Ends a slot. Its region may then be of no more use."""
+        region = slot.region
+        region.give_back(slot)
         if region is self.region and region.lost_bytes * 2 > region.size:
             logger.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
             self._lost.add(region.name)
@@ -312,9 +306,8 @@ class Registration:
                 for name in idle:
                     with suppress(RequestError):
                         await self._transport.unregister_region(name)
-        for one in (region, *self.retired):
-            if one is not None:
-                one.close()
+        for one in self.retired | ({region} if region else set()):
+            one.close()
         self.retired.clear()
         if busy:
             logger.info("left at the predictor, since calls may still use them: %s", ", ".join(sorted(busy)))
@@ -413,7 +406,7 @@ async def _cancelled(*tasks: asyncio.Task[None]) -> None:
 
 async def _fill(region: Region) -> None:
     """Fills a region in a thread, and waits for the thread even when cancelled, since it uses the file."""
-    filling = asyncio.ensure_future(asyncio.to_thread(region.fill))
+    filling = asyncio.create_task(asyncio.to_thread(region.fill))
     try:
         await asyncio.shield(filling)
     finally:
@@ -454,14 +447,13 @@ class Gaps:
 
     def give_back(self, offset: int, size: int) -> None:
         """Ends what ``take`` gave; neighbouring gaps become one."""
-        gaps = self._gaps
-        index = bisect_left(gaps, (offset, 0))
-        first, last, begin, end = index, index, offset, offset + size
-        if index and sum(gaps[index - 1]) == offset:
-            first, begin = index - 1, gaps[index - 1][0]
-        if index < len(gaps) and gaps[index][0] == end:
-            last, end = index + 1, sum(gaps[index])
-        gaps[first:last] = [(begin, end - begin)]
+        gaps: list[tuple[int, int]] = []
+        for start, length in sorted([*self._gaps, (offset, size)]):
+            if gaps and sum(gaps[-1]) == start:
+                start, before = gaps.pop()
+                length += before
+            gaps.append((start, length))
+        self._gaps = gaps
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hf_transformer.credentials import KeyPair, read_key_pair
@@ -16,18 +17,29 @@ _BEGIN = "-----BEGIN CERTIFICATE-----"
 def root_certificates(settings: PredictorSettings) -> str | None:
     """PEM text of ``ca_file`` and of the files in ``ca_path``; None where neither is set (the system's then).
 
-    A folder is read as it is, without the hashed names that OpenSSL wants, because a mounted ConfigMap has
-    none.
+    A folder is read as it is, without the hashed names that OpenSSL wants, because a mounted ConfigMap has none.
 
     Raises:
         ConfigError: a file can't be read, or the file or all of the folder have no certificate.
     """
+    return _certificates(settings.ca_file, settings.ca_path)
+
+
+def system_certificates() -> str | None:
+    """PEM text of the certificates that OpenSSL trusts by default; None where there are none."""
+    paths = ssl.get_default_verify_paths()
+    with suppress(ConfigError):
+        return _certificates(paths.cafile, None if paths.cafile else paths.capath)
+    return None
+
+
+def _certificates(file: str | None, folder: str | None) -> str | None:
     pems = []
     try:
-        if settings.ca_file is not None:
-            pems.append(_certificates_in([Path(settings.ca_file)], settings.ca_file))
-        if settings.ca_path is not None:
-            pems.append(_certificates_in(_files_in(settings.ca_path), settings.ca_path))
+        if file is not None:
+            pems.append(_certificates_in([Path(file)], file))
+        if folder is not None:
+            pems.append(_certificates_in(_files_in(folder), folder))
     except OSError as exc:
         raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
     return "\n".join(pems) or None
