@@ -1,8 +1,9 @@
-.PHONY: help install demo test test-models test-clients test-faults check bench clean
+.PHONY: help install demo test test-quick test-models test-clients test-faults check bench clean
 
 help:
 	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
+	@echo "make test-quick  those that need neither Triton nor processes, in less than a minute"
 	@echo "make test-models  what needs torch: the goldens are current, exported models answer as the originals do"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
@@ -21,6 +22,9 @@ demo: install
 
 test: install
 	@scripts/test $(ARGS)
+
+test-quick: install
+	@scripts/test --quick $(ARGS)
 
 test-models:
 	@scripts/test_models $(ARGS)

@@ -15,6 +15,7 @@ from benchmarks.speed.report import command_of
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> None:
     command = [sys.executable, "-m", "benchmarks.speed", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -7,7 +7,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import hf_transformer
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 DEMO_MODEL = ROOT / "deploy" / "model_repository" / "bert"

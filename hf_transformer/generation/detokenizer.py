@@ -14,8 +14,7 @@ from typing import Final
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.replacing import Replacing
-from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.tokenizer.vocabulary import CLEAN_UP
+from hf_transformer.tokenizer.tokenizer import CLEAN_UP, Tokenizer
 
 UNKNOWN = "\ufffd"
 """What a decoder puts for bytes that are no character, or not yet."""

@@ -2,14 +2,15 @@
 
     bytes -> HttpRequest -> one task: application.handle -> Response | Stream -> bytes
 
-A request begins when its head is there, and reads its body itself, so that it may be refused before an upload. Requests
-that come one behind the other are answered one at a time, in their order, and nothing more is read while some wait.
-A client that leaves has its request's task cancelled.
+A request starts when its head has arrived, and reads its own body, so that it can be refused before an upload.
+Pipelined requests are answered one at a time, in order; reading pauses while one waits. When a client disconnects, the
+task of its request is cancelled.
 
-What is too long, too slow or no HTTP gets an answer of its own (``_refuse``), behind those of the requests before it,
-and its connection is closed. There are no timers: the server calls ``sweep`` on each connection every now and then.
+Requests that are too long, too slow or malformed get an error response (``_refuse``) after the responses to earlier
+requests; then the connection is closed. There is no timer per connection: the server calls ``sweep`` on each of them
+periodically.
 
-Sources: RFC 9112 (HTTP/1.1), https://llhttp.org (the parser; it is strict, unless told otherwise).
+Sources: RFC 9112 (HTTP/1.1), https://llhttp.org (the parser, in its strict mode).
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from hf_transformer.types import Application, ClientGone, HeaderLines, Request, 
 logger = logging.getLogger(__name__)
 
 LINGER = 1.0
-"""Seconds in which a client that is refused may go on sending: a connection that is closed under it would be reset, and
-the answer lost with it."""
+"""Seconds for which a refused client may keep sending. Closing the connection at once would reset it, and lose the
+response."""
 
 MOST_REFUSED: Final = 256
-"""Connections over the limit that are told so; more are closed without a word."""
+"""Connections over the limit that get an error response; further ones are closed without one."""
 
 UNREAD: Final = 2**16
-"""Bytes of a body that wait to be read; with more the connection is not read from."""
+"""Unread bytes of a body at which reading from the connection pauses."""
 
 JOINED: Final = 2**16
-"""Bytes of a body that is copied behind its head, so that both leave in one write."""
+"""Bodies up to this many bytes are joined with the head into one write."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode() for one in HTTPStatus} | {
@@ -54,11 +55,14 @@ _END_OF_HEAD: Final = (b"", b"")
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What a client may take: ``connections`` open at a time, and ``header_bytes`` of a request's head.
+    """Limits for clients.
 
-    ``seconds`` are for sending a request once it has begun, and for taking some of an answer; ``idle_seconds`` for
-    beginning the next one. 0 of the latter means that no connection is kept open after an answer; a new one has
-    ``seconds`` for its first request then.
+    Attributes:
+        connections: how many may be open at a time.
+        header_bytes: the longest head of a request.
+        seconds: time to send a request once it has begun, and to read some of a response.
+        idle_seconds: time to begin the next request. With 0 each connection closes after its response, and a new one
+            has ``seconds`` for its request.
     """
 
     connections: int
@@ -68,7 +72,7 @@ class ClientLimits:
 
 
 class HttpSettings(Protocol):
-    """What a connection is told by its server. ``ending``: each answer from now on is the last of its connection."""
+    """What a connection needs from its server. ``ending``: each response is now the last one of its connection."""
 
     client_limits: ClientLimits
     ending: bool
@@ -78,11 +82,11 @@ class HttpSettings(Protocol):
 
 
 class _Refused(Exception):
-    """Ends the parsing of a connection whose client was refused."""
+    """Stops the parser after a refusal."""
 
 
 class Refusal(NamedTuple):
-    """What a client is told that the server can't serve."""
+    """The error response to a request that the server itself turns down."""
 
     status: int
     message: str
@@ -92,13 +96,14 @@ class HttpRequest(Request):
     """A request on a connection.
 
     Attributes:
-        keep_alive: whether the client lets the connection go on behind it.
-        pieces: what has come of the body and was not read yet, ``size`` bytes.
-        complete: whether all of its body has come.
-        expects: whether the client waits to be asked for the body.
-        begun: whether its task has.
-        answered: whether a response has begun.
-        refusal: what it is answered with instead of the application's response.
+        keep_alive: whether the connection stays open after the response.
+        pieces: unread pieces of the body, ``size`` bytes together.
+        waiter: resolved when the body changes; None if nothing waits for it.
+        complete: whether the whole body has arrived.
+        expects: whether the client waits for 100 Continue.
+        begun: whether its task has started.
+        answered: whether a response has started.
+        refusal: replaces the application's response.
         sent: bytes of the response's body that were written.
     """
 
@@ -135,7 +140,7 @@ class HttpRequest(Request):
         self.keep_alive = keep_alive
         self.complete = self.expects = self.begun = self.answered = False
         self.refusal: Refusal | None = None
-        if b"expect" in self.headers and version == "1.1":  # older ones would take 100 for the answer
+        if b"expect" in self.headers and version == "1.1":  # older clients would take 100 for the response
             self.expects = self.headers[b"expect"].lower() == b"100-continue"
 
     async def read(self) -> bytes:
@@ -156,14 +161,14 @@ class HttpRequest(Request):
         return body
 
     def wake(self) -> None:
-        """Something has happened to its body."""
+        """Wakes the reader of the body."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     @property
     def has_room(self) -> bool:
-        """Whether more of its body may come. Behind the answer it is dropped."""
+        """Whether reading may go on. After the response the rest of a body is dropped."""
         return self.size < UNREAD or self.answered
 
     @property
@@ -176,11 +181,11 @@ class HttpRequest(Request):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection; uvicorn makes one for each and calls ``shutdown`` on it when the server ends.
+    """One connection. uvicorn creates it, and calls ``shutdown`` when the server stops.
 
     Args:
-        config: uvicorn's configuration, which is ours too (HttpSettings).
-        server_state: uvicorn's: the connections that are open, and the header lines of every response (its Date).
+        config: uvicorn's configuration, which has our settings too (HttpSettings).
+        server_state: uvicorn's open connections, and the header lines of every response (its Date).
         app_state: of the lifespan; not used.
     """
 
@@ -201,27 +206,27 @@ class HttpConnection(asyncio.Protocol):
         self.scheme = "http"
         self._parser = httptools.HttpRequestParser(self)
         self._requests: deque[HttpRequest] = deque()
-        """Those that are not answered yet; the first one has a task."""
+        """Unanswered requests; the first one has a task."""
         self._incoming: HttpRequest | None = None
-        """The one whose body is coming."""
+        """The request whose body is being received."""
         self._task: asyncio.Task[None] | None = None
         self._url = b""
         self._fields: HeaderLines | None = None
-        """The head that is coming, None where none is."""
+        """The head that is being received, if any."""
         self._since_progress = 0
-        """Bytes that were read since the end of a request, or the last byte of a body."""
+        """Bytes read since the end of a request, or since the last byte of a body."""
         self._behind = False
-        """Whether the head that is coming may have begun in the same read as something else, uncounted."""
+        """Whether the current head may have started in a read that was not counted for it."""
         self._trailer = 0
         self._deaf = False
-        """Nothing that comes is looked at any more: the client was refused, or has said that it is done."""
+        """Whether input is ignored: the client was refused, or announced that this was its last request."""
         self.is_paused = False
         self._writable: asyncio.Future[None] | None = None
         self._deadline = math.inf
         self._unsent = 0
         self._unsent_since = 0.0
 
-    # What the event loop and uvicorn call.
+    # Called by the event loop and by uvicorn.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -229,7 +234,7 @@ class HttpConnection(asyncio.Protocol):
         connections = self._state.connections
         connections.add(self)
         if self._settings.ending:
-            # Since its TLS handshake began. It has asked nothing, so it is told nothing, and nothing waits for it.
+            # The server began to stop during the TLS handshake. No request was sent, so none needs a response.
             self.transport.close()
             return
         limits = self._limits
@@ -248,7 +253,7 @@ class HttpConnection(asyncio.Protocol):
         for request in self._requests:
             request.wake()
         self._cancel()
-        # What refers back to this connection:
+        # Break reference cycles:
         self._requests.clear()
         self._incoming = None
         del self._parser
@@ -266,13 +271,14 @@ class HttpConnection(asyncio.Protocol):
                 rest = memoryview(rest)[upgrade.args[0] :]
                 self._decline_upgrade()
             except httptools.HttpParserError as error:
+                rest = b""
                 if not self._deaf:
                     self._refuse(400, f"the request can't be read: {str(error)[:200]}")
         if self._since_progress > self._limits.header_bytes and not self._deaf:
             self._refuse_head()
 
     def _decline_upgrade(self) -> None:
-        """Reads the head again without Upgrade: the parser takes what follows, the body too, for another protocol."""
+        """Parses the head again without Upgrade. Otherwise the parser takes the body for another protocol."""
         before, fields = self._parser, self._fields
         if fields is None:  # CONNECT
             return
@@ -282,7 +288,7 @@ class HttpConnection(asyncio.Protocol):
         self.data_received(b"%b%b\r\n" % (start, lines))
 
     def eof_received(self) -> None:
-        """The client has closed its side. The transport closes the other one, since None is returned."""
+        """Returns None, so that the transport closes our side too."""
 
     def pause_writing(self) -> None:
         if self._writable is None:
@@ -294,12 +300,12 @@ class HttpConnection(asyncio.Protocol):
             writable.set_result(None)
 
     def shutdown(self) -> None:
-        """The server ends: an idle connection is closed, a request of which a part is there may still come whole."""
+        """Closes the connection if it is idle. A request that has begun may still be completed."""
         if not self._requests and self._fields is None:
             self.transport.close()
 
     def break_off(self) -> None:
-        """The server ends, and can't wait any longer."""
+        """Ends the connection: the grace period is over."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -308,9 +314,9 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(503, "the service is shutting down")
 
     def sweep(self, now: float) -> None:
-        """Ends the connection if its client takes too long; ``now`` is the event loop's time.
+        """Ends the connection if its client is too slow; ``now`` is the event loop's time.
 
-        Whoever waits for an answer may take its time with the next request.
+        No limit applies to the next request while a response is outstanding.
         """
         seconds = self._limits.seconds
         unsent = self.transport.get_write_buffer_size()
@@ -326,7 +332,7 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._refuse(408, f"the request was not sent whole within {seconds:g} s (--client_timeout_seconds)")
 
-    # What the parser calls. What these raise ends the parsing.
+    # Called by the parser. An exception stops it.
 
     def on_message_begin(self) -> None:
         if self._deaf:
@@ -342,7 +348,7 @@ class HttpConnection(asyncio.Protocol):
         if self._fields is not None:
             self._fields.append((name.lower(), value))
             return
-        self._trailer += len(name) + len(value)  # of a field behind a chunked body, which nobody looks at
+        self._trailer += len(name) + len(value)  # fields after a chunked body are not used
         if self._trailer > self._limits.header_bytes:
             self._refuse_head()
             raise _Refused
@@ -365,7 +371,7 @@ class HttpConnection(asyncio.Protocol):
         path = raw_path.decode("latin-1")
         if "%" in path:
             path = unquote(path)
-        # What follows CONNECT belongs to a tunnel, which there is not, and is no request (RFC 9110, 9.3.6).
+        # Bytes after CONNECT belong to a tunnel, which is refused; they are not a request (RFC 9110, 9.3.6).
         keep_alive = parser.should_keep_alive() and version == "1.1" and method != "CONNECT"
         request = self._incoming = HttpRequest(self, keep_alive, method, path, raw_path, query, fields, version)
         self._requests.append(request)
@@ -404,31 +410,31 @@ class HttpConnection(asyncio.Protocol):
             request.wake()
         if self._requests:
             self._deadline = math.inf
-        else:  # it was answered before
+        else:  # the response came before the end of the body
             self._await_next()
         if not request.keep_alive:
-            self._deaf = True  # it has said that nothing follows
+            self._deaf = True  # the client announced that nothing follows
 
     def _absolute(self) -> tuple[bytes, bytes]:
-        """Path and query of a target that does not begin with a slash: an address, or *."""
+        """Path and query of a target in absolute form (a URL), or ``*``."""
         if self._url == b"*":
             return b"*", b""
         try:
             parsed = httptools.parse_url(self._url)
-        except httptools.HttpParserInvalidURLError:  # or that of CONNECT
+        except httptools.HttpParserInvalidURLError:  # CONNECT's target, for example
             self._refuse(400, "the target is neither a path nor an address with one")
             raise _Refused from None
         return parsed.path or b"/", parsed.query or b""
 
     def _cancel(self) -> None:
-        """Breaks off the task of the first request; one that has not begun would not even hear of it."""
+        """Cancels the task of the first request, unless it has not started: it would never run then."""
         if self._task is not None and self._requests[0].begun:
             self._task.cancel()
 
-    # One request after the other.
+    # Responses, in the order of the requests.
 
     async def _serve(self, request: HttpRequest) -> None:
-        """Answers the first of the requests."""
+        """Answers the first request in the queue."""
         request.begun = True
         answer = None
         try:
@@ -454,7 +460,7 @@ class HttpConnection(asyncio.Protocol):
             elif not self.lost:
                 self._send(request, answer)
             if self._writable is not None:
-                await self._writable  # nobody gets a second answer who has not taken the first one
+                await self._writable  # the next request waits until the client has read this response
         except asyncio.CancelledError:
             if not self.lost:
                 self.transport.abort()
@@ -484,7 +490,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.writelines((data, body))
 
     async def _send_stream(self, request: HttpRequest, stream: Stream) -> None:
-        """Writes a response part by part, each once the client has read."""
+        """Writes a response part by part, at the pace at which the client reads."""
         async with aclosing(stream.parts):
             if self.lost:
                 return
@@ -492,7 +498,7 @@ class HttpConnection(asyncio.Protocol):
             headers, part = stream.headers, stream.first
             if is_chunked:
                 headers = [*headers, (b"transfer-encoding", b"chunked")]
-            else:  # the end of the connection is that of the body (RFC 9112, 6.3)
+            else:  # the body ends with the connection (RFC 9112, 6.3)
                 request.keep_alive = False
             data = self._head(request, stream.status, headers)
             try:
@@ -509,7 +515,7 @@ class HttpConnection(asyncio.Protocol):
             except StopAsyncIteration:
                 pass
             except Exception:
-                # The body has no end then, by which its reader can tell.
+                # The final chunk stays away, which tells the client that the body is incomplete.
                 logger.exception("the stream of request %s failed by a fault of the service", request.id)
                 self.transport.abort()
                 return
@@ -517,7 +523,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(b"0\r\n\r\n")
 
     def _head(self, request: HttpRequest, status: int, headers: HeaderLines) -> bytes:
-        """The head of a response, whose writing begins now."""
+        """The head of a response. Marks the request as answered."""
         request.answered = True
         is_last = len(self._requests) == 1 and (self._settings.ending or not self._limits.idle_seconds)
         if is_last or (request.expects and not request.complete):
@@ -529,7 +535,7 @@ class HttpConnection(asyncio.Protocol):
         return b"\r\n".join(lines)
 
     def _answered(self, request: HttpRequest) -> None:
-        """Goes on behind a request that was answered."""
+        """Starts the next request, or waits for one."""
         self._task = None
         if self.lost or self.transport.is_closing():
             return
@@ -541,12 +547,12 @@ class HttpConnection(asyncio.Protocol):
         if requests:
             self._task = self.loop.create_task(self._serve(requests[0]))
         if self.is_paused:
-            self.resume_reading()  # the rest of a body may be still to come
+            self.resume_reading()  # there may be more of a body
         if not requests and request.complete:
             self._await_next()
 
     def _await_next(self) -> None:
-        """Nothing is to be answered: the client has its time for the next request, or the rest of it."""
+        """Sets the deadline for the next request, or for the rest of its head."""
         seconds = self._limits.seconds
         if self._fields is None:
             seconds = self._limits.idle_seconds
@@ -555,13 +561,13 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = self.loop.time() + seconds
 
     def _close(self, *, linger: bool) -> None:
-        """Closes the connection; with ``linger`` its client may go on sending for a while, unheard."""
+        """Closes the connection. With ``linger`` the client may keep sending for LINGER seconds; it is ignored."""
         self._deaf = True
         if not linger:
             self.transport.close()
             return
         if self.transport.can_write_eof():  # not with TLS
-            with suppress(OSError):  # its client has reset it
+            with suppress(OSError):  # the client has reset it
                 self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
 
@@ -570,7 +576,7 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(431, f"the first line and the headers have more than {most} bytes (--max_header_bytes)")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers instead of the application, behind what was asked before, and closes the connection."""
+        """Sends an error response after the responses to earlier requests, and closes the connection."""
         if self.transport.is_closing():
             return
         self._deaf = True
@@ -584,7 +590,7 @@ class HttpConnection(asyncio.Protocol):
             if first is None:
                 self._task = self.loop.create_task(self._serve(culprit))
         elif culprit.answered:
-            self.transport.abort()  # in the middle of its response
+            self.transport.abort()  # its response has begun
             return
         culprit.refusal, culprit.keep_alive = refusal, False
         if culprit is first:
@@ -598,7 +604,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """For a request that has read its body, too: reads on if nothing waits any more."""
+        """Resumes reading if no other request waits and the current body has room."""
         incoming = self._incoming
         has_room = len(self._requests) <= 1 and (incoming is None or incoming.has_room)
         if self.is_paused and (has_room or self._deaf):
@@ -609,5 +615,5 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _address(found: Any) -> tuple[str, int] | None:
-    """Host and port of a socket's name."""
+    """Host and port in a socket's address."""
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) and len(found) > 1 else None

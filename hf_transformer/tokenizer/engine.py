@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -12,16 +11,11 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer.words import WordCache
+from hf_transformer.tokenizer.words import SPACE, WordCache
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
-
-LONGEST_FIRST = "longest_first"
-"""Of a pair, the longer text is truncated until they are equally long, then both."""
 
 LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
 """What an encoding has for each token."""
-
-FIRST_ALONE = Tokenization(only_first=True)
 
 
 def strings(text: TextInput) -> Sequence[str]:
@@ -88,9 +82,8 @@ class Engine(ABC):
 class RustEngine(Engine):
     """A tokenizer of the Rust library.
 
-    ``backend`` does not truncate, and is not changed: what doesn't fit is removed from the whole encoding. Windows,
-    and pairs of which one certain text is truncated, are made by the library. There truncation is a setting of the
-    object, so these use a second object, behind a lock, with the same vocabulary. The word cache needs neither.
+    The library encodes each text whole. A truncated text, or a window, is that encoding without some of its tokens, so
+    ``backend`` never changes.
     """
 
     def __init__(
@@ -107,13 +100,12 @@ class RustEngine(Engine):
         self._backend = backend
         self.max_length = max_length
         self._special_tokens = special_tokens
-        self._truncation_side = truncation_side
+        self._from_left = truncation_side == "left"
+        self._keeps_space = keeps_space(backend)
         self._words = WordCache.of(backend, special_tokens) if word_cache else None
-        self._lock = threading.Lock()
-        self._truncating: tokenizers.Tokenizer | None = None
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """See Engine. TooLarge is found before the windows are made."""
+        """See Engine. TooLarge is raised before the windows are made."""
         if how is not PLAIN or self._words is None:
             return super().encode(texts, how)
         limit, known = self.max_length, self._words.ids
@@ -132,119 +124,116 @@ class RustEngine(Engine):
         return [windows or next(rest) for windows in found]
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """What ``encode`` gives, without the word cache."""
+        """``encode`` without the word cache."""
         if how.whole:
             return self._whole(texts, how)
         limit = min(how.max_length or self.max_length, self.max_length)
-        # The library may give the first token that is left on the left other offsets than it has in the whole text.
-        if how.windows or how.one_side or (how.detail and self._truncation_side == "left"):
-            return self._by_library(texts, limit, how)
-        if limit < self.max_length:
-            self._room(limit, how)
-        encoded = self._run(self._backend, texts, how)
-        return [[self._fitted(one, text, limit, how)] for one, text in zip(encoded, texts, strict=True)]
-
-    def _whole(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        """The texts as they are, and what would be removed from each."""
-        encoded = self._run(self._backend, texts, replace(how, detail=True))
-        if sum(map(len, encoded)) > how.max_tokens:
-            raise too_many_tokens(how)
-        found = [_convert(one, False, how.detail) for one in encoded]
-        for converted, text, one in zip(found, texts, encoded, strict=True):
-            ranges = self._excess(one, text, self.max_length)
-            converted.cut = Cut(sum(map(len, ranges)), tuple(span(one, tokens) for tokens in ranges))
-        return [[one] for one in found]
-
-    def _fitted(self, encoded: tokenizers.Encoding, text: TextInput, limit: int, how: Tokenization) -> Encoding:
-        """An encoding of at most ``limit`` tokens."""
-        if len(encoded) <= limit:
-            return _convert(encoded, False, how.detail)
-        fitted = without(_convert(encoded, True, how.detail), self._excess(encoded, text, limit))
-        if len(fitted) > limit:
-            raise _does_not_fit(limit)
-        return fitted
-
-    def _excess(self, encoded: tokenizers.Encoding, text: TextInput, limit: int) -> list[range]:
-        pair = isinstance(text, tuple)
-        added = self._backend.num_special_tokens_to_add(pair) * self._special_tokens
-        return excess(encoded, pair, max(0, limit - added), from_left=self._truncation_side == "left")
-
-    def _by_library(self, texts: Sequence[TextInput], limit: int, how: Tokenization) -> list[list[Encoding]]:
-        """The windows of each text. Of those that don't fit, the library makes them, once their number is known."""
         stride = min(limit // 2, 128) if how.stride is None else how.stride
-        room = self._room(limit, how)
-        if stride >= room:
-            raise InvalidInput(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
-        found: list[list[Encoding]] = []
-        long: dict[int, TextInput] = {}
-        total = 0
-        for text, whole in zip(texts, self._run(self._backend, texts, how), strict=True):
-            fits = len(whole) <= limit
-            total += 1 if fits else self._count_windows(text, whole, room, stride, limit, how)
-            if total > how.max_windows:
-                raise TooLarge(
-                    f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
-                    "send shorter texts, or share fewer tokens between windows"
-                )
-            if not fits:
-                long[len(found)] = text
-            found.append([_convert(whole, False, how.detail)] if fits else [])
-        for index, first in zip(long, self._truncate([*long.values()], limit, stride, how), strict=True):
-            if len(first) > limit:
-                # The library doesn't truncate at all where the special tokens alone are too many.
-                raise _does_not_fit(limit)
-            windows = [first, *first.overflowing] if how.windows else [first]
-            found[index] = [_convert(one, not how.windows, how.detail) for one in windows]
+        if how.windows or how.max_length:
+            self._check_room(limit, stride, pair=how.one_side)
+        encoded = self._run(texts, how)
+        plans = [
+            self._plan(one, isinstance(text, tuple), limit, stride, how)
+            for one, text in zip(encoded, texts, strict=True)
+        ]
+        if sum(count for count, _ in plans) > how.max_windows:
+            raise TooLarge(
+                f"instances: more than {how.max_windows} windows in one request (--max_sequences); "
+                "send shorter texts, or share fewer tokens between windows"
+            )
+        found = []
+        for one, (_, windows) in zip(encoded, plans, strict=True):
+            whole = _convert(one, how.detail, truncated=len(one) > limit and not how.windows)
+            found.append([self._window(whole, ranges) if ranges else whole for ranges in windows])
         return found
 
-    def _room(self, limit: int, how: Tokenization) -> int:
-        """How many tokens of text fit into a window. Raises InvalidInput if there is none."""
-        # The library leaves room for special tokens even where they are not added (--disable_special_tokens).
-        room = limit - self._backend.num_special_tokens_to_add(how.one_side)
+    def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
+        """An encoding without some ranges of its tokens; see keeps_space for the offsets."""
+        found = without(whole, ranges)
+        if found.offsets is not None and found.sequence_ids is not None and self._keeps_space:
+            for place in {found.sequence_ids.index(number) for number in (0, 1) if number in found.sequence_ids}:
+                token, (start, end) = self._backend.id_to_token(found.ids[place]) or "", found.offsets[place]
+                if start and token.startswith(SPACE):
+                    found.offsets[place] = start - 1, end if token.strip(SPACE) else start - 1
+        return found
+
+    def _check_room(self, limit: int, stride: int, *, pair: bool) -> None:
+        """Raises InvalidInput where windows of ``limit`` tokens can't have text, or any beside ``stride`` tokens."""
+        room = limit - self._added(pair)
         if room <= 0:
             raise InvalidInput(f"{limit} tokens leave no room for text beside the special tokens")
-        return room
+        if stride >= room:
+            raise InvalidInput(f"a stride of {stride} tokens is too long for windows of {room} tokens of text")
 
-    def _count_windows(
-        self, text: TextInput, whole: tokenizers.Encoding, room: int, stride: int, limit: int, how: Tokenization
-    ) -> int:
-        """How many windows a text has that doesn't fit into ``limit`` tokens. Raises InvalidInput if it can't have any.
+    def _plan(self, whole: tokenizers.Encoding, pair: bool, limit: int, stride: int, how: Tokenization) -> Plan:
+        """The windows of a text, or the one that is left of it.
 
-        Of some pairs the text that is never truncated leaves no more than ``stride``. The library would panic then,
-        which no ``except Exception`` catches.
+        Source: truncate_encoding in tokenizers/src/tokenizer/encoding.rs.
         """
-        owners = whole.sequence_ids
-        kept = owners.count(0 if how.only_second else 1) if how.one_side and isinstance(text, tuple) else 0
-        room -= kept
-        if room <= stride and (stride or how.windows):
-            self._truncate([text], limit, 0, how)  # raises InvalidInput where the other text alone is too long
+        if len(whole) <= limit:
+            return UNCUT
+        if not (how.windows or how.one_side):
+            ranges = self._excess(whole, pair, limit)
+            if len(whole) - sum(map(len, ranges)) > limit:
+                raise InvalidInput(f"a pair of texts does not fit into {limit} tokens")
+            return 1, [ranges]
+        text = tokens_of(whole, 1 if pair and how.only_second else 0)
+        room = limit - (len(whole) - len(text))
+        if room <= 0:
+            other, cut = "first text (the question)", "second"
+            if how.only_first:
+                other, cut = "second text (the hypothesis with the label)", "first"
+            raise InvalidInput(
+                f"a pair of texts does not fit: its {other} leaves no room for the {cut}, which alone may be cut"
+            )
+        if not how.windows:
+            return 1, [self._outside(text, 0, room)]
+        if stride >= room:
             raise InvalidInput(
                 f"a stride of {stride} tokens is too long for windows of {limit} tokens, most of which the other text "
                 "of the pair takes; shorten that text"
             )
-        rest = len(owners) - owners.count(None) - kept - room
-        return 1 + -(-rest // (room - stride)) if how.windows else 1
+        places = range(0, len(text) - stride, room - stride)
+        return len(places), (self._outside(text, place, room) for place in places)
 
-    def _truncate(
-        self, texts: Sequence[TextInput], limit: int, stride: int, how: Tokenization
-    ) -> list[tokenizers.Encoding]:
-        """The first window of each text by the library, with the others as its ``overflowing``."""
-        if not texts:
-            return []
-        strategy = "only_second" if how.only_second else "only_first" if how.only_first else LONGEST_FIRST
-        with self._lock:
-            if self._truncating is None:
-                self._truncating = _another(self._backend)
-            self._truncating.enable_truncation(limit, stride=stride, strategy=strategy, direction=self._truncation_side)
-            return self._run(self._truncating, texts, how)
+    def _outside(self, text: range, place: int, room: int) -> Sequence[range]:
+        """The tokens of a text before and after a window of ``room`` tokens. ``place`` tokens lie between the window
+        and the side of the text that is kept."""
+        if self._from_left:
+            end = len(text) - place
+            return text[: max(0, end - room)], text[end:]
+        return text[:place], text[place + room :]
 
-    def _run(
-        self, backend: tokenizers.Tokenizer, texts: Sequence[TextInput], how: Tokenization
-    ) -> list[tokenizers.Encoding]:
+    def _whole(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+        """The texts as they are, and what would be removed from each."""
+        encoded = self._run(texts, replace(how, detail=True))
+        if sum(map(len, encoded)) > how.max_tokens:
+            raise too_many_tokens(how)
+        found = []
+        for text, one in zip(texts, encoded, strict=True):
+            ranges, offsets = self._excess(one, isinstance(text, tuple), self.max_length), one.offsets
+            spans = tuple((offsets[cut[0]][0], offsets[cut[-1]][1]) if cut else None for cut in ranges)
+            converted = _convert(one, how.detail)
+            converted.cut = Cut(sum(map(len, ranges)), spans)
+            found.append([converted])
+        return found
+
+    def _excess(self, whole: tokenizers.Encoding, pair: bool, limit: int) -> Sequence[range]:
+        """The tokens of each text that don't fit into ``limit`` tokens, if the longer text is cut first."""
+        tokens = [tokens_of(whole, number) for number in range(1 + pair)]
+        kept = longest_first(len(tokens[0]), len(tokens[-1]) * pair, max(0, limit - self._added(pair)))
+        sides = zip(tokens, kept, strict=False)
+        return [one[: len(one) - left] if self._from_left else one[left:] for one, left in sides]
+
+    def _added(self, pair: bool) -> int:
+        """How many special tokens are added to a text or a pair."""
+        return self._backend.num_special_tokens_to_add(pair) if self._special_tokens else 0
+
+    def _run(self, texts: Sequence[TextInput], how: Tokenization) -> list[tokenizers.Encoding]:
         """Encodes plain texts and texts in words, each kind in one call, and restores their order."""
-        run: Any = backend.encode_batch if how.detail else backend.encode_batch_fast
-        in_words = [isinstance(text, Words) for text in texts]
+        run: Any = self._backend.encode_batch if how.detail else self._backend.encode_batch_fast
         special_tokens = self._special_tokens if how.special_tokens is None else how.special_tokens
+        in_words = [isinstance(text, Words) for text in texts]
         found: dict[bool, Any] = {}
         try:
             for kind in set(in_words):
@@ -255,29 +244,31 @@ class RustEngine(Engine):
                 ]
                 found[kind] = iter(run(batch, is_pretokenized=kind, add_special_tokens=special_tokens))
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
-            if how.one_side and "too short" in str(exc):
-                other, cut = "second text (the hypothesis with the label)", "first"
-                if not how.only_first:
-                    other, cut = "first text (the question)", "second"
-                raise InvalidInput(
-                    f"a pair of texts does not fit: its {other} leaves no room for the {cut}, which alone may be cut"
-                ) from exc
             raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
         return [next(found[kind]) for kind in in_words]
 
 
-def _another(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A copy without truncation and padding, with the same vocabulary in memory if the library can share it."""
-    other = tokenizers.Tokenizer(backend.model)
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        setattr(other, part, getattr(backend, part))
-    added = backend.get_added_tokens_decoder()
-    other.add_tokens([added[number] for number in sorted(added)])
-    if other.get_added_tokens_decoder() != added:
-        other = tokenizers.Tokenizer.from_str(backend.to_str())
-        other.no_truncation()
-    other.encode_special_tokens = backend.encode_special_tokens
-    return other
+Plan = tuple[int, Iterable[Sequence[range]]]
+"""How many windows a text has, and the tokens that each of them leaves out."""
+
+UNCUT: Plan = (1, ((),))
+
+
+def keeps_space(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the offsets of tokens leave out the space before them, but for the first token of a text or window: the
+    library takes one space there for added by itself. Source: process_offsets in pre_tokenizers/byte_level.rs."""
+    probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ġa": 0}))
+    probe.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    probe.post_processor = backend.post_processor
+    return bool(probe.encode("Ġa Ġa", add_special_tokens=False).offsets == [(0, 2), (4, 5)])
+
+
+def tokens_of(encoded: tokenizers.Encoding, number: int) -> range:
+    """The tokens of the first (0) or the second text (1), which follow each other."""
+    owners = encoded.sequence_ids
+    count = owners.count(number)
+    first = owners.index(number) if count else 0
+    return range(first, first + count)
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
@@ -293,41 +284,16 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (short, long) if first <= second else (long, short)
 
 
-def excess(encoded: tokenizers.Encoding, pair: bool, room: int, *, from_left: bool) -> list[range]:
-    """The tokens of each text that don't fit, as indices into the encoding of the whole.
-
-    Args:
-        room: how many tokens fit beside the special ones.
-        from_left: whether the beginning of a text is removed, and not its end.
-    """
-    owners = encoded.sequence_ids
-    first, second = owners.count(0), owners.count(1)
-    ranges = []
-    for number, left in enumerate(longest_first(first, second, room)[: 1 + pair]):
-        length = second if number else first
-        start = owners.index(number) if length else 0
-        start += 0 if from_left else left
-        ranges.append(range(start, start + length - left))
-    return ranges
-
-
 def without(encoding: Encoding, ranges: Sequence[range]) -> Encoding:
-    """An encoding without some ranges of its tokens, which don't overlap."""
-    cuts = sorted(filter(len, ranges), key=lambda one: one.start)
+    """An encoding without some ranges of its tokens, which are in order and don't overlap."""
+    cuts = [cut for cut in ranges if cut]
     kept = list(map(slice, [0, *(cut.stop for cut in cuts)], [*(cut.start for cut in cuts), len(encoding)]))
     lists = ((name, getattr(encoding, name)) for name in LISTS)
     left: Any = {name: [one for part in kept for one in values[part]] for name, values in lists if values is not None}
     return replace(encoding, **left)
 
 
-def span(encoded: tokenizers.Encoding, tokens: range) -> tuple[int, int] | None:
-    """The characters of some tokens that follow each other in one text."""
-    edges = [encoded.token_to_chars(index) for index in (tokens[0], tokens[-1])] if tokens else []
-    found = [edge for edge in edges if edge is not None]
-    return (found[0][0], found[-1][1]) if found else None
-
-
-def _convert(encoded: tokenizers.Encoding, truncated: bool, detail: bool) -> Encoding:
+def _convert(encoded: tokenizers.Encoding, detail: bool, *, truncated: bool = False) -> Encoding:
     found = Encoding(encoded.ids, encoded.type_ids, truncated)
     if detail:
         found.offsets, found.special_mask = encoded.offsets, encoded.special_tokens_mask
@@ -335,11 +301,8 @@ def _convert(encoded: tokenizers.Encoding, truncated: bool, detail: bool) -> Enc
     return found
 
 
-def _does_not_fit(limit: int) -> InvalidInput:
-    return InvalidInput(f"a pair of texts does not fit into {limit} tokens")
-
-
 def _reason(texts: Sequence[TextInput]) -> str | None:
+    """Why a text can't be encoded, where the library does not say."""
     for text in texts:
         try:
             "".join(strings(text)).encode()
@@ -360,12 +323,12 @@ class PythonEngine(Engine):
         in_words = any(isinstance(text, Words) for text in texts)
         if how.whole and not in_words:
             return [[self._whole(text, how)] for text in texts]
-        if how not in (PLAIN, FIRST_ALONE) or in_words:
+        if how not in (PLAIN, Tokenization(only_first=True)) or in_words:
             raise InvalidInput(
                 "this model's tokenizer is written in Python and has no offsets, windows or texts in words; "
                 "a tokenizer.json would give it them"
             )
-        strategy = "only_first" if how.only_first else LONGEST_FIRST
+        strategy = "only_first" if how.only_first else "longest_first"
         return [[self._truncated(text, strategy)] for text in texts]
 
     def _whole(self, text: TextInput, how: Tokenization) -> Encoding:
@@ -378,7 +341,7 @@ class PythonEngine(Engine):
         added: int = self.tokenizer.num_special_tokens_to_add(isinstance(text, tuple))
         rest = len(ids) + added * (self.special_tokens - special) - self.max_length
         mask = list(whole["special_tokens_mask"]) if how.detail else None
-        return Encoding(ids, _type_ids(whole), special_mask=mask, cut=Cut(max(0, rest), None))
+        return Encoding(ids, list(whole["token_type_ids"]), special_mask=mask, cut=Cut(max(0, rest), None))
 
     def _truncated(self, text: TextInput, strategy: str) -> Encoding:
         whole = self._call(text)
@@ -388,18 +351,14 @@ class PythonEngine(Engine):
         ids = list(whole["input_ids"])
         if len(ids) > self.max_length:
             # transformers logs an error then, and leaves the pair as long as it was.
-            raise _does_not_fit(self.max_length)
-        return Encoding(ids, _type_ids(whole), truncated)
+            raise InvalidInput(f"a pair of texts does not fit into {self.max_length} tokens")
+        return Encoding(ids, list(whole["token_type_ids"]), truncated)
 
     def _call(self, text: TextInput, **options: Any) -> Mapping[str, Any]:
         pair = text if isinstance(text, tuple) else (str(text), None)
         usual = {"add_special_tokens": self.special_tokens, "return_token_type_ids": True, "verbose": False}
         try:
-            encoded: Mapping[str, Any] = self.tokenizer(*pair, **(usual | options))
+            found: Mapping[str, Any] = self.tokenizer(*pair, **(usual | options))
         except (ValueError, TypeError, KeyError, UnicodeError) as exc:
             raise InvalidInput(f"the tokenizer can't encode a text: {exc}") from exc
-        return encoded
-
-
-def _type_ids(encoded: Mapping[str, Any]) -> list[int]:
-    return list(encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]))
+        return {"token_type_ids": [0] * len(found["input_ids"]), **found}

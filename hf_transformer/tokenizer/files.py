@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -40,18 +41,23 @@ class ModelFiles:
     config: Mapping[str, Json]
 
 
-def read_json(path: Path, *, required: bool) -> dict[str, Json]:
-    """The JSON object in a file; {} for a missing file that is not required. Raises LoadError naming the file."""
+def load_json(path: Path) -> Json:
+    """What a JSON file holds. Raises LoadError naming the file."""
     try:
-        value = orjson.loads(path.read_bytes())
+        return orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        if required:
-            raise LoadError(f"{path} is missing") from None
-        return {}
+        raise LoadError(f"{path} is missing") from None
     except OSError as exc:
         raise LoadError(f"{path} can't be read: {exc.strerror}") from exc
     except orjson.JSONDecodeError as exc:
         raise LoadError(f"{path} is not valid JSON: {exc}") from exc
+
+
+def read_json(path: Path, *, required: bool) -> dict[str, Json]:
+    """The JSON object in a file; {} for a missing file that is not required. Raises LoadError naming the file."""
+    if not required and not path.exists():
+        return {}
+    value = load_json(path)
     if not isinstance(value, dict):
         raise LoadError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")
     return value
@@ -93,20 +99,13 @@ def find_model_files(
     # Imported here: a start from a local folder needs nothing of the hub.
     from hf_transformer.tokenizer.hub import hub_snapshot
 
-    def snapshot(revision: str | None, *, with_tokenizer: bool) -> Path:
-        return hub_snapshot(
-            model_id,
-            revision or "main",
-            token=token,
-            with_tokenizer=with_tokenizer,
-            with_code=trust_remote_code,
-            cache_dir=cache_dir,
-        )
-
-    split = tokenizer_revision is not None and tokenizer_revision != (model_revision or "main")
-    model_folder = snapshot(model_revision, with_tokenizer=not split)
-    tokenizer_folder = snapshot(tokenizer_revision, with_tokenizer=True) if split else model_folder
-    _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision or model_revision or 'main'})")
+    snapshot = partial(hub_snapshot, model_id, token=token, with_code=trust_remote_code, cache_dir=cache_dir)
+    model_revision = model_revision or "main"
+    tokenizer_revision = tokenizer_revision or model_revision
+    same = tokenizer_revision == model_revision
+    model_folder = snapshot(model_revision, with_tokenizer=same)
+    tokenizer_folder = model_folder if same else snapshot(tokenizer_revision)
+    _require_tokenizer(tokenizer_folder, f"{model_id} (revision {tokenizer_revision})")
     return ModelFiles(model_folder, tokenizer_folder, read_json(model_folder / "config.json", required=True))
 
 

@@ -76,13 +76,10 @@ def _cached(storage: Path, revision: str, *, with_tokenizer: bool, with_code: bo
         except (OSError, ValueError):
             return None
     folder = storage / "snapshots" / commit
-    if not commit or not (folder / "config.json").is_file():
-        return None
-    if with_tokenizer and not has_tokenizer(folder):
-        return None
-    if with_code and not all((folder / name).is_file() for name in code_files(folder)):
-        return None
-    return folder
+    found = bool(commit) and (folder / "config.json").is_file() and (not with_tokenizer or has_tokenizer(folder))
+    if found and with_code:
+        found = all((folder / name).is_file() for name in code_files(folder))
+    return folder if found else None
 
 
 def code_files(folder: Path) -> set[str]:

@@ -26,10 +26,8 @@ log = logging.getLogger(__name__)
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens with a name of their own."""
-
 DEFAULT_MAX_LENGTH = 512
 """Where neither the tokenizer nor the model names a limit: that of BERT and of most encoders."""
-
 NO_LIMIT = 10**12
 """Larger values mean no limit: transformers writes int(1e30) for it."""
 
@@ -284,18 +282,18 @@ def _add_tokens(
     extra: Iterable[str | AddedToken],
 ) -> None:
     """Add what the vocabulary lacks: first the listed tokens by id, then the named, then the extra ones."""
-    texts = {str(token) for token in named.values()}
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    queue: list[str | AddedToken] = [added[number] for number in sorted(added)]
-    known |= {str(token) for token in queue}
+    listed = [added[number] for number in sorted(added)]
+    known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *listed)}
+    others: dict[str, str | AddedToken] = {}
     for token in (*named.values(), *extra):
         if str(token) not in known:
-            known.add(str(token))
-            queue.append(token)
-    tokens = [AddedToken(token, special=True) if isinstance(token, str) else token for token in queue]
+            others.setdefault(str(token), token)
+    tokens = [
+        AddedToken(token, special=True) if isinstance(token, str) else token for token in (*listed, *others.values())
+    ]
+    texts = set(map(str, named.values()))
     for token in tokens:
-        if not token.special and token.content in texts:
-            token.special = True
+        token.special = token.special or token.content in texts
     if tokens:
         backend.add_tokens(tokens)
 
@@ -305,8 +303,8 @@ def _load_with_transformers(folder: Path, *, lower_case: bool, trust_remote_code
         import transformers
     except ImportError as exc:
         raise LoadError(
-            f"the tokenizer in {folder} can only be loaded by transformers: pip install transformers, or save"
-            " tokenizer.json there"
+            f"{folder} has no tokenizer.json, so transformers has to load the tokenizer: pip install"
+            " 'hf-transformer[transformers]' (the slim image has none), or save tokenizer.json there"
         ) from exc
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library has no types there
     options: dict[str, Any] = {} if lower_case else {"do_lower_case": False}

@@ -88,6 +88,7 @@ def _template(single: str, pair: str) -> Finish:
 
 _bert_finish = _template("{cls_token}:0 $A:0 {sep_token}:0", "{cls_token}:0 $A:0 {sep_token}:0 $B:1 {sep_token}:1")
 _deberta_finish = _template("{cls_token} $A {sep_token}", "{cls_token} $A {sep_token} {sep_token} $B {sep_token}")
+_t5_finish = _template("$A {eos_token}", "$A {eos_token} $B {eos_token}")
 _xlmr_finish = _template("{bos_token} $A {eos_token}", "{bos_token} $A {eos_token} {eos_token} $B {eos_token}")
 
 
@@ -119,10 +120,6 @@ def _byte_level_stages(tokenizer: Tokenizer, settings: Settings, document: Json)
 
 def _neox_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:
     _byte_level_stages(tokenizer, settings, document)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=settings.get("add_prefix_space", False),
-        trim_offsets=settings.get("trim_offsets", True),
-    )
     tokenizer.normalizer = normalizers.NFC()
 
 
@@ -156,13 +153,6 @@ def _metaspace(tokenizer: Tokenizer, scheme: str) -> None:
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
     )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-
-
-def _t5_finish(tokenizer: Tokenizer, settings: Settings, tokens: SpecialTokens) -> None:
-    eos = tokenizer.token_to_id(tokens["eos_token"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=["$A", "</s>"], pair=["$A", "</s>", "$B", "</s>"], special_tokens=[("</s>", eos)]
-    )
 
 
 def _albert_stages(tokenizer: Tokenizer, settings: Settings, document: Json) -> None:

@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import orjson
-
 from hf_transformer.errors import LoadError
 from hf_transformer.tasks.base import SentenceTransformers
+from hf_transformer.tokenizer.files import load_json, read_json
 from hf_transformer.types import Json
 
 POOLING_FLAGS: Mapping[str, str] = {
@@ -39,7 +38,9 @@ TRANSFORMER_FILES = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 """Where the first module's settings are; the first of these that has any."""
-
+SETTINGS = "config_sentence_transformers.json"
+VECTOR = "sentence_embedding"
+"""The name of a text's vector among the modules."""
 NO_CHANGE = ("Transformer", "Pooling", "Normalize", "Dropout")
 """Modules that need nothing of the model besides its token vectors; Dropout does nothing outside training."""
 
@@ -53,16 +54,16 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     path = folder / "modules.json"
     if not path.is_file():
         return None
-    settings = _read_object(folder / "config_sentence_transformers.json")
+    settings = read_json(folder / SETTINGS, required=False)
     if settings.get("model_type", "SentenceTransformer") != "SentenceTransformer":
         return None
     modules = _modules(path)
     folders = dict(reversed(modules))
     pooling_path = folder / folders.get("Pooling", "") / "config.json"
-    pooling = _read_object(pooling_path) if "Pooling" in folders else {}
-    prompts = _prompts(folder / "config_sentence_transformers.json", settings)
+    pooling = read_json(pooling_path, required=False) if "Pooling" in folders else {}
+    prompts = _prompts(folder / SETTINGS, settings)
     first = folder / folders.get("Transformer", "")
-    transformer = next(filter(None, (_read_object(first / name) for name in TRANSFORMER_FILES)), {})
+    transformer = next(filter(None, (read_json(first / name, required=False) for name in TRANSFORMER_FILES)), {})
     size = settings.get("truncate_dim")
     return SentenceTransformers(
         pooling=_modes(pooling_path, pooling),
@@ -79,13 +80,13 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
 
 def read_activation(folder: Path) -> str | None:
     """The activation function of a CrossEncoder, where version 6 writes it; older ones write it into config.json."""
-    name = _read_object(folder / "config_sentence_transformers.json").get("activation_fn")
+    name = read_json(folder / SETTINGS, required=False).get("activation_fn")
     return str(name) if name else None
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
     """Each module's kind and folder."""
-    modules = _read(path)
+    modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise LoadError(f"{path}: expected a list of modules")
     found = [(str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))) for module in modules]
@@ -107,8 +108,7 @@ def _inside(modules: Sequence[tuple[str, str]]) -> str | None:
 def _normalizes(folder: Path, modules: Sequence[tuple[str, str]]) -> bool:
     """Whether a Normalize module follows for the vector of the text, not for those of its tokens."""
     return any(
-        _read_object(folder / place / "config.json").get("module_input_name", "sentence_embedding")
-        == "sentence_embedding"
+        read_json(folder / place / "config.json", required=False).get("module_input_name", VECTOR) == VECTOR
         for kind, place in modules
         if kind == "Normalize"
     )
@@ -150,18 +150,3 @@ def _max_seq_length(transformer: Mapping[str, Any]) -> int | None:
             return int(arguments["model_max_length"])
     length = transformer.get("max_seq_length")
     return length if isinstance(length, int) and length > 0 else None
-
-
-def _read_object(path: Path) -> Mapping[str, Json]:
-    """A file that holds an object; an empty one if there is no such file."""
-    content = _read(path) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise LoadError(f"{path}: expected a JSON object")
-    return content
-
-
-def _read(path: Path) -> Json:
-    try:
-        return orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as exc:
-        raise LoadError(f"{path} can't be read: {exc}") from exc

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from tokenizers import decoders
 
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tokenizer.engine import Engine, PythonEngine, RustEngine, characters, too_many_tokens
 from hf_transformer.tokenizer.load import LoadedTokenizer, choose_max_length, load_folder
-from hf_transformer.tokenizer.vocabulary import MANY_IDS, TokenVocabulary
 from hf_transformer.types import PLAIN, Encoding, Json, TextInput, Tokenization
 
 INLINE_CHARACTERS = 2000
@@ -25,48 +26,100 @@ about 1 ms at the limit, where the hop to a thread and back costs 0.06 to 0.15 m
 """
 
 CHUNK, CHUNK_CHARACTERS = 64, 100_000
-"""Texts, and about how many characters, that are encoded at a time: the library keeps the whole encodings until all of
-them are done, which for a thousand long texts would be gigabytes, and other requests may be waiting for their turn."""
+"""Texts, and about how many characters, that are encoded at a time. The library keeps all encodings of a call, which
+would be gigabytes for a thousand long texts. Other requests may be waiting for their turn, too."""
 
-DETAILED = Tokenization(detail=True)
+MANY_IDS = 2000
+"""More ids than this are decoded by a method that lets other threads run meanwhile. That many take about 1 ms."""
+
+CLEAN_UP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
+)
+"""What clean_up_tokenization_spaces replaces, in this order."""
+
+MASK_TOKENS = ("[MASK]", "<mask>")
+"""The mask token is one of these where the settings name none."""
 
 Result = TypeVar("Result")
 
 
-class Tokenizer(TokenVocabulary):
-    """One model's tokenizer. Threads and requests share it: no call changes what another one gives.
+class Tokenizer:
+    """One model's tokenizer. Threads and requests share it: no call changes the result of another one.
 
-    ``max_length`` is the limit in tokens, special ones included. The other attributes are those of TokenVocabulary.
+    Attributes:
+        max_length: the limit in tokens, special ones included.
+        special_tokens: the special tokens that have a name (``pad_token`` and so on), by that name.
+        pad_token_id: the id of the padding token.
+        pad_id: an id that always exists, for positions that are masked out.
+        mask_token, mask_id: the mask token and its id.
+        cls_id, unk_id: the ids of the tokens that stand for the text and for unknown words.
+        vocab_size: the highest id plus one; a model's logits need as many columns at least.
+        padding_side: ``left`` or ``right``.
+        marks_subwords: whether a token that continues a word has a prefix (## of WordPiece).
+        cleans_up: whether ``decode`` removes spaces before punctuation (CLEAN_UP).
+        byte_level: whether tokens are bytes in GPT-2's alphabet.
+
+    A token that the tokenizer lacks is None, and so is its id.
     """
 
+    token_to_id: Callable[[str], int | None]
+    """The id of a token, None if there is no such token."""
+    id_to_token: Callable[[int], str | None]
+    """The token with an id, None if there is no such id."""
+    join_tokens: Callable[[list[str]], str]
+    """The text of some tokens, as AutoTokenizer.convert_tokens_to_string gives it."""
+
     def __init__(self, loaded: LoadedTokenizer, engine: Engine, max_length: int) -> None:
-        super().__init__(loaded)
         self._engine = engine
         self.max_length = max_length
+        backend, self._slow = loaded.backend, loaded.slow
+        self._backend: Any = backend
+        vocab: dict[str, int] = {} if backend else self._slow.get_vocab()
+        names = {number: token for token, number in vocab.items()}
+        self.token_to_id = backend.token_to_id if backend else vocab.get
+        self.id_to_token = backend.id_to_token if backend else names.get
+        decoder = None if backend is None or self._slow is not None else backend.decoder
+        self.join_tokens = " ".join if decoder is None else decoder.decode
+        if self._slow is not None:
+            self.join_tokens = self._slow.convert_tokens_to_string
+        self.vocab_size = loaded.size
+        self.padding_side = loaded.padding_side
+        self.cleans_up = loaded.cleans_up
+        self.byte_level = isinstance(decoder, decoders.ByteLevel)
+        self.marks_subwords = bool(backend and getattr(backend.model, "continuing_subword_prefix", None))
+        self.special_tokens = tokens = loaded.tokens
+        ids = {name: self.token_to_id(token) for name, token in tokens.items()}
+        self.cls_id, self.unk_id, self.pad_token_id = map(ids.get, ("cls_token", "unk_token", "pad_token"))
+        usable = (self.pad_token_id, ids.get("eos_token"), self.unk_id)
+        self.pad_id = next((number for number in usable if number is not None), 0)
+        self.mask_token = tokens.get("mask_token") or next(
+            (text for text in MASK_TOKENS if self.token_to_id(text)), None
+        )
+        self.mask_id = self.token_to_id(self.mask_token) if self.mask_token else None
 
     def encode(self, texts: Sequence[TextInput], *, offsets: bool = False) -> list[Encoding]:
         """One encoding per text or pair: no padding, truncated to ``max_length``.
 
         With ``offsets``, an encoding has all its details. Raises InvalidInput.
         """
-        return [windows[0] for windows in self.encode_windows(texts, DETAILED if offsets else PLAIN)]
+        return [windows[0] for windows in self.encode_windows(texts, Tokenization(detail=True) if offsets else PLAIN)]
 
-    def encode_windows(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
+    def encode_windows(
+        self, texts: Sequence[TextInput], how: Tokenization, stop: threading.Event | None = None
+    ) -> list[list[Encoding]]:
         """The encodings of each text: one, or with ``how.windows`` as many as a long text needs.
+
+        ``stop`` ends the work early, between two chunks of texts.
 
         Raises:
             InvalidInput: a text can't be encoded so.
             TooLarge: more than ``how.max_windows`` or ``how.max_tokens``.
         """
-        return self._encode_chunks(_chunks(texts), how)
-
-    def _encode_chunks(
-        self, chunks: Iterable[Sequence[TextInput]], how: Tokenization, stop: threading.Event | None = None
-    ) -> list[list[Encoding]]:
-        """``stop`` ends the work early, between two chunks."""
         windows: list[list[Encoding]] = []
         left, tokens = how.max_windows, 0
-        for chunk in chunks:
+        for chunk in _chunks(texts):
             if stop is not None and stop.is_set():
                 break
             found = self._encode(chunk, replace(how, max_windows=max(left, 0)) if how.windows else how)
@@ -93,15 +146,32 @@ class Tokenizer(TokenVocabulary):
     ) -> list[list[Encoding]]:
         """``encode_windows`` that doesn't block the event loop: long texts are encoded in the executor.
 
-        So are windows, and pairs of which one certain text is truncated, since these may wait for another request (see
-        RustEngine). When the caller is cancelled the work in the executor ends soon too. ``length`` is the characters
-        of all texts, if the caller knows.
+        When the caller is cancelled the work in the executor ends soon too. ``length`` is the characters of all texts,
+        if the caller knows.
         """
         if length is None:
             length = sum(map(characters, texts))
-        if length <= INLINE_CHARACTERS and (how is PLAIN or how.whole or how == DETAILED):
-            return self._encode_chunks((texts,), how) if how.whole else self._engine.encode(texts, how)
-        return await _in_thread(executor, lambda stop: self._encode_chunks(_chunks(texts), how, stop))
+        if length <= INLINE_CHARACTERS:
+            return self._encode(texts, how)
+        return await _in_thread(executor, lambda stop: self.encode_windows(texts, how, stop))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of some ids, as AutoTokenizer.decode gives it."""
+        if self._slow is not None:
+            return str(self._slow.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        text = self.decode_unclean(ids, skip_special_tokens)
+        for old, new in CLEAN_UP if self.cleans_up else ():
+            text = text.replace(old, new)
+        return text
+
+    def decode_unclean(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """``decode`` before the spaces are removed that ``cleans_up`` is about."""
+        if self._slow is not None:
+            options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+            return str(self._slow.decode(list(ids), **options))
+        if len(ids) <= MANY_IDS:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        return str(self._backend.decode_batch([list(ids)], skip_special_tokens)[0])
 
     async def decode_off_loop(
         self, texts: Sequence[Sequence[int]], executor: Executor | None, skip_special_tokens: bool
@@ -142,6 +212,7 @@ async def _in_thread(executor: Executor | None, work: Callable[[threading.Event]
 
 
 def _chunks(texts: Sequence[TextInput]) -> Iterator[Sequence[TextInput]]:
+    """The texts in parts of at most CHUNK; one that reaches CHUNK_CHARACTERS takes no more."""
     start = size = 0
     for index, text in enumerate(texts):
         if index > start and (index - start == CHUNK or size >= CHUNK_CHARACTERS):

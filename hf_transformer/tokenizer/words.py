@@ -4,24 +4,24 @@ It saves a third of the CPU of a short request, and half of the encoding of natu
 (benchmarks/tokenizing.py). ``--enable_word_cache=false`` switches it off; encodings are the same without it.
 
 It needs a tokenizer whose ``encode(text)``, special tokens left out, is the concatenation of ``encode(chunk)`` for the
-chunks of ``text.split(" ")``. ``separable`` decides that from the tokenizer's stages, each of which has to let U+0020
-separate the text. Source: tokenizers 0.23, added_vocabulary.rs, normalizers/, pre_tokenizers/, models/ and processors/.
+chunks of ``text.split(" ")``. ``separable`` decides that: each stage has to let U+0020 separate the text.
 
-- **Added tokens** are found by leftmost-longest matching, twice: in the text, and in the normalized pieces between the
+- **Added tokens** are found by leftmost-longest matching, in the text and then in the normalized pieces between the
   matches. No match crosses a space if no content has whitespace, before and after normalizing. ``single_word`` looks at
-  the neighbouring characters, and treats a space like an end. ``lstrip`` and ``rstrip`` remove whitespace only, which
+  the neighbouring characters, and treats a space like an end. ``lstrip`` and ``rstrip`` remove only whitespace, which
   has no ids where words are split at whitespace.
-- **The normalizer** must give ``N(a + " " + b) == N(a) + " " + N(b)``. Normalizers that map or drop single characters
-  do, and so do Unicode's normal forms: a space begins a combining sequence, and no composition has one.
+- **The normalizer** must give ``N(a + " " + b) == N(a) + " " + N(b)``. Those that map or drop single characters do,
+  and so do Unicode's normal forms: a space begins a combining sequence, and no composition has one.
 - **The pre-tokenizer** must split at every space. Those that drop whitespace look at single characters, or at runs
   without it. GPT-2's pattern has a space only at the beginning of a word, looks ahead only after whitespace, and never
-  looks behind. So words between single spaces, each with the space before it, are split as they are alone. Two spaces
-  or other whitespace are not covered (``Separable.spaced``).
+  looks behind: words between single spaces, each with the space before it, are split as they are alone. Two spaces or
+  other whitespace are not covered (``Separable.spaced``).
 - **The model** sees one pre-token at a time, and must not be random (BPE's dropout; Unigram may sample).
 - **The post-processor** must add constant ids around the text, and only type ids of 0.
 
-Everything else is not separable: Strip, Replace, Prepend, Precompiled and Metaspace act at the ends of a text or across
-its spaces, other patterns may do so, and stages written in Python are unknown.
+Strip, Replace, Prepend, Precompiled and Metaspace act at the ends of a text or across its spaces. Other patterns may do
+so, and stages written in Python are unknown. Source: tokenizers 0.23, added_vocabulary.rs, normalizers/,
+pre_tokenizers/, models/ and processors/.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ KEEPING = {"Lowercase", "NFC", "NFD"}
 """Those that also keep a word a word: they never drop a character, and never make a space."""
 SPACE = "Ġ"
 """In GPT-2's alphabet of bytes, in which printable ASCII stands for itself."""
-PRINTABLE = [chr(number) for number in range(ord("!"), ord("~") + 1)]
 ALPHANUMERIC = re.compile("[A-Za-z0-9]")
 
 
@@ -110,18 +109,17 @@ def separable(backend: Tokenizer) -> Separable | None:
     # Where words keep the space before them, lstrip removes it from the token's own chunk, but rstrip would remove the
     # space of the next one.
     greedy = spaced and any(token.rstrip for token in tokens)
-    around = _around(parts["post_processor"])
+    around = _around(backend)
     if greedy or around is None or any(text.split() != [text] for text in added):
         return None
     return Separable(splitter["type"], spaced, spaced and splitter["add_prefix_space"], *around, added)
 
 
 def _parts(backend: Tokenizer) -> Json:
-    """The stages as tokenizer.json has them, without the vocabulary; None if one is written in Python."""
+    """Normalizer and pre-tokenizer as tokenizer.json has them; None if one is written in Python."""
     bare = Tokenizer(models.BPE())
     try:
         bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-        bare.post_processor = backend.post_processor
         return orjson.loads(bare.to_str())
     except Exception:  # bare Exception is what the Rust library raises for a part that it can't write
         return None
@@ -143,31 +141,16 @@ def _texts(token: AddedToken, normalizer: normalizers.Normalizer | None) -> list
     return [token.content, normalizer.normalize_str(token.content)]
 
 
-def _around(processor: Json) -> tuple[Ids, Ids] | None:
-    """The ids that a post-processor puts before and after a single text."""
-    kind = processor and processor["type"]
-    if kind in (None, "ByteLevel"):
-        return (), ()
-    if kind in ("BertProcessing", "RobertaProcessing"):
-        return (processor["cls"][1],), (processor["sep"][1],)
-    if kind == "TemplateProcessing":
-        return _template(processor["single"], processor["special_tokens"])
-    return None
-
-
-def _template(pieces: Sequence[Json], tokens: Json) -> tuple[Ids, Ids] | None:
-    sides: list[list[int]] = [[]]
-    for piece in pieces:
-        [(kind, value)] = piece.items()
-        if value["type_id"] != 0:
-            return None
-        if kind == "SpecialToken":
-            sides[-1] += tokens[value["id"]]["ids"]
-        elif value["id"] == "A":
-            sides.append([])
-        else:
-            return None
-    return (tuple(sides[0]), tuple(sides[1])) if len(sides) == 2 else None
+def _around(backend: Tokenizer) -> tuple[Ids, Ids] | None:
+    """The ids before and after a single text, as the post-processor puts them around a text of one token. None if it
+    leaves the text out, repeats it, or gives type ids."""
+    probe = Tokenizer(models.WordLevel({"a": 0}))
+    probe.post_processor = backend.post_processor
+    found = probe.encode("a")
+    if found.special_tokens_mask.count(0) != 1 or any(found.type_ids):
+        return None
+    place = found.special_tokens_mask.index(0)
+    return tuple(found.ids[:place]), tuple(found.ids[place + 1 :])
 
 
 class AsciiWords:
@@ -178,12 +161,12 @@ class AsciiWords:
     encoded: for each of these tokens, one of its characters is forbidden that is neither a letter nor a digit.
     """
 
-    def __init__(self, backend: Tokenizer, how: Separable, forbidden: set[str]) -> None:
+    def __init__(self, backend: Tokenizer, how: Separable, forbidden: Sequence[str]) -> None:
         normalizer = backend.normalizer
         self._tokenize = backend.model.tokenize
         self._lower = normalizer is not None and normalizer.normalize_str("A") == "a"
         self._spaced, self._prefixed = how.spaced, how.prefixed
-        allowed = re.escape("".join(char for char in PRINTABLE if char not in forbidden))
+        allowed = re.escape("".join(sorted(set(map(chr, range(ord("!"), ord("~") + 1))).difference(forbidden))))
         self._plain = re.compile(f"[{allowed}]{{1,{LONGEST_CHUNK}}}").fullmatch
         self._parts = re.compile(PARTS[how.splitter], re.ASCII).findall
 
@@ -191,7 +174,7 @@ class AsciiWords:
     def of(cls, backend: Tokenizer, how: Separable) -> AsciiWords | None:
         """None if an added token has only letters and digits."""
         marks = [ALPHANUMERIC.sub("", text)[:1] for text in how.added if text.isascii()]
-        return cls(backend, how, set(marks)) if all(marks) else None
+        return cls(backend, how, marks) if all(marks) else None
 
     def ids(self, chunk: str, first: bool) -> Ids | None:
         """The ids of a chunk, None if it is of another kind. ``first``: no space precedes it in its text.

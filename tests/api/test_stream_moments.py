@@ -71,6 +71,7 @@ async def test_its_client_may_leave_at_any_moment(name: str) -> None:
         assert made.metric('request_predict_seconds_count{model_name="gpt2"}') >= counted(made)["200"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_the_service_may_end_at_any_moment(name: str) -> None:
     seen: set[str] = set()

@@ -3,66 +3,90 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hf_transformer.core.batch import EncodingForm, Filling
-from hf_transformer.core.contract import InputSignature, OutputSignature, Signature
+from hf_transformer.core.batch import EncodingForm, Filling, Widths, widths_of
+from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
 from hf_transformer.errors import PredictorError
+from hf_transformer.model_wiring import filling, fit_task
 from hf_transformer.tasks.base import TOKENS, Axis
-from hf_transformer.types import Encoding, Tensor
+from hf_transformer.types import Encoding, Tensor, TensorSpec
+from tests.doctor.test_advice import GOOD, pair_of
 
 IDS = InputSignature("input_ids", "input_ids", "INT64")
 MASK = InputSignature("mask", "attention_mask", "INT64")
 TYPES = InputSignature("types", "token_type_ids", "INT32")
-LOGITS = OutputSignature("logits", "logits", "FP32", (TOKENS, Axis(name="vocabulary", minimum=5)))
+LOGITS = OutputSignature("logits", "logits", "FP32", (TOKENS, Axis(name="vocabulary", minimum=5)), (-1, 5))
 MASKED = Signature((IDS, MASK, TYPES), (LOGITS,), 4, None, True, None, True)
-UNMASKED = Signature((IDS,), (LOGITS,), 4, None, True, None, False)
-RIGHT = Filling(pad_id=9, left=False)
+RIGHT, LEFT = Filling(pad_id=9, left=False), Filling(pad_id=9, left=True)
+EIGHTS = replace(RIGHT, widths=Widths(8, 100))
 
 
 def encoding(length: int) -> Encoding:
     return Encoding(list(range(1, length + 1)), [0] * (length - 1) + [1])
 
 
-def form_of(signature: Signature, filling: Filling = RIGHT) -> EncodingForm:
-    return EncodingForm(signature, filling)
+@pytest.mark.parametrize(
+    ("changes", "filling", "lengths", "ids", "mask", "types"),
+    [
+        ({}, RIGHT, [2, 3], [[1, 2, 9], [1, 2, 3]], [[1, 1, 0], [1, 1, 1]], [[0, 1, 0], [0, 0, 1]]),
+        ({}, LEFT, [2, 3], [[9, 1, 2], [1, 2, 3]], [[0, 1, 1], [1, 1, 1]], [[0, 0, 1], [0, 0, 1]]),
+        ({}, RIGHT, [3, 3], [[1, 2, 3]] * 2, [[1, 1, 1]] * 2, [[0, 0, 1]] * 2),
+        (
+            {"exact_rows": 3, "length": 4},
+            RIGHT,
+            [2, 1],
+            [[1, 2, 9, 9], [1, 9, 9, 9], [1, 9, 9, 9]],
+            [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]],
+            [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]],
+        ),
+        ({"max_rows": 1, "batch_axis": False}, RIGHT, [2], [1, 2], [1, 1], [0, 1]),
+        (
+            {},
+            EIGHTS,
+            [2, 5],
+            [[1, 2] + [9] * 6, [1, 2, 3, 4, 5, 9, 9, 9]],
+            [[1, 1] + [0] * 6, [1] * 5 + [0] * 3],
+            [[0, 1] + [0] * 6, [0] * 4 + [1] + [0] * 3],
+        ),
+        ({"max_rows": 1, "batch_axis": False}, EIGHTS, [1], [1] + [9] * 7, [1] + [0] * 7, [1] + [0] * 7),
+    ],
+    ids=["right", "left", "no padding", "fixed shapes", "no batch axis", "a width", "a width, no batch axis"],
+)
+def test_padding(changes: Any, filling: Filling, lengths: list[int], ids: Any, mask: Any, types: Any) -> None:
+    packed = EncodingForm(replace(MASKED, **changes), filling).pack([*map(encoding, lengths)])
+    assert [one.data.tolist() for one in packed.inputs] == [ids, mask, types]
+    assert [one.data.dtype.name for one in packed.inputs] == ["int64", "int64", "int32"]
+    assert (packed.real, packed.real + packed.padding) == (sum(lengths), packed.inputs[0].data.size)
+    rows, width = packed.inputs[0].data.size // packed.inputs[0].shape[-1], packed.inputs[0].shape[-1]
+    assert packed.sizes == {"logits": rows * width * 5 * 4}
 
 
-def pack(encodings: list[Encoding], signature: Signature, filling: Filling = RIGHT) -> list[Tensor]:
-    return form_of(signature, filling).pack(encodings).inputs
+@pytest.mark.parametrize(("length", "width"), [(8, 8), (9, 16), (99, 100)])
+def test_a_batch_is_as_wide_as_the_next_width(length: int, width: int) -> None:
+    assert EncodingForm(MASKED, EIGHTS).pack([encoding(length)]).inputs[0].shape == (1, width)
 
 
-def test_padding_goes_where_the_tokenizer_has_it() -> None:
-    ids, mask, types = pack([encoding(2), encoding(3)], MASKED)
-    assert ids.data.tolist() == [[1, 2, 9], [1, 2, 3]]
-    assert mask.data.tolist() == [[1, 1, 0], [1, 1, 1]]
-    assert types.data.tolist() == [[0, 1, 0], [0, 0, 1]]
-    assert [one.data.dtype.name for one in (ids, mask, types)] == ["int64", "int64", "int32"]
-    left = pack([encoding(2), encoding(3)], MASKED, Filling(pad_id=9, left=True))
-    assert left[0].data.tolist() == [[9, 1, 2], [1, 2, 3]]
-    assert left[1].data.tolist() == [[0, 1, 1], [1, 1, 1]]
+def test_sizes_that_are_not_known() -> None:
+    form = EncodingForm(replace(MASKED, outputs=(LOGITS, replace(LOGITS, name="free", sizes=(-1, -1)))), RIGHT)
+    assert form.pack([encoding(2), encoding(3)]).sizes == {"logits": 2 * 3 * 5 * 4}
 
 
-def test_fixed_shapes_are_filled_up() -> None:
-    signature = replace(MASKED, exact_rows=3, length=4)
-    ids, mask, _ = pack([encoding(2), encoding(1)], signature)
-    assert ids.data.tolist() == [[1, 2, 9, 9], [1, 9, 9, 9], [1, 9, 9, 9]]
-    assert mask.data.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
-
-
-def test_no_batch_axis() -> None:
-    signature = replace(UNMASKED, max_rows=1, batch_axis=False)
-    assert pack([encoding(2)], signature)[0].data.tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(("sizes", "allowed"), [((-1, 5), True), ((-1, -1), False)], ids=["known", "unknown"])
-def test_more_bytes_of_outputs_only_where_their_sizes_are_known(sizes: tuple[int, ...], allowed: bool) -> None:
-    signature = replace(MASKED, outputs=(replace(LOGITS, sizes=sizes),))
-    form = EncodingForm(signature, RIGHT, max_tokens=100, max_output_bytes=120, more=lambda size: size <= 180)
-    limits = form.limits(encoding(3))  # a row has 60 bytes
-    assert [limits.allow(rows, 3, 3 * rows) for rows in (2, 3, 4)] == [True, allowed, False]
+@pytest.mark.parametrize("filling", [RIGHT, LEFT, EIGHTS], ids=["right", "left", "a width"])
+@pytest.mark.parametrize("batch_axis", [True, False], ids=["batch axis", "none"])
+def test_each_item_gets_its_own_rows_without_padding(batch_axis: bool, filling: Filling) -> None:
+    items = [encoding(2), encoding(3)] if batch_axis else [encoding(3)]
+    form = EncodingForm(replace(MASKED, batch_axis=batch_axis, max_rows=len(items)), filling)
+    packed = form.pack(items)
+    width = packed.inputs[0].shape[-1]
+    data = np.arange(len(items) * width * 5, dtype=np.float32).reshape(len(items), width, 5)
+    outputs = {"logits": Tensor("logits", "FP32", data if batch_axis else data[0])}
+    found = [rows["logits"].tolist() for rows in form.unpack(items, packed, outputs)]
+    tokens = [range(width - len(item), width) if filling.left else range(len(item)) for item in items]
+    assert found == [data[row, [*own]].tolist() for row, own in enumerate(tokens)]
 
 
 @pytest.mark.parametrize(
@@ -76,38 +100,78 @@ def test_more_bytes_of_outputs_only_where_their_sizes_are_known(sizes: tuple[int
     ],
 )
 def test_a_wrong_response_is_refused(datatype: str, shape: tuple[int, ...], says: str) -> None:
-    form, items = form_of(MASKED), [encoding(3), encoding(3)]
+    form, items = EncodingForm(MASKED, RIGHT), [encoding(3), encoding(3)]
     outputs = {"logits": Tensor("logits", datatype, np.zeros(shape))}
     with pytest.raises(PredictorError) as caught:
         next(form.unpack(items, form.pack(items), outputs))
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-@pytest.mark.parametrize("batch_axis", [True, False], ids=["batch axis", "none"])
-def test_each_item_gets_its_own_rows_without_padding(batch_axis: bool, left: bool) -> None:
-    items = [encoding(2), encoding(3)] if batch_axis else [encoding(3)]
-    form = form_of(replace(MASKED, batch_axis=batch_axis, max_rows=len(items)), replace(RIGHT, left=left))
-    packed = form.pack(items)
-    data = np.arange(len(items) * 3 * 5, dtype=np.float32).reshape(len(items), 3, 5)
-    outputs = {"logits": Tensor("logits", "FP32", data if batch_axis else data[0])}
-    found = [rows["logits"].tolist() for rows in form.unpack(items, packed, outputs)]
-    if not batch_axis:
-        assert found == [data[0].tolist()]
-    else:
-        assert found == [(data[0, 1:] if left else data[0, :2]).tolist(), data[1].tolist()]
+@pytest.mark.parametrize(("sizes", "allowed"), [((-1, 5), True), ((-1, -1), False)], ids=["known", "unknown"])
+def test_more_bytes_of_outputs_only_where_their_sizes_are_known(sizes: tuple[int, ...], allowed: bool) -> None:
+    signature = replace(MASKED, outputs=(replace(LOGITS, sizes=sizes),))
+    form = EncodingForm(signature, RIGHT, max_tokens=100, max_output_bytes=120, more=lambda size: size <= 180)
+    limits = form.limits(encoding(3))  # a row has 60 bytes
+    assert [limits.allow(rows, 3, 3 * rows) for rows in (2, 3, 4)] == [True, allowed, False]
 
 
-def test_sizes_of_a_batch() -> None:
-    known = replace(LOGITS, sizes=(-1, 5))
-    form = form_of(replace(MASKED, outputs=(known, replace(LOGITS, name="free", sizes=(-1, -1)))))
-    packed = form.pack([encoding(2), encoding(3)])
-    assert packed.sizes == {"logits": 2 * 3 * 5 * 4}
-    assert (packed.real, packed.padding) == (5, 1)
-    assert form.pack([encoding(4)]).sizes == {"logits": 4 * 5 * 4}
+# Widths that are multiples of --pad_to_multiple_of
 
 
-def test_a_batch_without_padding() -> None:
-    ids, mask, types = pack([encoding(3), encoding(3)], MASKED)
-    assert ids.data.tolist() == [[1, 2, 3]] * 2 and types.data.tolist() == [[0, 0, 1]] * 2
-    assert mask.data.tolist() == [[1, 1, 1]] * 2 and mask.data.dtype == np.int64
+@pytest.mark.parametrize(
+    ("tokens", "width"), [(1, 16), (15, 16), (16, 16), (17, 32), (32, 32), (33, 40), (40, 40), (41, 41)]
+)
+def test_a_width_is_a_multiple_or_the_longest_and_never_less_than_the_text(tokens: int, width: int) -> None:
+    assert Widths(16, 40).of(tokens) == width
+    assert Widths(512, 100).of(tokens) == 100
+    assert widths_of(1, 512) is None and widths_of(8, 100) == Widths(8, 100)
+
+
+def test_texts_of_one_width_are_equally_long_for_the_queue_and_its_limits() -> None:
+    rounded, exact = EncodingForm(MASKED, EIGHTS, max_tokens=40), EncodingForm(MASKED, RIGHT)
+    assert [rounded.bucket(encoding(length))[1] for length in (1, 8, 9, 99, 100)] == [8, 8, 16, 100, 100]
+    assert [exact.bucket(encoding(length))[1] for length in (1, 8, 9)] == [1, 8, 9]
+    limits = rounded.limits(encoding(9))
+    assert [limits.allow(rows, 16, 16 * rows) for rows in (2, 3)] == [True, False]
+
+
+FLAGS = ("--model_name=bert", "--pad_to_multiple_of=16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "widths"),
+    [
+        (FLAGS, Widths(16, 128)),
+        ((*FLAGS, "--max_model_len=100"), Widths(16, 100)),
+        (("--model_name=bert", "--pad_to_multiple_of=1"), None),
+    ],
+)
+def test_the_longest_width_is_that_at_which_texts_are_cut(flags: tuple[str, ...], widths: Widths | None) -> None:
+    pair = pair_of(GOOD, *flags)
+    assert filling(pair.config, pair.tokenizer, pair.signature).widths == widths
+
+
+def test_a_model_that_would_read_the_padding_is_refused() -> None:
+    pair = pair_of(GOOD, *FLAGS)
+    bare = replace(GOOD, inputs=tuple(one for one in GOOD.inputs if one.name != "attention_mask"))
+    with pytest.raises(
+        ContractError, match=r"--pad_to_multiple_of=16: the model gets no attention_mask.* expected 1, or"
+    ):
+        fit_task(pair.config, pair.task, bare)
+    assert fit_task(replace(pair.config, pad_to_multiple_of=1), pair.task, bare)[1].masked is False
+    optional = replace(GOOD, inputs=tuple(replace(one, optional=one.name != "input_ids") for one in GOOD.inputs))
+    with pytest.raises(ContractError, match="add attention_mask to --tensor_input_names"):
+        fit_task(replace(pair.config, tensor_input_names=("input_ids",)), pair.task, optional)
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
+def test_a_fixed_length_is_what_counts(masked: bool) -> None:
+    inputs = tuple(
+        TensorSpec(one.name, one.datatype, (24,)) for one in GOOD.inputs if masked or one.name != "attention_mask"
+    )
+    outputs = tuple(replace(one, shape=(24, *one.shape[1:])) for one in GOOD.outputs)
+    pair = pair_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
+    assert pair.signature.length == 24
+    found = filling(pair.config, pair.tokenizer, pair.signature)
+    assert found.widths is None
+    assert EncodingForm(pair.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)

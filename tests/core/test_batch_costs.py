@@ -1,4 +1,4 @@
-"""What one more batch costs, learnt from the times of a model whose costs are known."""
+"""What one more batch costs, learnt from the times of a model whose costs are known, and which texts then share one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from hf_transformer.core.batch import EncodingForm, Filling, Widths
 from hf_transformer.core.batch_costs import COLD, ENOUGH, FIRST, GUESS, LEAST, WORTH, BatchCosts, Timing
+from hf_transformer.core.contract import Signature
+from hf_transformer.errors import PredictorUnavailable
+from tests.core.bench import MASKED, bench, text
 
 SIZES = random.Random(7).choices(range(8, 601), k=400)
 
@@ -65,26 +71,31 @@ def test_an_event_loop_that_sees_the_ends_late_does_not_hide_a_large_overhead(pa
     assert costs.overhead > 500
 
 
-def test_large_and_small_batches_that_take_turns_differ_enough() -> None:
-    costs = BatchCosts(1)
-    work_off(costs, [16, 256] * 500, line(50))
-    assert costs.overhead == pytest.approx(50, rel=0.01)
-
-
-def test_times_too_short_for_the_clock_teach_nothing() -> None:
-    costs = BatchCosts(1)
-    work_off(costs, SIZES, lambda tokens: 0.0)
-    assert costs.overhead == GUESS
-    assert not costs.outweighed(10**9)
-
-
-def test_nothing_is_believed_of_few_batches_and_nothing_learnt_of_the_first() -> None:
-    costs = BatchCosts(1)
-    ended = work_off(costs, SIZES[:COLD], lambda tokens: 60.0)
-    ended = work_off(costs, SIZES[COLD : FIRST - 1], line(30), started=ended)
-    assert costs.overhead == GUESS
-    work_off(costs, SIZES[FIRST - 1 : FIRST], line(30), started=ended)
-    assert 100 < costs.overhead < GUESS, "the guess still counts more"
+@pytest.mark.parametrize(
+    ("phases", "least", "most"),
+    [
+        pytest.param([([16, 256] * 500, line(50))], 49.5, 50.5, id="large and small ones that take turns"),
+        pytest.param([(SIZES, lambda tokens: 0.0)], GUESS, GUESS, id="times too short for the clock"),
+        pytest.param([(SIZES[: FIRST - 1], line(30))], GUESS, GUESS, id="too few"),
+        pytest.param(
+            [(SIZES[:COLD], lambda tokens: 60.0), (SIZES[COLD:FIRST], line(30))],
+            100,
+            GUESS - 1,
+            id="the guess counts more",
+        ),
+        pytest.param([(SIZES, line(20)), ([8] * 5, lambda tokens: 60.0), (SIZES, line(20))], 14, 26, id="a call hangs"),
+        pytest.param([(SIZES, line(10)), (SIZES * 10, line(1000))], 800, 1200, id="a model that changes"),
+        pytest.param([(SIZES, lambda tokens: 0.002)], 10_000, 10**9, id="tokens cost nothing"),
+        pytest.param([(SIZES, lambda tokens: 1e-4 * tokens**1.1)], LEAST, LEAST, id="batches cost nothing"),
+        pytest.param([([256] * 500, line(10))], 10 * GUESS, 10**9, id="all alike: larger ones are tried"),
+        pytest.param([([256] * 500, line(10)), (SIZES * 2, line(10))], 9.5, 10.5, id="a doubted guess gives way"),
+    ],
+)
+def test_what_is_learnt(phases: list[tuple[list[int], Callable[[int], float]]], least: float, most: float) -> None:
+    costs, ended = BatchCosts(1), 0.0
+    for sizes, seconds in phases:
+        ended = work_off(costs, sizes, seconds, started=ended)
+    assert least <= costs.overhead <= most
 
 
 def test_that_others_keep_the_model_busy_at_times_changes_little() -> None:
@@ -94,57 +105,15 @@ def test_that_others_keep_the_model_busy_at_times_changes_little() -> None:
     assert 20 < costs.overhead < 50  # their mean would be 84
 
 
-def test_a_call_that_hangs_changes_little() -> None:
-    costs = BatchCosts(1)
-    ended = work_off(costs, SIZES, line(20))
-    ended = work_off(costs, [8] * 5, lambda tokens: 60.0, started=ended)
-    work_off(costs, SIZES, line(20), started=ended)
-    assert costs.overhead == pytest.approx(20, rel=0.3)
-
-
-def test_a_model_that_changes_is_learnt_anew() -> None:
-    costs = BatchCosts(1)
-    ended = work_off(costs, SIZES, line(10))
-    work_off(costs, SIZES * 10, line(1000), started=ended)
-    assert costs.overhead == pytest.approx(1000, rel=0.2)
-
-
-def test_tokens_that_cost_nothing_make_a_large_overhead_and_batches_that_do_not_the_least() -> None:
-    free, full = BatchCosts(1), BatchCosts(1)
-    work_off(free, SIZES, lambda tokens: 0.002)
-    work_off(full, SIZES, lambda tokens: 1e-4 * tokens**1.1)
-    assert 10_000 < free.overhead < float("inf")
-    assert full.overhead == LEAST
-
-
-def test_where_all_batches_are_alike_larger_ones_are_tried() -> None:
-    costs = BatchCosts(1)
-    ended = work_off(costs, SIZES, line(10))
-    before = costs.overhead
-    work_off(costs, [256] * 5000, line(10), started=ended)
-    assert costs.overhead > 10 * before
-
-
-def test_a_guess_that_makes_all_batches_alike_is_doubted_and_then_gives_way_to_what_is_learnt() -> None:
-    costs = BatchCosts(1)
-    ended = work_off(costs, [256] * 500, line(10))
-    assert costs.overhead > 10 * GUESS
-    assert not costs.outweighed(10**9), "a doubted guess is not known"
-    work_off(costs, SIZES * 2, line(10), started=ended)
-    assert costs.overhead == pytest.approx(10, rel=0.05)
-
-
 def test_what_is_learnt_is_told_once_when_the_guess_counts_little(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     costs = BatchCosts(1)
     ended = work_off(costs, SIZES[:100], line(30))
     assert caplog.messages == []
-    ended = work_off(costs, SIZES[100:], line(30), started=ended)
-    work_off(costs, SIZES * 5, line(30), started=ended)
+    work_off(costs, [*SIZES[100:], *SIZES * 5], line(30), started=ended)
     [message] = caplog.messages
     said = re.match(r"one more batch takes the model as long as (\d+) more tokens", message)
-    assert said is not None
-    assert 30 <= int(said[1]) < 45
+    assert said is not None and 30 <= int(said[1]) < 45
 
 
 def test_a_batch_may_have_half_its_cost_in_padding_and_a_limited_size() -> None:
@@ -170,10 +139,67 @@ def test_batches_without_an_answer_teach_nothing_and_leave_their_place() -> None
 
 def test_tokens_outweigh_what_a_batch_costs_beside_them_once_it_is_known() -> None:
     costs = BatchCosts(1)
-    work_off(costs, SIZES[: FIRST - 1], line(120.0))
+    ended = work_off(costs, SIZES[: FIRST - 1], line(120.0))
     assert not costs.outweighed(10**9)
-    work_off(costs, SIZES[FIRST - 1 :], line(120.0))
+    ended = work_off(costs, SIZES[FIRST - 1 :], line(120.0), started=ended)
     assert (costs.outweighed(110), costs.outweighed(130)) == (False, True)
-    work_off(costs, [300] * 10_000, line(120.0), started=100.0)
+    work_off(costs, [300] * 10_000, line(120.0), started=ended)
     assert costs.overhead > 200, "equal batches are doubted"
     assert costs.outweighed(130), "not so what was learnt before"
+
+
+# In the scheduler
+
+
+class Recorded(BatchCosts):
+    """``tokens`` has those of every batch that has ended, 0 for one without an answer."""
+
+    def __init__(self, overhead: float) -> None:
+        super().__init__(1)
+        self.overhead = overhead
+        self.tokens: list[int] = []
+
+    def ended(self, timing: Timing, now: float, tokens: int) -> None:
+        self.tokens.append(tokens)
+        super().ended(timing, now, tokens)
+
+
+def form(costs: BatchCosts, widths: Widths | None = None, signature: Signature = MASKED) -> EncodingForm:
+    filling = Filling(0, left=False, widths=widths)
+    return EncodingForm(signature, filling, max_tokens=10**6, max_output_bytes=10**9, costs=costs)
+
+
+NEAR = 400 - int(WORTH * GUESS)
+"""The shortest text that shares a batch with one of 400 tokens as long as only the guess is known."""
+
+
+@pytest.mark.parametrize(
+    ("overhead", "widths", "lengths", "shapes"),
+    [
+        (GUESS, None, [10, 10, 13], [(3, 13)]),
+        (12.0, None, [10, 10, 13], [(3, 13)]),
+        (11.0, None, [10, 10, 13], [(2, 10), (1, 13)]),
+        (GUESS, None, [400, NEAR, NEAR, NEAR], [(2, 400), (2, NEAR)]),
+        (4.0, None, [9, 12, 16, 10], [(2, 10), (1, 12), (1, 16)]),
+        (4.0, Widths(16, 512), [9, 12, 16, 10, 17], [(4, 16), (1, 32)]),  # these are padded alike anyway
+    ],
+)
+async def test_texts_share_a_batch_where_that_saves_more_than_their_padding_costs(
+    overhead: float, widths: Widths | None, lengths: list[int], shapes: list[tuple[int, int]]
+) -> None:
+    costs = Recorded(overhead)
+    async with bench(form=form(costs, widths)) as b:
+        blocker, task = await b.send(1, length=16), await b.send_texts(*[text(length, length) for length in lengths])
+        assert await b.answer_all(blocker, task) == [[1], lengths]
+        assert b.shapes == [(1, 16), *shapes]
+        assert costs.tokens == [rows * width for rows, width in b.shapes], "padding included"
+        task = await b.send(1)
+        b.predictor.fail(-1, PredictorUnavailable("gone"))
+        with pytest.raises(PredictorUnavailable):
+            await task
+        assert costs.tokens[-1] == 0
+
+
+@pytest.mark.parametrize("changes", [{"masked": False}, {"length": 16}, {"max_rows": 1}, {"exact_rows": 8}], ids=str)
+def test_where_lengths_are_never_mixed_or_rows_cost_nothing_nothing_is_learnt(changes: Any) -> None:
+    assert form(BatchCosts(1), signature=replace(MASKED, **changes)).costs is None

@@ -21,17 +21,16 @@ def test_tokens_are_guessed_by_the_bytes_until_they_are_counted() -> None:
     admission = Admission(10, 1000, Metrics("bert"))
     place = entered(admission, 40)
     assert admission.tokens == 40 // BYTES_PER_TOKEN + 1
+    for characters in (400, 4):  # texts that count more than once raise the guess
+        place.expect(characters)
+        assert admission.tokens == 400 // BYTES_PER_TOKEN
     place.charge(7)
     assert (admission.requests, admission.tokens, admission.bytes) == (1, 7, 40)
-    place.leave()
-    assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
-    place.leave()
-    assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
-
-
-def test_a_large_body_is_guessed_at_a_part_of_the_budget() -> None:
-    admission = Admission(10, 1000, Metrics("bert"), max_bytes=2**30)
-    assert entered(admission, 2**30).tokens == 1000 // LARGEST_GUESS
+    for _ in range(2):
+        place.leave()
+        assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
+    large = Admission(10, 1000, Metrics("bert"), max_bytes=2**30)
+    assert entered(large, 2**30).tokens == 1000 // LARGEST_GUESS
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
@@ -41,6 +40,7 @@ def test_small_and_large_requests_are_refused_alike(size: int) -> None:
     first = entered(admission, 100)
     first.charge(999)
     second = entered(admission, size)  # there was room for one token
+    assert not admission.has_room
     with Place(admission) as third, pytest.raises(TooManyRequests, match="--max_queued_tokens allows 1000") as refused:
         third.hold(size)
         third.enter()
@@ -49,38 +49,21 @@ def test_small_and_large_requests_are_refused_alike(size: int) -> None:
     with entered(admission, size):
         assert admission.requests == 2
     second.leave()
-    assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0)
+    assert (admission.requests, admission.tokens, admission.bytes) == (0, 0, 0) and admission.has_room
     assert b'hf_transformer_refused_requests_total{limit="tokens"} 1.0' in metrics.render()
 
 
-def test_requests_are_counted_too() -> None:
+def test_requests_and_bytes_are_counted_too() -> None:
     metrics = Metrics("bert")
-    admission = Admission(1, 1000, metrics)
-    with entered(admission, 1), pytest.raises(TooManyRequests, match="1 requests are in flight"):
-        Place(admission).enter()
-    with entered(admission, 1):
+    admission = Admission(1, 1000, metrics, max_bytes=100)
+    with entered(admission, 90), pytest.raises(TooManyRequests, match="1 requests are in flight"):
         assert b"hf_transformer_requests_in_flight 1.0" in metrics.render()
-        assert b"hf_transformer_tokens_in_flight 1.0" in metrics.render()
-    assert b'hf_transformer_refused_requests_total{limit="requests"} 1.0' in metrics.render()
-
-
-def test_texts_that_count_more_than_once_raise_the_guess() -> None:
-    admission = Admission(10, 1000, Metrics("bert"))
-    place = entered(admission, 4)
-    place.expect(400)
-    assert admission.tokens == 400 // BYTES_PER_TOKEN
-    place.expect(4)
-    assert admission.tokens == 400 // BYTES_PER_TOKEN
-    place.charge(3)
-    assert admission.tokens == 3
-
-
-def test_room() -> None:
-    admission = Admission(1, 1000, Metrics("bert"))
-    assert admission.has_room
-    with entered(admission, 1):
+        assert b"hf_transformer_tokens_in_flight 23.0" in metrics.render()
         assert not admission.has_room
-    wide = Admission(10, 1, Metrics("bert"))
-    with entered(wide, 1):
-        assert not wide.has_room
-    assert wide.has_room
+        second = Place(admission)
+        second.hold(10)
+        with pytest.raises(TooManyRequests, match="have 100 bytes, --max_bytes_in_flight allows 100"):
+            second.hold(1)
+        second.enter()
+    for limit in ("requests", "bytes"):
+        assert f'hf_transformer_refused_requests_total{{limit="{limit}"}} 1.0'.encode() in metrics.render()

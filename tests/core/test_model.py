@@ -212,11 +212,21 @@ async def test_those_who_ask_at_one_time_share_a_look() -> None:
         assert all(isinstance(result, NotReady) for result in results[1:])
 
 
-async def test_a_predictor_that_does_not_answer_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hangs", ["question", "trial"])
+async def test_a_look_that_hangs_is_ended_in_time(hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "QUESTION_TIMEOUT", 0.01)
     async with bench() as served:
-        served.predictor.ready = None
-        assert "did not describe its model in 0.01 s" in await served.unready()
+        if hangs == "question":
+            served.predictor.ready = None
+            assert "did not describe its model in 0.01 s" in await served.unready()
+            served.predictor.ready = True
+        else:
+            await served.fail(DEAD, 3)
+            served.lines[0].gate = asyncio.Event()
+            assert "so does a trial: no answer in time" in await served.unready()
+            served.outcome = None
+            served.lines[0].gate.set()
+        await served.model.require_ready()
 
 
 @pytest.mark.parametrize("trouble", [ValueError("a fault of ours"), asyncio.CancelledError()], ids=repr)
@@ -265,6 +275,8 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
         reason = await served.unready()
         assert "model 'm' is not ready: the last 3 requests failed, and so does a trial: Stub process is not" in reason
         assert served.trials >= 1 and not served.shown_ready()
+        served.predictor.spec = OTHER  # is tried out as well
+        assert "so does a trial" in await served.unready() and served.lines[-1].spec.version == "2"
         served.outcome = None
         await served.model.require_ready()
         assert served.shown_ready() and served.state() is State.READY
@@ -283,14 +295,6 @@ async def test_an_answered_request_ends_the_suspicion_too() -> None:
         assert served.state() is State.READY and served.trials == 0 and served.shown_ready()
 
 
-async def test_another_version_is_tried_out_as_well() -> None:
-    async with bench() as served:
-        await served.fail(DEAD, 3)
-        served.predictor.spec = OTHER
-        assert "so does a trial" in await served.unready()
-        assert served.lines[-1].spec.version == "2"
-
-
 async def test_a_model_that_is_not_ready_becomes_so_without_being_asked(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with bench() as served:
@@ -300,17 +304,6 @@ async def test_a_model_that_is_not_ready_becomes_so_without_being_asked(caplog: 
         await until(served.shown_ready)
     lines = [line for line in caplog.messages if line.startswith("the model is")]
     assert [line[:28] for line in lines] == ["the model is not ready any m", "the model is ready again"]
-
-
-async def test_a_trial_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "QUESTION_TIMEOUT", 0.01)
-    async with bench() as served:
-        await served.fail(DEAD, 3)
-        served.lines[0].gate = asyncio.Event()
-        assert "so does a trial: no answer in time" in await served.unready()
-        served.outcome = None
-        served.lines[0].gate.set()
-        await served.model.require_ready()
 
 
 @pytest.mark.parametrize("during", ["requests", "trial"])
@@ -345,16 +338,11 @@ async def test_another_model_is_served_while_requests_under_way_keep_theirs(chec
         await until(lambda: first.closed)
 
 
-async def test_the_same_model_is_not_built_again() -> None:
-    async with bench(check_seconds=0.002) as served:
-        await until(lambda: served.predictor.asked > 5)
-        assert len(served.lines) == 1
-
-
 async def test_a_version_that_differs_in_nothing_else_needs_no_other_pipeline() -> None:
     async with bench(check_seconds=0.002) as served:
         about = served.model.describe()
         assert (about.version, about.max_length) == ("1", 8)
+        await until(lambda: served.predictor.asked > 5)
         served.predictor.spec = replace(SPEC, version="2")
         await until(lambda: served.model.describe().version == "2")
         assert len(served.lines) == 1 and served.shown_ready()
@@ -454,42 +442,30 @@ async def test_a_predictive_model_generates_nothing() -> None:
 # The log of failures
 
 FAIL, END = "requests fail with 502: wrong", "the predictor answers again"
+MORE = " (%d more have failed since the last such line)"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_failures_that_come_and_go_have_a_line_each_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_have_a_line_each_in_ten_seconds_at_most(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    clock = Clock()
-    log = FailureLog(clock=clock)
-    for _ in range(30):  # three seconds apart
+    now = 100.0
+    log = FailureLog(clock=lambda: now)
+    for _ in range(30):  # they come and go, three seconds apart
         log.failed(PredictorError("wrong"))
         assert log.failing
         log.answered()
         assert not log.failing
-        clock.now += LOG_PAUSE * 0.3
-    more = f"{FAIL} (3 more have failed since the last such line)"
-    assert caplog.messages == [FAIL, END, *[more, END] * 7]
-
-
-def test_a_row_of_failures_has_one_line_however_long_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    clock = Clock()
-    log = FailureLog(clock=clock)
-    for _ in range(1000):
-        log.failed(PredictorError("wrong"))
-        clock.now += LOG_PAUSE
+        now += LOG_PAUSE * 0.3
+    assert caplog.messages == [FAIL, END, *[FAIL + MORE % 3, END] * 7]
+    caplog.clear()
+    now += LOG_PAUSE
+    for _ in range(1000):  # a row of them has one line
+        log.failed(PredictorTimeout("late"))
+        now += LOG_PAUSE
     log.answered()
     log.answered()
-    log.failed(PredictorTimeout("late"))
-    after = "requests fail with 504: late (999 more have failed since the last such line)"
-    assert caplog.messages == [FAIL, END, after]
+    log.failed(PredictorError("wrong"))
+    first = "requests fail with 504: late" + MORE % 1
+    assert caplog.messages == [first, END, FAIL + MORE % 999]
 
 
 async def test_requests_that_fail_and_are_answered_again_are_logged(caplog: pytest.LogCaptureFixture) -> None:

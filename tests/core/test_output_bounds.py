@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.core.scheduler import OUTPUT_BYTES, SHARED_OUTPUT_BYTES
 from hf_transformer.model_parts import load_parts
 from hf_transformer.model_wiring import more_when_shared, pipeline_builder, scheduler_settings
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.types import Encoding, ModelSpec, TensorSpec
+from hf_transformer.types import ModelSpec, TensorSpec
 from tests.configuring import config
+from tests.core.bench import text
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.scripted_predictor import ScriptedPredictor
 
@@ -29,8 +30,8 @@ class Sharing(ScriptedPredictor):
         return size <= self.room
 
 
-def fits(bound: Callable[[int], bool] | None, size: int) -> bool:
-    return bound is not None and bound(size)
+def settings_of(*flags: str) -> Config:
+    return config(f"--model_dir={MODEL_FOLDER}", "--model_name=bert", *flags)
 
 
 GRPC = "--predictor_protocol=grpc-v2"
@@ -53,19 +54,12 @@ GRPC = "--predictor_protocol=grpc-v2"
 )
 def test_more_is_allowed_where_no_flag_says_how_much(flags: tuple[str, ...], most: int) -> None:
     predictor = Sharing(2**40)
-    bound = more_when_shared(config(f"--model_dir={MODEL_FOLDER}", *flags), predictor)
-    sizes = (
-        OUTPUT_BYTES + 1,
-        5_000_000,
-        6_000_000,
-        6_000_001,
-        SHARED_OUTPUT_BYTES,
-        SHARED_OUTPUT_BYTES + 1,
-        50_000_000,
-    )
-    assert [size for size in sizes if fits(bound, size)] == [size for size in sizes if size <= most]
+    bound = more_when_shared(settings_of(*flags), predictor) or (lambda size: False)
+    limits = OUTPUT_BYTES, 6_000_000, SHARED_OUTPUT_BYTES
+    for size in (5_000_000, 50_000_000, *limits, *[limit + 1 for limit in limits]):
+        assert bound(size) == (size <= most), size
     predictor.room = OUTPUT_BYTES
-    assert not fits(bound, OUTPUT_BYTES + 1)
+    assert not bound(OUTPUT_BYTES + 1)
 
 
 @pytest.mark.parametrize(
@@ -80,25 +74,22 @@ def test_more_is_allowed_where_no_flag_says_how_much(flags: tuple[str, ...], mos
     ],
 )
 def test_what_comes_inline_fits_into_a_response(flags: tuple[str, ...], most: int) -> None:
-    assert scheduler_settings(config(f"--model_dir={MODEL_FOLDER}", *flags), 1).max_batch_output_bytes == most
+    assert scheduler_settings(settings_of(*flags), 1).max_batch_output_bytes == most
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("flag", "inline", "shared"), [(None, 4, 8), (2**20, 1, 1), (2**24, 16, 16)])
 async def test_a_batch_has_what_its_way_allows(flag: int | None, inline: int, shared: int) -> None:
-    flags = () if flag is None else (f"--max_batch_output_bytes={flag}",)
-    options = config(f"--model_dir={MODEL_FOLDER}", "--model_name=bert", *flags)
+    options = settings_of(*([] if flag is None else [f"--max_batch_output_bytes={flag}"]))
     parts = load_parts(options)
     vocabulary = parts.tokenizer.vocab_size
-    ids = TensorSpec("input_ids", "INT64", (-1,))
-    spec = ModelSpec("bert", "1", (ids,), (TensorSpec("logits", "FP32", (-1, vocabulary)),), 64)
+    ids, logits = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("logits", "FP32", (-1, vocabulary))
     tokens = 2**20 // (4 * vocabulary)  # as many as have 1 MiB of outputs
-    text = Encoding([1] * tokens, [0] * tokens)
     predictor = Sharing(0)
     with ThreadPoolExecutor(1) as executor:
-        pipeline = pipeline_builder(options, parts, predictor, Metrics("bert"), executor)(spec)
-        assert isinstance(pipeline, Pipeline)
-        limits = pipeline._scheduler._form.limits(text)
-        for room, most in ((0, inline), (2**30, shared), (0, inline)):  # the region is there, and is lost
-            predictor.room = room
-            assert [rows for rows in range(1, 65) if limits.allow(rows, tokens, rows * tokens)] == [*range(1, most + 1)]
+        build = pipeline_builder(options, parts, predictor, Metrics("bert"), executor)
+        pipeline = build(ModelSpec("bert", "1", (ids,), (logits,), 64))
+    assert isinstance(pipeline, Pipeline)
+    limits = pipeline._scheduler._form.limits(text(tokens))
+    for room, most in ((0, inline), (2**30, shared), (0, inline)):  # the region is there, and is lost
+        predictor.room = room
+        assert [rows for rows in range(1, 65) if limits.allow(rows, tokens, rows * tokens)] == [*range(1, most + 1)]

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from hf_transformer.core import pipeline
-from hf_transformer.core.batch import EncodingForm, Filling
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import Pipeline
-from hf_transformer.core.scheduler import Scheduler
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
 from hf_transformer.model_parts import load_parts
 from hf_transformer.model_wiring import pipeline_builder
@@ -26,7 +24,8 @@ from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, ModelSpec, Query, TensorSpec, Tokenization
 from tests.configuring import config
-from tests.core.test_scheduler import LOGITS, SETTINGS, SIGNATURE
+from tests.core.bench import LOGITS
+from tests.core.bench import Bench as SchedulingBench
 from tests.generation.tokenizers import without_unknown
 from tests.integration.server.processes import MODEL_FOLDER
 from tests.scripted_predictor import ScriptedPredictor
@@ -77,21 +76,13 @@ class Ids(Task[Any, Any, list[int]]):
 class Bench:
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self.tokenizer = load_tokenizer(MODEL_FOLDER, {}, max_model_len=32)
-        self.predictor = ScriptedPredictor()
-        self.metrics = Metrics("m")
+        self.scheduling = SchedulingBench(executor)
+        self.predictor, self.metrics = self.scheduling.predictor, self.scheduling.metrics
         self.logged: list[Any] = []
-        scheduler = Scheduler(
-            self.predictor,
-            EncodingForm(SIGNATURE, Filling(0, left=False)),
-            SETTINGS,
-            executor=executor,
-            metrics=self.metrics,
-        )
-        task = Ids(TaskSettings({}, self.tokenizer))
         self.pipeline = Pipeline(
-            task,
+            Ids(TaskSettings({}, self.tokenizer)),
             self.tokenizer,
-            scheduler,
+            self.scheduling.scheduler,
             executor=executor,
             limits=LIMITS,
             metrics=self.metrics,
@@ -102,8 +93,7 @@ class Bench:
     async def ask(self, *instances: Any, tensors: bool = False, **parameters: Any) -> Answers:
         asking = asyncio.create_task(self.pipeline(Query(instances, parameters, tensors), self.context))
         while not asking.done():
-            self.predictor.answer()
-            await asyncio.sleep(0)
+            await self.scheduling.answer()
         return await asking
 
     def ids(self, *texts: str, **how: Any) -> list[list[list[int]]]:
@@ -128,22 +118,17 @@ async def test_each_instance_gets_its_own_answer() -> None:
         several = await b.ask(*texts)
         assert several.predictions == [b.ids(*one) if isinstance(one, list) else b.ids(one) for one in texts]
         assert b.logged == [["a short text"], ["one more", LONG, "a short text", "two texts", "in one item"]]
-        assert 'truncated_instances_total{model_name="m"} 1.0' in b.metrics.render().decode()
+        assert 'truncated_instances_total{model_name="bert"} 1.0' in b.metrics.render().decode()
 
 
-async def test_long_texts_in_windows() -> None:
+@pytest.mark.parametrize("inline", [10**6, 1], ids=["on the event loop", "in a thread"])
+async def test_windows_and_tensors(inline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "INLINE_VALUES", inline)
     async with bench() as b:
         text = "word " * 40
-        answers = await b.ask(text, "a short text", windows=True)
+        answers = await b.ask(text, "a short text", windows=True, tensors=True)
         assert len(answers.predictions[0][0]) > 1
         assert answers.predictions == [b.ids(text, windows=True), b.ids("a short text")]
-
-
-async def test_large_answers_are_put_together_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "INLINE_VALUES", 1)
-    async with bench() as b:
-        answers = await b.ask("a short text", "another one", tensors=True)
-        assert answers.predictions == [b.ids("a short text"), b.ids("another one")]
         assert answers.tensor is not None and isinstance(answers.tensor.data, np.ndarray)
 
 
@@ -154,12 +139,7 @@ async def test_large_answers_are_put_together_in_a_thread(monkeypatch: pytest.Mo
         (["two words", None], {}, InvalidInput, "instances[1]: expected a text"),
         (["two words", "a"], {}, InvalidInput, "instances[1]: a single token"),
         (["a b"] * 5, {}, TooLarge, "5 in a request, at most 4 are taken (--max_instances)"),
-        (
-            ["a b", "x" * 4001],
-            {},
-            TooLarge,
-            "instances[1]: 4001 characters, at most 4000 are",
-        ),
+        (["a b", "x" * 4001], {}, TooLarge, "instances[1]: 4001 characters, at most 4000 are"),
         (["x" * 3000] * 3, {}, TooLarge, "instances[2]: with it the request has more than the 8000 characters"),
         ([["a b"] * 9], {}, TooLarge, "9 sequences (texts, pairs and windows) in one request, at most 8"),
         ([LONG], {"windows": True}, TooLarge, "more than 8 windows in one request"),

@@ -53,21 +53,30 @@ def test_any_other_failure_is_one(audit: Any) -> None:
         audit.report_of("", "")
 
 
-@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
-def test_without_a_service_it_says_so(
-    audit: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], strict: bool, code: int
+@pytest.mark.parametrize(
+    ("found", "arguments", "code", "says"),
+    [
+        (None, [], 0, "NOT AUDITED: "),
+        (None, ["--strict"], 1, "NOT AUDITED: "),
+        ((["old 1.0: PYSEC-1 (fixed in 1.1)"], 3, 0), [], 1, "old 1.0: PYSEC-1 (fixed in 1.1)\n"),
+    ],
+    ids=["no service", "strict", "findings"],
+)
+def test_exit_codes(
+    audit: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    found: Any,
+    arguments: list[str],
+    code: int,
+    says: str,
 ) -> None:
-    def unreachable(service: str) -> None:
-        raise audit.Unreachable("no route")
+    def answer(service: str) -> Any:
+        if found is None:
+            raise audit.Unreachable("no route")
+        return found
 
-    monkeypatch.setattr(audit, "audit", unreachable)
-    monkeypatch.setattr("sys.argv", ["audit", *(["--strict"] if strict else [])])
+    monkeypatch.setattr(audit, "audit", answer)
+    monkeypatch.setattr("sys.argv", ["audit", *arguments])
     assert audit.main() == code
-    assert capsys.readouterr().out.startswith("NOT AUDITED: ")
-
-
-def test_findings_fail(audit: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(audit, "audit", lambda service: (["old 1.0: PYSEC-1 (fixed in 1.1)"], 3, 0))
-    monkeypatch.setattr("sys.argv", ["audit"])
-    assert audit.main() == 1
-    assert capsys.readouterr().out == "old 1.0: PYSEC-1 (fixed in 1.1)\n"
+    assert capsys.readouterr().out.startswith(says)

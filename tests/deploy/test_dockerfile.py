@@ -25,63 +25,39 @@ class Stage:
         return [value for instruction, value in self.instructions if instruction == name]
 
 
-def instructions(text: str) -> list[tuple[str, str]]:
-    """Joins continuation lines and drops comments, which may stand between them too."""
-    found, parts = [], []
-    for line in map(str.strip, text.splitlines()):
-        if not line or line.startswith("#"):
-            continue
-        parts.append(line.removesuffix("\\").strip())
-        if not line.endswith("\\"):
-            name, _, value = " ".join(parts).partition(" ")
-            found.append((name.upper(), value))
-            parts = []
-    if parts:
-        raise ValueError(f"the file ends in the middle of {parts[0]!r}")
-    return found
-
-
-def stages(text: str) -> list[Stage]:
+def stages() -> list[Stage]:
     """The stages in order, each base with the defaults of the ARGs before the first FROM filled in."""
+    lines = [line.strip() for line in DOCKERFILE.read_text().splitlines()]
+    text = "\n".join(line for line in lines if line and not line.startswith("#"))  # also between continuation lines
     defaults: dict[str, str] = {}
     found: list[Stage] = []
-    for name, value in instructions(text):
+    for line in re.sub(r"\s*\\\n", " ", text).splitlines():
+        name, _, value = line.partition(" ")
         if name == "FROM":
             base, _, alias = value.partition(" AS ")
             found.append(Stage(re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], base), alias))
         elif found:
-            found[-1].instructions.append((name, value))
-        elif name == "ARG":
+            found[-1].instructions.append((name.upper(), value))
+        else:
+            assert name == "ARG", f"{name} before the first FROM"
             argument, _, default = value.partition("=")
             defaults[argument] = default
-        else:
-            raise ValueError(f"{name} before the first FROM")
     return found
 
 
 @pytest.fixture
 def builder() -> Stage:
-    return stages(DOCKERFILE.read_text())[0]
+    return stages()[0]
 
 
 @pytest.fixture
 def image() -> Stage:
-    return stages(DOCKERFILE.read_text())[-1]
-
-
-def test_reader_joins_lines_and_fills_in_arguments() -> None:
-    text = "ARG V=3.11\nFROM python:${V} AS one\n# said\nRUN a \\\n  # why\n  && b\nFROM one\nuser 1000\n"
-    assert stages(text) == [
-        Stage("python:3.11", "one", [("RUN", "a && b")]),
-        Stage("one", "", [("USER", "1000")]),
-    ]
-    with pytest.raises(ValueError, match="in the middle of 'RUN a'"):
-        stages("FROM x\nRUN a \\\n")
+    return stages()[-1]
 
 
 def test_two_stages_of_the_same_slim_python(builder: Stage, image: Stage) -> None:
     # A virtual environment links to the interpreter it was made with.
-    assert len(stages(DOCKERFILE.read_text())) == 2
+    assert len(stages()) == 2
     assert builder.base == image.base == "python:3.11-slim"
 
 
@@ -91,7 +67,7 @@ def test_builder_installs_wheels_only_and_without_torch(builder: Stage) -> None:
     (install,) = (step for step in steps if " install " in step)
     assert "--only-binary=:all:" in install
     assert '"$(echo /wheels/*.whl)${EXTRAS}"' in install, "what was built is what is installed"
-    assert builder.values("ARG") == ["EXTRAS="]
+    assert builder.values("ARG") == ["EXTRAS=[transformers]"]
     assert all("--no-cache-dir" in step for step in steps if step.startswith("pip "))
     assert "find_spec('torch') is not None" in steps[-1]
 

@@ -1,298 +1,143 @@
-"""The plain manifests against Kubernetes' own schema, and against each other: names, labels and ports that must fit.
-
-The schema is that of Kubernetes 1.34 for the kinds used here, without its descriptions; it knows no other fields than
-there are, so a misspelt one fails. What the Prometheus Operator and kustomize take is written down here.
-"""
+"""The plain manifests against each other: names, labels and ports that must fit."""
 
 from __future__ import annotations
 
-import copy
-import gzip
-import json
 import re
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import pytest
-import yaml
 
-from hf_transformer.config.options import parse_config
+from hf_transformer.config.options import Config, parse_config
 from hf_transformer.core.model import QUESTION_TIMEOUT
+from tests.deploy.manifests import DEPLOY, load
+from tests.deploy.test_manifests import RIGHTS
 
-HERE = Path(__file__).parent
-DEPLOY = HERE.parents[1] / "deploy"
-FOLDER = DEPLOY / "kubernetes"
-NAME = "hf-transformer"
-LABELS = {"app.kubernetes.io/name": NAME}
-
-SERVICE_MONITOR = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "additionalProperties": False,
-    "properties": {
-        "apiVersion": {"const": "monitoring.coreos.com/v1"},
-        "kind": {"const": "ServiceMonitor"},
-        "metadata": {"type": "object"},
-        "spec": {
-            "type": "object",
-            "required": ["selector", "endpoints"],
-            "additionalProperties": False,
-            "properties": {
-                "selector": {
-                    "type": "object",
-                    "required": ["matchLabels"],
-                    "additionalProperties": False,
-                    "properties": {"matchLabels": {"type": "object"}},
-                },
-                "endpoints": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["port", "path"],
-                        "additionalProperties": False,
-                        "properties": {
-                            "port": {"type": "string"},
-                            "path": {"type": "string", "pattern": "^/"},
-                            "interval": {"type": "string", "pattern": "^[0-9]+s$"},
-                            "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+s$"},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
+LABELS = {"app.kubernetes.io/name": "hf-transformer"}
+MIB = 2**20
 
 
-@pytest.fixture(scope="module")
-def validators() -> dict[str, jsonschema.Draft202012Validator]:
-    """One for each kind."""
-    document = json.loads(gzip.decompress((HERE / "kubernetes-schemas.json.gz").read_bytes()))
-    schemas = {
-        kind: {
-            "$ref": f"#/$defs/{name}",
-            "$defs": document["$defs"],
-            "required": ["apiVersion", "kind", "metadata", "spec"],
-        }
-        for kind, name in document["kinds"].items()
-    }
-    return {
-        kind: jsonschema.Draft202012Validator(schema)
-        for kind, schema in {**schemas, "ServiceMonitor": SERVICE_MONITOR}.items()
-    }
-
-
-def load(stem: str, folder: Path = FOLDER) -> dict[str, Any]:
-    document = yaml.safe_load((folder / f"{stem}.yaml").read_text())
-    assert isinstance(document, dict)
-    return document
-
-
-def documents() -> list[dict[str, Any]]:
-    return [
-        *(load(path.stem) for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "kustomization"),
-        *yaml.safe_load_all((DEPLOY / "kserve" / "networkpolicy.yaml").read_text()),
-    ]
-
-
-def messages(validators: dict[str, jsonschema.Draft202012Validator], document: dict[str, Any]) -> list[str]:
-    return [f"{e.json_path}: {e.message}" for e in validators[document["kind"]].iter_errors(document)]
+def spec(stem: str) -> Any:
+    return load(f"kubernetes/{stem}.yaml")["spec"]
 
 
 @pytest.fixture
-def pod() -> dict[str, Any]:
-    pod = load("deployment")["spec"]["template"]["spec"]
-    assert isinstance(pod, dict)
-    return pod
+def parts() -> Any:
+    """The pod, its two containers, the service's arguments as a configuration, and Triton's options."""
+    pod = spec("deployment")["template"]["spec"]
+    (container,), (triton,) = pod["containers"], pod["initContainers"]
+    config, notes = parse_config(container["args"], {})
+    assert notes == []
+    options = dict(argument.removeprefix("--").split("=") for argument in triton["args"][1:])
+    return SimpleNamespace(pod=pod, container=container, triton=triton, config=config, options=options)
 
 
-@pytest.fixture
-def container(pod: dict[str, Any]) -> dict[str, Any]:
-    (container,) = pod["containers"]
-    assert isinstance(container, dict)
-    return container
-
-
-@pytest.fixture
-def triton(pod: dict[str, Any]) -> dict[str, Any]:
-    (container,) = pod["initContainers"]
-    assert isinstance(container, dict)
-    return container
-
-
-@pytest.mark.parametrize(
-    "document", documents(), ids=lambda document: f"{document['kind']}-{document['metadata']['name']}"
-)
-def test_manifest_fits_the_schema(
-    validators: dict[str, jsonschema.Draft202012Validator], document: dict[str, Any]
-) -> None:
-    assert messages(validators, document) == []
-
-
-BROKEN: dict[str, tuple[str, list[str | int], Any]] = {
-    "pod": ("deployment", ["spec", "template", "spec", "volume"], []),
-    "probe": ("deployment", ["spec", "template", "spec", "containers", 0, "readinessProbe", "timeoutSecond"], 1),
-    "sidecar": ("deployment", ["spec", "template", "spec", "initContainers", 0, "restartpolicy"], "Always"),
-    "wrong type": ("deployment", ["spec", "template", "spec", "terminationGracePeriodSeconds"], "45s"),
-    "service": ("service", ["spec", "selectors"], {}),
-    "budget": ("poddisruptionbudget", ["spec", "maxUnavailables"], 1),
-    "autoscaler": ("horizontalpodautoscaler", ["spec", "metrics", 0, "pods", "target", "averageUtilisation"], 1),
-    "policy": ("networkpolicy", ["spec", "ingress", 0, "ports", 0, "portName"], "http"),
-    "monitor": ("servicemonitor", ["spec", "endpoints", 0, "intervall"], "15s"),
-}
-
-
-@pytest.mark.parametrize(("stem", "path", "value"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_mistake_is_found(
-    validators: dict[str, jsonschema.Draft202012Validator], stem: str, path: list[str | int], value: Any
-) -> None:
-    document = copy.deepcopy(load(stem))
-    parent: Any = document
-    for step in path[:-1]:
-        parent = parent[step]
-    parent[path[-1]] = value
-    (message,) = messages(validators, document)
-    assert str(path[-1]) in message
+def usual() -> Config:
+    return parse_config(["--predictor_host=x"], {})[0]
 
 
 def test_kustomization_names_every_manifest_once() -> None:
-    kustomization = load("kustomization")
+    kustomization = load("kubernetes/kustomization.yaml")
     assert (kustomization["apiVersion"], kustomization["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
     assert set(kustomization) == {"apiVersion", "kind", "resources", "images"}
-    assert sorted(kustomization["resources"]) == sorted(
-        path.name for path in FOLDER.glob("*.yaml") if path.stem != "kustomization"
-    )
+    paths = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.stem != "kustomization")
+    assert sorted(kustomization["resources"]) == paths
     (image,) = kustomization["images"]
-    assert (
-        f"{image['name']}:{image['newTag']}" == load("deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
-    )
+    (container,) = spec("deployment")["template"]["spec"]["containers"]
+    assert container["image"] == f"{image['name']}:{image['newTag']}"
 
 
 def test_all_select_the_same_pods() -> None:
-    deployment = load("deployment")["spec"]
+    deployment = spec("deployment")
     assert deployment["template"]["metadata"]["labels"] == deployment["selector"]["matchLabels"] == LABELS
-    assert load("service")["spec"]["selector"] == load("service")["metadata"]["labels"] == LABELS
-    assert load("networkpolicy")["spec"]["podSelector"]["matchLabels"] == LABELS
-    assert load("poddisruptionbudget")["spec"]["selector"]["matchLabels"] == LABELS
-    assert load("servicemonitor")["spec"]["selector"]["matchLabels"] == LABELS
+    assert spec("service")["selector"] == load("kubernetes/service.yaml")["metadata"]["labels"] == LABELS
+    assert spec("networkpolicy")["podSelector"]["matchLabels"] == LABELS
+    assert spec("poddisruptionbudget")["selector"]["matchLabels"] == LABELS
+    assert spec("servicemonitor")["selector"]["matchLabels"] == LABELS
     (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"] == LABELS
-    target = load("horizontalpodautoscaler")["spec"]["scaleTargetRef"]
-    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": load("deployment")["metadata"]["name"]}
+    name = load("kubernetes/deployment.yaml")["metadata"]["name"]
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
+    assert spec("horizontalpodautoscaler")["scaleTargetRef"] == target
     assert "replicas" not in deployment, "every deployment of it would undo what the autoscaler did"
 
 
-def test_ports_are_those_that_the_service_listens_on(container: dict[str, Any]) -> None:
-    config, _ = parse_config(["--predictor_host=x"], {})
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"http": config.http_port, "grpc": config.grpc_port}
-    assert {port["targetPort"]: port["port"] for port in load("service")["spec"]["ports"]} == ports
-    rules = load("networkpolicy")["spec"]["ingress"]
+def test_ports_are_those_that_the_service_listens_on(parts: Any) -> None:
+    ports = {port["name"]: port["containerPort"] for port in parts.container["ports"]}
+    assert ports == {"http": usual().http_port, "grpc": usual().grpc_port}
+    assert {port["targetPort"]: port["port"] for port in spec("service")["ports"]} == ports
+    rules = spec("networkpolicy")["ingress"]
     assert {port["port"] for rule in rules for port in rule["ports"]} == set(ports)
-    assert [e["port"] for e in load("servicemonitor")["spec"]["endpoints"]] == ["http"]
+    assert [endpoint["port"] for endpoint in spec("servicemonitor")["endpoints"]] == ["http"]
 
 
-def test_arguments_are_a_configuration(container: dict[str, Any], triton: dict[str, Any]) -> None:
-    config, notes = parse_config(container["args"], {})
-    assert notes == []
+def test_arguments_are_a_configuration(parts: Any) -> None:
+    config, options = parts.config, parts.options
     assert config.model_dir == f"/mnt/models/{config.model_name}"
     assert config.enable_predictor_health_check
-    options = dict(argument.removeprefix("--").split("=") for argument in triton["args"][1:])
     assert config.predictor_host == f"{options['http-address']}:{options['http-port']}"
     assert options["http-address"] == "127.0.0.1", "nobody else can reach it"
     assert options["model-repository"] == "/mnt/models"
 
 
-def test_probes(container: dict[str, Any], triton: dict[str, Any]) -> None:
-    config, _ = parse_config(container["args"], {})
+def test_probes(parts: Any) -> None:
+    container, triton = parts.container, parts.triton
     live = {"path": "/v2/health/live", "port": "http"}
+    ready = {"path": f"/v2/models/{parts.config.model_name}/ready", "port": "http"}
     assert container["livenessProbe"]["httpGet"] == container["startupProbe"]["httpGet"] == live
-    assert container["readinessProbe"]["httpGet"] == {"path": f"/v2/models/{config.model_name}/ready", "port": "http"}
+    assert container["readinessProbe"]["httpGet"] == ready
     assert container["readinessProbe"]["timeoutSeconds"] > QUESTION_TIMEOUT, "the answer comes after the predictor's"
     for probe in ("startupProbe", "livenessProbe"):
         # From inside: the kubelet can't reach the pod's loopback interface.
         assert triton[probe]["exec"]["command"][-1] == "http://127.0.0.1:8000/v2/health/live"
-
-
-def test_triton_begins_before_the_service_and_ends_after_it(triton: dict[str, Any]) -> None:
     assert triton["restartPolicy"] == "Always", "what makes an init container a sidecar"
-    assert "startupProbe" in triton, "the service is started when this has succeeded"
 
 
-def test_release_of_triton_is_that_of_the_other_manifests(triton: dict[str, Any]) -> None:
-    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["triton"]["image"]
-    assert triton["image"] == re.sub(r"\$\{\w+:-(.*)\}", r"\1", compose)
+def test_release_of_triton_is_that_of_the_other_manifests(parts: Any) -> None:
+    compose = load("compose.yaml")["services"]["triton"]["image"]
+    assert parts.triton["image"] == re.sub(r"\$\{\w+:-(.*)\}", r"\1", compose)
 
 
-def test_containers_run_with_no_more_rights_than_they_need(
-    pod: dict[str, Any], container: dict[str, Any], triton: dict[str, Any]
-) -> None:
-    needed = {
-        "runAsNonRoot": True,
-        "runAsUser": 1000,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    assert container["securityContext"] == {**needed, "readOnlyRootFilesystem": True}
-    assert triton["securityContext"] == needed
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["enableServiceLinks"] is False, "a Service named hf-transformer gives variables HF_TRANSFORMER_..."
-    assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(pod)
+def test_containers_run_with_no_more_rights_than_they_need(parts: Any) -> None:
+    assert parts.container["securityContext"] == {**parts.triton["securityContext"], "readOnlyRootFilesystem": True}
+    assert parts.container["securityContext"] == RIGHTS
+    assert parts.pod["automountServiceAccountToken"] is False
+    assert parts.pod["enableServiceLinks"] is False, "a Service named hf-transformer gives variables HF_TRANSFORMER_..."
+    assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(parts.pod)
 
 
-def test_nothing_but_shared_memory_can_be_written(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+def test_nothing_but_shared_memory_can_be_written(parts: Any) -> None:
+    mounts = {mount["mountPath"]: mount for mount in parts.container["volumeMounts"]}
     assert {path for path, mount in mounts.items() if not mount.get("readOnly")} == {"/dev/shm"}
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    volumes = {volume["name"]: volume for volume in parts.pod["volumes"]}
     assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
     assert volumes["models"]["persistentVolumeClaim"]["readOnly"] is True
-    assert {m["mountPath"] for c in (*pod["containers"], *pod["initContainers"]) for m in c["volumeMounts"]} == set(
-        mounts
-    )
+    assert {mount["mountPath"] for mount in parts.triton["volumeMounts"]} <= set(mounts)
 
 
-def test_pod_is_given_the_time_that_its_end_takes(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    config, _ = parse_config(container["args"], {})
-    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    (triton,) = (int(a.split("=")[1]) for a in pod["initContainers"][0]["args"] if a.startswith("--exit-timeout-secs"))
-    assert pod["terminationGracePeriodSeconds"] >= pause + config.grace_period_seconds + triton
+def test_pod_is_given_the_time_that_its_end_takes(parts: Any) -> None:
+    pause = int(parts.container["lifecycle"]["preStop"]["exec"]["command"][1])
+    triton = int(parts.options["exit-timeout-secs"])
+    assert parts.pod["terminationGracePeriodSeconds"] >= pause + parts.config.grace_period_seconds + triton
 
 
-def test_shared_memory_fits_the_volume_and_the_limit(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    config, _ = parse_config(container["args"], {})
-    (volume,) = (v["emptyDir"]["sizeLimit"] for v in pod["volumes"] if v["name"] == "shared-memory")
-    taken = 2 * config.workers * config.predictor_shared_memory_bytes  # a region may be replaced
-    mebibyte = 2**20
-    assert taken <= int(volume.removesuffix("Mi")) * mebibyte
-    limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * mebibyte
-    assert taken + 100 * mebibyte <= limit, "the service itself holds less than 100 MiB"
+def test_shared_memory_fits_the_volume_and_the_limit(parts: Any) -> None:
+    (volume,) = (one["emptyDir"]["sizeLimit"] for one in parts.pod["volumes"] if one["name"] == "shared-memory")
+    taken = 2 * parts.config.workers * parts.config.predictor_shared_memory_bytes  # a region may be replaced
+    assert taken <= int(volume.removesuffix("Mi")) * MIB
+    limit = int(parts.container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
+    assert taken + 100 * MIB <= limit, "the service itself holds less than 100 MiB"
 
 
 def test_autoscaler_asks_for_the_metric_that_the_adapter_makes() -> None:
-    (metric,) = load("horizontalpodautoscaler")["spec"]["metrics"]
-    rules = load("adapter-values", DEPLOY / "prometheus")["rules"]["custom"]
+    (metric,) = spec("horizontalpodautoscaler")["metrics"]
+    rules = load("prometheus/adapter-values.yaml")["rules"]["custom"]
     assert metric["pods"]["metric"]["name"] in {rule["seriesQuery"].partition("{")[0] for rule in rules}
-    config, _ = parse_config(["--predictor_host=x"], {})
-    assert int(metric["pods"]["target"]["averageValue"]) < config.max_queued_tokens, "else it refuses and never scales"
+    assert int(metric["pods"]["target"]["averageValue"]) < usual().max_queued_tokens, "else it refuses and never scales"
 
 
 def test_pods_talk_to_nobody() -> None:
-    policy = load("networkpolicy")["spec"]
+    policy = spec("networkpolicy")
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["egress"] == []
     assert all(rule["from"] for rule in policy["ingress"]), "no rule that lets everybody in"
-
-
-def test_kserve_policies_let_the_transformer_alone_to_triton() -> None:
-    transformer, predictor = yaml.safe_load_all((DEPLOY / "kserve" / "networkpolicy.yaml").read_text())
-    (rule,) = predictor["spec"]["ingress"]
-    assert rule["from"] == [{"podSelector": transformer["spec"]["podSelector"]}]
-    towards = transformer["spec"]["egress"][0]
-    assert towards["to"] == [{"podSelector": predictor["spec"]["podSelector"]}]
-    assert towards["ports"] == rule["ports"]
-    named = set(transformer["spec"]["podSelector"]["matchExpressions"][0]["values"])
-    assert named == {
-        load(stem, DEPLOY / "kserve")["metadata"]["name"] for stem in ("inferenceservice", "inferenceservice-grpc")
-    }

@@ -149,6 +149,7 @@ sys.exit(main(["export", "--model_id=org/bert", "--output=" + sys.argv[1]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     program = [sys.executable, "-c", UNTIL_TOLD, str(tmp_path / "new" / "models")]

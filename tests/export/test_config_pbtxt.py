@@ -15,6 +15,8 @@ import pytest
 from hf_transformer.commands.export.config_pbtxt import config_pbtxt
 from tests.export.graphs import GRAPHS, settings
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COMMENTED = re.compile(r"^( *)#   (.*)$", re.MULTILINE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
@@ -41,7 +41,7 @@ def written(vocabulary: Vocabulary, ids: Sequence[int], prompt: Sequence[int] = 
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in FALLBACK])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(numbers=st.lists(st.integers(0, 2**16), max_size=60), continued=st.booleans())
 def test_any_ids_give_the_text_of_all(tokenizers: Tokenizers, name: str, numbers: list[int], continued: bool) -> None:
     tokenizer, auto = tokenizers(name)
@@ -65,7 +65,7 @@ characters = st.text(st.characters(codec="utf-8"), max_size=3)
 
 
 @pytest.mark.parametrize("name", [*FALLBACK])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(parts=st.lists(characters | st.integers(0, 2**16), max_size=30), continued=st.booleans())
 def test_bytes_of_whole_characters_give_the_text_of_all(
     tokenizers: Tokenizers, name: str, parts: list[str | int], continued: bool

@@ -28,6 +28,7 @@ def golden(parameters: dict[str, Any], row: int) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parameters", "row", "freedom"),
     [

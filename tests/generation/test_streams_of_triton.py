@@ -25,6 +25,8 @@ from hf_transformer.types import Context, Tensor
 from tests.generation.scripted_models import settings, steps
 from tests.streams.triton import stream_triton
 
+pytestmark = pytest.mark.slow
+
 EOS = 0
 SLOW, FAILS, COUNTS, FAILS_AT_ONCE, SETTINGS = 9001, 9002, 9003, 9004, 9005
 """First ids of prompts; see tests/streams/model_repository/tokens_model.py."""

@@ -12,19 +12,15 @@ So the goldens hold for every way to serve these weights: with and without an at
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
 import torch
 import transformers
 from fill_mask_texts import FULL_OUTPUT_TEXTS, TARGET_CASES, TEXTS, TEXTS_WITHOUT_MASK
+from golden_files import HERE, generate
 from transformers.pipelines.base import PipelineException
 
-HERE: Final = Path(__file__).resolve().parent
-GOLDENS: Final = HERE / "fill_mask.json"
 TOKENIZER: Final = HERE.parents[1] / "deploy/model_repository/bert"
 CHECKPOINT: Final = HERE / "checkpoint"
 
@@ -56,7 +52,6 @@ class Goldens:
         """The contents of fill_mask.json."""
         return {
             "about": ABOUT,
-            "versions": {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)},
             "cases": [self.case(name, text) for name, text in TEXTS.items()],
             "targets": [self.target_case(text, targets) for text, targets in TARGET_CASES],
             "without_mask": [self.maskless_case(name, text) for name, text in TEXTS_WITHOUT_MASK.items()],
@@ -65,8 +60,7 @@ class Goldens:
     def case(self, name: str, text: str) -> dict[str, Any]:
         """One text with its token ids and every form of its answer."""
         encoding = self.tokenizer(text, truncation=True, return_tensors="pt")
-        with torch.no_grad():
-            logits = self.model(**encoding).logits[0]
+        logits = self.model(**encoding).logits[0]
         ids = encoding["input_ids"][0]
         positions = (ids == self.tokenizer.mask_token_id).nonzero().flatten()
         if not len(positions):
@@ -82,8 +76,8 @@ class Goldens:
             "pipeline": self.fill(text, top_k=TOP_K),
         }
         if name in FULL_OUTPUT_TEXTS:
-            case["logits"] = rounded(at_masks)
-            case["probabilities"] = rounded(at_masks.softmax(dim=-1))
+            case["logits"] = at_masks
+            case["probabilities"] = at_masks.softmax(dim=-1)
         return case
 
     def target_case(self, text: str, targets: list[str]) -> dict[str, Any]:
@@ -99,12 +93,8 @@ class Goldens:
         raise ValueError(f"{name} has a mask after all")
 
     def fill(self, text: str, **parameters: Any) -> Any:
-        """Call the pipeline; scores to 7 significant digits."""
-        answer = self.pipeline(text, tokenizer_kwargs={"truncation": True}, **parameters)
-        for row in answer:
-            for proposal in row if isinstance(row, list) else [row]:
-                proposal["score"] = float(f"{proposal['score']:.7g}")
-        return answer
+        """Call the pipeline."""
+        return self.pipeline(text, tokenizer_kwargs={"truncation": True}, **parameters)
 
 
 def check_gaps(name: str, logits: torch.Tensor) -> None:
@@ -115,45 +105,6 @@ def check_gaps(name: str, logits: torch.Tensor) -> None:
         raise ValueError(f"{name}: two of the best answers are only {gap:.1e} apart; change the text")
 
 
-def rounded(array: torch.Tensor) -> list[list[float]]:
-    """Nested lists with 7 significant digits, about what FP32 holds."""
-    return [[float(f"{value:.7g}") for value in row] for row in array.tolist()]
-
-
-def as_text(goldens: dict[str, Any]) -> str:
-    """JSON with one case per line, so that a change shows as one changed line."""
-    sections = []
-    for key, value in goldens.items():
-        if isinstance(value, list):
-            rows = ",\n".join("  " + json.dumps(row) for row in value)
-            sections.append(f"{json.dumps(key)}: [\n{rows}\n]")
-        else:
-            sections.append(f"{json.dumps(key)}: {json.dumps(value, indent=1)}")
-    return "{\n" + ",\n".join(sections) + "\n}\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Compute the goldens of fill_mask.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is out of date")
-    check: bool = parser.parse_args().check
-    torch.set_num_threads(1)
-    text = as_text(Goldens().everything())
-    if not check:
-        GOLDENS.write_text(text, encoding="utf-8")
-    elif not same(json.loads(text), json.loads(GOLDENS.read_text(encoding="utf-8"))):
-        raise SystemExit(f"{GOLDENS} is out of date")
-
-
-def same(new: Any, old: Any) -> bool:
-    """Equality, numbers within the tolerance; versions may differ."""
-    if isinstance(new, dict) and isinstance(old, dict):
-        return new.keys() == old.keys() and all(key == "versions" or same(new[key], old[key]) for key in new)
-    if isinstance(new, list) and isinstance(old, list):
-        return len(new) == len(old) and all(map(same, new, old))
-    if isinstance(new, float) and isinstance(old, float):
-        return abs(new - old) <= TOLERANCE["logits_absolute"]
-    return bool(new == old)
-
-
 if __name__ == "__main__":
-    main()
+    most = TOLERANCE["logits_absolute"]
+    generate("fill_mask", lambda folder: Goldens().everything(), transformers, tokenizers, tolerance=most)

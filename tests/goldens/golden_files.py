@@ -25,8 +25,10 @@ LEAST_GAP: Final = 2e-4
 """Scores whose relative difference is smaller could change places: a logit is exact to 1e-5, so a score is to 2e-5."""
 
 
-def generate(name: str, everything: Callable[[Path], dict[str, Any]], *modules: ModuleType) -> None:
-    """Write tests/goldens/<name>.json, or with --check end with an error if it would change.
+def generate(
+    name: str, everything: Callable[[Path], dict[str, Any]], *modules: ModuleType, tolerance: float = TOLERANCE
+) -> None:
+    """Write tests/goldens/<name>.json, or with --check end with an error if it would change by more than tolerance.
 
     everything gets a temporary folder for checkpoints. modules are those whose versions are recorded.
     """
@@ -44,7 +46,7 @@ def generate(name: str, everything: Callable[[Path], dict[str, Any]], *modules: 
     if not check:
         path.write_text(text, encoding="utf-8")
         print(f"{path.name}: {len(goldens['cases'])} cases, {len(text) / 1000:.0f} kB")
-    elif not same(json.loads(text), json.loads(path.read_text(encoding="utf-8"))):
+    elif not same(json.loads(text), json.loads(path.read_text(encoding="utf-8")), tolerance):
         raise SystemExit(f"{path} is out of date")
 
 
@@ -71,14 +73,14 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def same(new: Any, old: Any) -> bool:
+def same(new: Any, old: Any, tolerance: float) -> bool:
     """Equality, numbers within the tolerance; versions may differ."""
     if isinstance(new, dict) and isinstance(old, dict):
-        return new.keys() == old.keys() and all(key == "versions" or same(new[key], old[key]) for key in new)
+        return new.keys() == old.keys() and all(key == "versions" or same(new[key], old[key], tolerance) for key in new)
     if isinstance(new, list) and isinstance(old, list):
-        return len(new) == len(old) and all(map(same, new, old))
+        return len(new) == len(old) and all(same(one, other, tolerance) for one, other in zip(new, old, strict=True))
     if isinstance(new, float) and isinstance(old, float):
-        return abs(new - old) <= TOLERANCE
+        return abs(new - old) <= tolerance
     return bool(new == old)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.integration.conftest import Serve
@@ -26,7 +26,7 @@ FORMS = [
 TEXTS = [form.format(*[country] * form.count("{}")) for form in FORMS for country in COUNTRIES]
 PARAMETERS = {"output_format": "pipeline", "top_k": 3}
 
-several = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+several = settings(max_examples=25)
 
 
 def alone(service: Service, texts: list[str]) -> dict[str, Any]:

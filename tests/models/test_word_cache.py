@@ -50,7 +50,7 @@ def vocabulary() -> list[str]:
 
 
 @pytest.mark.parametrize(("form", "special"), FORMS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_same_encodings_as_the_library(form: str, special: bool, data: st.DataObject) -> None:
     texts = data.draw(st.lists(any_texts(vocabulary()), min_size=1, max_size=4))

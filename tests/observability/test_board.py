@@ -17,6 +17,8 @@ from hf_transformer.observability.board import PERIOD, Board, Family, added_up
 from hf_transformer.observability.metrics import Metrics
 from tests.observability.measured import measured
 
+pytestmark = pytest.mark.slow
+
 V1, READY = 'hf_transformer_requests_total{api="v1",status="200"}', 'hf_transformer_model_ready{model_name="bert"}'
 IN_FLIGHT, QUEUE = "hf_transformer_requests_in_flight", "hf_transformer_queue_seconds"
 

@@ -23,7 +23,7 @@ from hf_transformer.types import Context, Encoding
 from tests.api.plain_request import PlainRequest
 from tests.collector import Collector, attributes, collecting
 from tests.configuring import config
-from tests.core.test_scheduler import SETTINGS, SIGNATURE, Bench, run
+from tests.core.bench import SETTINGS, SIGNATURE, Bench, run
 from tests.observability.measured import measured
 
 IDS = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -238,6 +238,7 @@ def test_a_start_that_fails_says_why_but_not_the_collectors_password(
     assert ("hf-transformer[otel]" in str(caught.value)) == missing
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_loaded_for_a_collector_only() -> None:
     code = "import sys, hf_transformer.commands.serve, hf_transformer.api.grpc.server; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

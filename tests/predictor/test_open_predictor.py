@@ -86,6 +86,7 @@ def test_an_unknown_protocol() -> None:
         open_predictor("v1", settings(), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "library", "others"),
     [

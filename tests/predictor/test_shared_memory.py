@@ -654,6 +654,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "ended without close"])
 def test_what_a_process_leaves(tmp_path: Path, killed: bool) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
@@ -670,6 +671,7 @@ def test_what_a_process_leaves(tmp_path: Path, killed: bool) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_by_os_exit_removes_its_own_file_before(tmp_path: Path) -> None:
     mine = Region(SIZE, tmp_path)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]

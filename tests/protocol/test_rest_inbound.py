@@ -305,7 +305,7 @@ def test_a_binary_answer_without_elements_has_a_header_length() -> None:
     assert orjson.loads(body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.randoms(use_true_random=False))
 def test_damaged_bodies(random: Random) -> None:
     decode(next(bodies(random)))

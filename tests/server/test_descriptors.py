@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import logging, resource, sys
 from hf_transformer.commands.serve import OTHER_FILES, allow_descriptors

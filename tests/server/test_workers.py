@@ -18,6 +18,8 @@ from hf_transformer.server.run import Server, ServerConfig
 from hf_transformer.server.workers import LONGEST_PAUSE, STEADY, Worker, serves
 from tests.integration.server.processes import SECONDS
 
+pytestmark = pytest.mark.slow
+
 NOBODY: Any = None
 PROGRAM = """
 import asyncio, logging, os, signal, socket, time

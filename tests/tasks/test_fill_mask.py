@@ -39,20 +39,12 @@ def made() -> FillMask:
     return FillMask(TaskSettings({"vocab_size": SIZE}, cast(TaskTokenizer, Words())))
 
 
-def test_columns_that_are_no_tokens_are_left_out() -> None:
-    assert [predicted(made(), token) for token in (7, 8)] == ["word7", "word8"]
-
-
-def test_several_masks_are_decoded_together() -> None:
-    assert [predicted(made(), 7, 8), predicted(made(), 8, 7)] == ["word7+word8", "word8+word7"]
+@pytest.mark.parametrize("best", [(7,), (8,), (7, 8), (8, 7)], ids=str)
+def test_the_best_tokens_of_all_masks_are_decoded_together(best: tuple[int, ...]) -> None:
+    assert predicted(made(), *best) == "+".join(f"word{token}" for token in best)
 
 
 def test_a_mask_without_a_best_token() -> None:
-    task = made()
+    task, nothing = made(), {"logits": np.full((2, SIZE), np.nan, np.float32)}
     with pytest.raises(PredictorError, match="not finite"):
-        task.decode(
-            "",
-            Encoding([1, MASK], [0, 0]),
-            {"logits": np.full((2, SIZE), np.nan, np.float32)},
-            task.options({}),
-        )
+        task.decode("", Encoding([1, MASK], [0, 0]), nothing, task.options({}))

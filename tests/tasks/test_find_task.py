@@ -9,60 +9,48 @@ from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tasks import TASKS, find_task
 
 
-@pytest.mark.parametrize("name", ["fill_mask", "fill-mask", "Fill_Mask", " fill-mask "])
-def test_names_in_every_form(name: str) -> None:
-    assert find_task(name, {}).name == "fill_mask"
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        *[(name, "fill_mask") for name in ("fill_mask", "fill-mask", "Fill_Mask", " fill-mask ")],
+        *[(name, "text2text_generation") for name in ("text2text-generation", "summarization", "translation")],
+    ],
+)
+def test_names_in_every_form_win_over_the_architecture(name: str, task: str) -> None:
+    assert find_task(name, {"architectures": ["BertModel"]}).name == task
 
 
-def test_the_name_wins_over_the_architecture() -> None:
-    assert find_task("fill_mask", {"architectures": ["BertModel"]}).name == "fill_mask"
+@pytest.mark.parametrize(
+    ("task", "architecture"),
+    [
+        *[(task.name, f"XLMRoberta{suffix}") for task, suffix in TASKS if suffix],
+        ("text_generation", "GPT2LMHeadModel"),
+        ("text_generation", "LlamaForCausalLM"),
+        ("text2text_generation", "T5ForConditionalGeneration"),
+    ],
+)
+def test_architectures(task: str, architecture: str) -> None:
+    assert find_task(None, {"architectures": [architecture]}).name == task
 
 
-@pytest.mark.parametrize(("task", "suffix"), [(task.name, suffix) for task, suffix in TASKS if suffix])
-def test_architectures(task: str, suffix: str) -> None:
-    assert find_task(None, {"architectures": [f"XLMRoberta{suffix}"]}).name == task
-
-
-def test_help_names_them_all() -> None:
-    [option] = [one for one in all_options() if one.name == "task"]
-    assert all(task.name in option.help for task, _ in TASKS)
-
-
-def test_names_are_told_apart() -> None:
+def test_names_are_told_apart_and_help_has_them_all() -> None:
     tasks = dict.fromkeys(task for task, _ in TASKS)
     names = [name for task in tasks for name in (task.name, *task.other_names)]
     assert len(names) == len(set(names))
     assert all(name == name.lower() and "-" not in name for name in names)
-
-
-def test_an_unknown_task_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"poetry.*fill_mask"):
-        find_task("poetry", {})
-
-
-@pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": ["ViTForImageClassification"]}])
-def test_an_architecture_that_says_nothing(config: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match=r"--task.*fill_mask"):
-        find_task(None, config)
-
-
-def test_a_config_json_that_is_missing_is_not_quoted() -> None:
-    with pytest.raises(LoadError, match=r"there is no config.json"):
-        find_task(None, {})
+    [option] = [one for one in all_options() if one.name == "task"]
+    assert all(task.name in option.help for task in tasks)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "name"),
+    ("name", "config", "error", "says"),
     [
-        ("GPT2LMHeadModel", "text_generation"),
-        ("LlamaForCausalLM", "text_generation"),
-        ("T5ForConditionalGeneration", "text2text_generation"),
+        ("poetry", {}, ConfigError, r"poetry.*fill_mask"),
+        (None, {}, LoadError, r"there is no config.json.*--task.*fill_mask|--task.*fill_mask.*there is no config.json"),
+        (None, {"architectures": None}, LoadError, r"--task.*fill_mask"),
+        (None, {"architectures": ["ViTForImageClassification"]}, LoadError, r"--task.*fill_mask"),
     ],
 )
-def test_architectures_that_generate(architecture: str, name: str) -> None:
-    assert find_task(None, {"architectures": [architecture]}).name == name
-
-
-@pytest.mark.parametrize("name", ["text2text-generation", "summarization", "translation"])
-def test_names_of_text_to_text(name: str) -> None:
-    assert find_task(name, {}).name == "text2text_generation"
+def test_tasks_that_are_not_known(name: str | None, config: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        find_task(name, config)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.core.contract import ContractError, fit_signature
-from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
+from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tasks.question_answering import Characters, QuestionAnswering, best_spans, probabilities
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -36,6 +36,9 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"padding_side": "left"}))
     return load_tokenizer(folder, CONFIG)
+
+
+both_sides = pytest.mark.parametrize("side", ["tokenizer", "left"])
 
 
 def task_of(tokenizer: Tokenizer, **settings: Any) -> QuestionAnswering:
@@ -108,31 +111,34 @@ def window(word_ids: list[int | None] | None) -> Encoding:
     return Encoding([0] * 8, [0] * 8, offsets=offsets, word_ids=word_ids)
 
 
-def test_spans_are_aligned_to_words() -> None:
-    words = [None, 0, None, 0, 1, 1, 2, None]
-    aligned = Characters(window(words), slice(3, 7), whole_words=True)
-    assert (aligned.span(3, 4), aligned.span(5, 6), aligned.span(5, 5)) == ((0, 8), (4, 13), (4, 8))
-    exact = Characters(window(words), slice(3, 7), whole_words=False)
-    assert (exact.span(3, 4), exact.span(5, 6), exact.span(5, 5)) == ((0, 6), (6, 13), (6, 8))
-    assert Characters(window(None), slice(3, 7), whole_words=True).span(3, 4) == (0, 6)
+WORDS = [None, 0, None, 0, 1, 1, 2, None]
+OTHER = [None, 1, None, 0, 1, 1, 2, None]
 
 
-def test_words_that_are_cut_by_the_window() -> None:
-    cut = Characters(window([None, 0, None, 0, 1, 1, 2, None]), slice(5, 7), whole_words=True)
-    assert cut.span(5, 6) == (6, 13)
+@pytest.mark.parametrize(
+    ("words", "begin", "whole_words", "tokens", "span"),
+    [
+        (WORDS, 3, True, (3, 4), (0, 8)),
+        (WORDS, 3, True, (5, 6), (4, 13)),
+        (WORDS, 3, True, (5, 5), (4, 8)),
+        (WORDS, 3, False, (3, 4), (0, 6)),
+        (WORDS, 3, False, (5, 6), (6, 13)),
+        (WORDS, 3, False, (5, 5), (6, 8)),
+        (None, 3, True, (3, 4), (0, 6)),
+        (WORDS, 5, True, (5, 6), (6, 13)),  # a word that is cut by the window
+        # Tokens outside of the context.
+        (OTHER, 3, True, (1, 6), (4, 13)),
+        (OTHER, 3, False, (1, 6), None),
+        ([None, 9, *OTHER[2:]], 3, True, (1, 6), None),
+        ([None, 2, *OTHER[2:]], 3, True, (1, 3), None),
+        (OTHER, 3, True, (0, 6), None),
+    ],
+)
+def test_spans_are_aligned_to_words(words: Any, begin: int, whole_words: bool, tokens: Any, span: Any) -> None:
+    assert Characters(window(words), slice(begin, 7), whole_words=whole_words).span(*tokens) == span
 
 
-def test_tokens_outside_the_context() -> None:
-    words = [None, 1, None, 0, 1, 1, 2, None]
-    context = slice(3, 7)
-    assert Characters(window(words), context, whole_words=True).span(1, 6) == (4, 13)
-    assert Characters(window(words), context, whole_words=False).span(1, 6) is None
-    assert Characters(window([None, 9, *words[2:]]), context, whole_words=True).span(1, 6) is None
-    assert Characters(window([None, 2, *words[2:]]), context, whole_words=True).span(1, 3) is None
-    assert Characters(window(words), context, whole_words=True).span(0, 6) is None
-
-
-@pytest.mark.parametrize("side", ["tokenizer", "left"])
+@both_sides
 def test_the_question_is_no_answer(side: str, request: pytest.FixtureRequest) -> None:
     likely = [("where", "where", 20.0), ("berlin", "berlin", 10.0)]
     answer = ask(request.getfixturevalue(side), "Where is it?", "It is in BERLIN.", likely)
@@ -140,7 +146,7 @@ def test_the_question_is_no_answer(side: str, request: pytest.FixtureRequest) ->
     assert answer["score"] == pytest.approx(1, abs=2e-3)
 
 
-@pytest.mark.parametrize("side", ["tokenizer", "left"])
+@both_sides
 def test_scores_of_the_same_text_add_up_over_windows(side: str, request: pytest.FixtureRequest) -> None:
     context = "In Berlin. " + "many cities " * 20 + "near BERLIN. " + "many cities " * 20 + "in berlin."
     parameters = {"max_seq_len": 40, "doc_stride": 0, "top_k": 3}
@@ -150,7 +156,7 @@ def test_scores_of_the_same_text_add_up_over_windows(side: str, request: pytest.
     assert answers[0]["score"] == pytest.approx(3, abs=2e-2)
 
 
-@pytest.mark.parametrize("side", ["tokenizer", "left"])
+@both_sides
 def test_no_answer_is_the_least_sure_window(side: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(side)
     likely = [("[CLS]", "[CLS]", 9.0), ("berlin", "berlin", 9.0)]
@@ -181,7 +187,7 @@ def test_the_usual_stride_fits_a_model_of_fixed_length(tokenizer: Tokenizer) -> 
     assert windows[0].ids[-17:-1] == windows[1].ids[4:20]
 
 
-@pytest.mark.parametrize("side", ["tokenizer", "left"])
+@both_sides
 def test_a_question_that_leaves_no_room_for_the_stride(side: str, request: pytest.FixtureRequest) -> None:
     """The tokenizers library panics there."""
     tokenizer = request.getfixturevalue(side)
@@ -193,17 +199,18 @@ def test_a_question_that_leaves_no_room_for_the_stride(side: str, request: pytes
         ask(tokenizer, question * 2, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
 
 
-def test_huge_requests_are_counted(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "answers"),
+    [({}, 1), ({"top_k": 50}, 50), ({"top_k": 10**9, "max_answer_len": 10**9}, 128**2)],
+    ids=["usual", "many", "all"],
+)
+def test_huge_requests_are_counted(tokenizer: Tokenizer, parameters: Any, answers: int) -> None:
     task = task_of(tokenizer)
     [encoding] = tokenizer.encode(["many cities " * 70])
-    usual, everything = task.options({}), task.options({"top_k": 10**9, "max_answer_len": 10**9})
+    options = task.options(parameters)
     assert len(encoding) == 128
-    assert task.answer_size(encoding, usual) == 4
-    assert task.answer_size(encoding, everything) == 128**2 * 4
-    assert task.decode_cost(encoding, usual) == 128 + 10
-    assert task.decode_cost(encoding, everything) == 128 + 128**2 * 10
-    assert task.answer_size(encoding, task.options({"top_k": 50})) == 200
-    assert task.decode_cost(encoding, task.options({"top_k": 50})) == 128 + 500
+    assert task.answer_size(encoding, options) == 4 * answers
+    assert task.decode_cost(encoding, options) == 128 + 10 * answers
 
 
 def fit(tokenizer: Tokenizer, *outputs: str, flags: tuple[str, ...] = ()) -> dict[str, str]:
@@ -229,8 +236,3 @@ def test_a_model_with_one_output_does_not_fit(tokenizer: Tokenizer) -> None:
         fit(tokenizer, "logits")
     with pytest.raises(ContractError, match="each an output of its own"):
         fit(tokenizer, "a", "b", flags=("a", "a"))
-
-
-def test_flags_that_mean_nothing_here(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match="return_probabilities"):
-        task_of(tokenizer, return_probabilities=True)

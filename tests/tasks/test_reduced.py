@@ -73,18 +73,21 @@ def test_the_names_of_the_outputs_tell(tokenizer: Tokenizer, task: Any, names: t
     assert type(found) is reader and found.name == task.name
 
 
-@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
-def test_flags_that_fill_mask_can_not_serve(tokenizer: Tokenizer, flag: str) -> None:
-    task = FillMask(replace(TaskSettings({}, tokenizer), **cast(Any, {flag: True})))
-    assert fit_reduced(task, ("logits",)) is task
-    with pytest.raises(ConfigError, match=f"--{flag}: the model gives its best tokens alone"):
-        fit_reduced(task, TOP)
-
-
-def test_flags_that_classification_can_not_serve() -> None:
-    task = SequenceClassification(settings(named("a", "b"), return_raw_logits=True))
-    with pytest.raises(ConfigError, match="--return_raw_logits: the model gives probabilities alone"):
-        fit_reduced(task, ("probabilities",))
+@pytest.mark.parametrize(
+    ("task", "names", "flag", "says"),
+    [
+        (FillMask, TOP, "return_probabilities", "the model gives its best tokens alone"),
+        (FillMask, TOP, "return_raw_logits", "the model gives its best tokens alone"),
+        (SequenceClassification, ("probabilities",), "return_raw_logits", "the model gives probabilities alone"),
+    ],
+)
+def test_flags_that_need_the_logits(
+    tokenizer: Tokenizer, task: Any, names: tuple[str, ...], flag: str, says: str
+) -> None:
+    made = task(replace(TaskSettings(named("a", "b"), tokenizer), **cast(Any, {flag: True})))
+    assert fit_reduced(made, ("logits",)) is made
+    with pytest.raises(ConfigError, match=f"--{flag}: {says}"):
+        fit_reduced(made, names)
 
 
 def test_numbered_outputs_are_bound(fill_mask: ReducedFillMask) -> None:
@@ -121,31 +124,33 @@ def test_what_a_numbered_name_tells(name: str, role: str) -> None:
     assert told(name, ("input_ids",)) == role
 
 
+def decode(task: ReducedFillMask, tokenizer: Tokenizer, text: str, found: Any, parameters: Any) -> Any:
+    (encoding,) = tokenizer.encode([text])
+    return task.decode("", encoding, found, task.options(parameters))
+
+
+ONE, TWO = "the capital of france is [MASK].", "[MASK] is the capital of [MASK]."
+
+
 def test_one_mask(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
-    (encoding,) = tokenizer.encode(["the capital of france is [MASK]."])
     best = ids(tokenizer, "paris", "rome", "oslo")
-    assert fill_mask.decode("", encoding, outputs(best), fill_mask.options({})) == "paris"
-    found = fill_mask.decode("", encoding, outputs(best), fill_mask.options(PIPELINE | {"top_k": 2}))
-    assert found == [
+    assert decode(fill_mask, tokenizer, ONE, outputs(best), {}) == "paris"
+    assert decode(fill_mask, tokenizer, ONE, outputs(best), PIPELINE | {"top_k": 2}) == [
         {"score": 0.5, "token": best[0], "token_str": "paris", "sequence": "the capital of france is paris."},
         {"score": 0.25, "token": best[1], "token_str": "rome", "sequence": "the capital of france is rome."},
     ]
+    with pytest.raises(InvalidInput, match=r"parameters\.top_k: 4, and the model gives 3 tokens per mask"):
+        decode(fill_mask, tokenizer, ONE, outputs(best), PIPELINE | {"top_k": 4})
+    with pytest.raises(PredictorError):
+        decode(fill_mask, tokenizer, ONE, outputs(best, scores=[float("nan"), 0.1, 0.1]), {})
 
 
 def test_several_masks(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
-    (encoding,) = tokenizer.encode(["[MASK] is the capital of [MASK]."])
     rows = [ids(tokenizer, "paris", "rome", "oslo"), ids(tokenizer, "france", "italy", "norway")]
-    assert fill_mask.decode("", encoding, outputs(*rows), fill_mask.options({})) == "paris france"
-    found = cast(Any, fill_mask.decode("", encoding, outputs(*rows), fill_mask.options(PIPELINE)))
+    assert decode(fill_mask, tokenizer, TWO, outputs(*rows), {}) == "paris france"
+    found = decode(fill_mask, tokenizer, TWO, outputs(*rows), PIPELINE)
     assert [[one["token"] for one in mask] for mask in found] == rows, "three, where five are usual"
     assert found[1][0]["sequence"] == "[CLS] [MASK] is the capital of france. [SEP]"
-
-
-def test_more_tokens_than_there_are(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
-    (encoding,) = tokenizer.encode(["the capital of france is [MASK]."])
-    options = fill_mask.options(PIPELINE | {"top_k": 4})
-    with pytest.raises(InvalidInput, match=r"parameters\.top_k: 4, and the model gives 3 tokens per mask"):
-        fill_mask.decode("", encoding, outputs(ids(tokenizer, "paris", "rome", "oslo")), options)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +164,6 @@ def test_more_tokens_than_there_are(fill_mask: ReducedFillMask, tokenizer: Token
 def test_what_needs_the_whole_vocabulary(fill_mask: ReducedFillMask, parameters: Any, names: str) -> None:
     with pytest.raises(InvalidInput, match=f"{names}: needs the whole vocabulary's logits"):
         fill_mask.options(parameters)
-
-
-def test_a_score_that_is_no_number(fill_mask: ReducedFillMask, tokenizer: Tokenizer) -> None:
-    (encoding,) = tokenizer.encode(["the capital of france is [MASK]."])
-    found = outputs(ids(tokenizer, "paris", "rome", "oslo"), scores=[float("nan"), 0.1, 0.1])
-    with pytest.raises(PredictorError):
-        fill_mask.decode("", encoding, found, fill_mask.options({}))
 
 
 def classify(config: dict[str, Any], values: list[float], parameters: Any) -> Any:
@@ -210,47 +208,33 @@ def test_what_needs_the_logits(parameters: Any, names: str) -> None:
         classify(named("bad", "good"), [0.25, 0.75], parameters)
 
 
-def embed(parameters: Any, *windows: tuple[list[float], float, int], normalize: bool = True) -> Any:
-    """Of the vectors, the norms and the tokens of a text's windows."""
-    files = SentenceTransformers(pooling=("mean",), normalize=normalize)
-    vocabulary = cast(TaskTokenizer, None)
-    task = fit_reduced(
-        TextEmbedding(TaskSettings({"hidden_size": 2}, vocabulary, sentence_transformers=files)),
-        ("sentence_embedding", "embedding_norm"),
-    )
-    options = task.options(parameters)
-    parts = [
-        task.decode(
-            "text",
-            Encoding([5] * tokens, [0] * tokens),
-            {"sentence_embedding": np.array(vector, np.float32), "embedding_norm": np.array([norm], np.float32)},
-            options,
-        )
-        for vector, norm, tokens in windows
-    ]
-    return task.answer("text", [parts], options)
+def embedding() -> Any:
+    files = SentenceTransformers(pooling=("mean",), normalize=True)
+    settings = TaskSettings({"hidden_size": 2}, cast(TaskTokenizer, None), sentence_transformers=files)
+    return fit_reduced(TextEmbedding(settings), ("sentence_embedding", "embedding_norm"))
 
 
-def test_embeddings() -> None:
-    one = ([0.6, 0.8], 5.0, 4)
-    assert embed({}, one) == pytest.approx([0.6, 0.8])
-    assert embed({"normalize": False}, one) == pytest.approx([3, 4]), "as it was before"
-    assert embed({"dimensions": 1, "normalize": True}, one) == pytest.approx([1])
-    assert embed({}, ([0.0, 0.0], 0.0, 4)) == pytest.approx([0, 0])
-
-
-def test_windows_are_averaged_before_they_are_normalized() -> None:
-    windows = (([0.6, 0.8], 5.0, 3), ([1.0, 0.0], 1.0, 1))
-    assert embed({"normalize": False}, *windows) == pytest.approx([(3 * 3 + 1) / 4, (4 * 3) / 4])
-    whole = np.array([10 / 4, 3])
-    assert embed({}, *windows) == pytest.approx(whole / np.linalg.norm(whole))
+@pytest.mark.parametrize(
+    ("parameters", "windows", "expected"),
+    [
+        ({}, [([0.6, 0.8], 5.0, 4)], [0.6, 0.8]),
+        ({"normalize": False}, [([0.6, 0.8], 5.0, 4)], [3, 4]),  # as it was before
+        ({"dimensions": 1, "normalize": True}, [([0.6, 0.8], 5.0, 4)], [1]),
+        ({}, [([0.0, 0.0], 0.0, 4)], [0, 0]),
+        ({"normalize": False}, [([0.6, 0.8], 5.0, 3), ([1.0, 0.0], 1.0, 1)], [(3 * 3 + 1) / 4, 4 * 3 / 4]),
+        ({}, [([0.6, 0.8], 5.0, 3), ([1.0, 0.0], 1.0, 1)], [2.5 / np.hypot(2.5, 3), 3 / np.hypot(2.5, 3)]),
+    ],
+)
+def test_windows_are_averaged_before_they_are_normalized(parameters: Any, windows: Any, expected: list[float]) -> None:
+    """``windows`` have a vector, its norm and its tokens each."""
+    task = embedding()
+    options, parts = task.options(parameters), []
+    for vector, norm, tokens in windows:
+        found = {"sentence_embedding": np.array(vector, np.float32), "embedding_norm": np.array([norm], np.float32)}
+        parts.append(task.decode("text", Encoding([5] * tokens, [0] * tokens), found, options))
+    assert task.answer("text", [parts], options) == pytest.approx(expected)
 
 
 def test_a_vector_of_another_size_is_found() -> None:
-    files = SentenceTransformers(pooling=("mean",), normalize=True)
-    task = fit_reduced(
-        TextEmbedding(TaskSettings({"hidden_size": 2}, cast(TaskTokenizer, None), sentence_transformers=files)),
-        ("sentence_embedding", "embedding_norm"),
-    )
-    (vector, norm) = task.outputs
+    (vector, norm) = embedding().outputs
     assert [axis.maximum for axis in (*vector.axes, *norm.axes)] == [2, 1]

@@ -5,11 +5,21 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.errors import ConfigError, LoadError, PredictorError
+from hf_transformer.errors import LoadError, PredictorError
 from hf_transformer.tasks.rerank import Rerank, has_sigmoid
 from tests.tasks.task_settings import ENCODING, logits, named, settings
 
 ONE = named("LABEL_0")
+SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
+
+
+def of(name: str) -> dict[str, Any]:
+    """config.json of version 4 of sentence-transformers."""
+    return {"sentence_transformers": {"version": "4", "activation_fn": name}}
+
+
+def of_old(name: str | None) -> dict[str, Any]:
+    return {"sbert_ce_default_activation_function": name}
 
 
 def rank(config: dict[str, Any], values: list[float], parameters: dict[str, Any]) -> Any:
@@ -22,44 +32,27 @@ def rank(config: dict[str, Any], values: list[float], parameters: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("name", "config", "expected"),
     [
-        pytest.param({}, True, id="none"),
-        pytest.param({"sentence_transformers": {"version": "4"}}, True, id="none in the section"),
-        pytest.param(
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, True, id="new"
-        ),
-        pytest.param(
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, False, id="none"
-        ),
-        pytest.param({"sbert_ce_default_activation_function": "torch.nn.Identity"}, False, id="old"),
-        pytest.param({"sbert_ce_default_activation_function": None}, True, id="old null"),
-        pytest.param(
-            {
-                "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"},
-                "sbert_ce_default_activation_function": "torch.nn.Identity",
-            },
-            True,
-            id="the new one wins",
-        ),
+        pytest.param(None, {}, True, id="none"),
+        pytest.param(None, {"sentence_transformers": {"version": "4"}}, True, id="none in the section"),
+        pytest.param(None, of(SIGMOID), True, id="sigmoid"),
+        pytest.param(None, of(IDENTITY), False, id="identity"),
+        pytest.param(None, of_old("torch.nn.Identity"), False, id="old"),
+        pytest.param(None, of_old(None), True, id="old null"),
+        pytest.param(None, of("torch.nn.Sigmoid") | of_old("torch.nn.Identity"), True, id="the new one wins"),
+        pytest.param(IDENTITY, of("torch.nn.Sigmoid"), False, id="the file of version 6 wins"),
+        pytest.param(SIGMOID, of_old("torch.nn.Identity"), True, id="also over the old one"),
     ],
 )
-def test_the_activation_function(config: dict[str, Any], expected: bool) -> None:
-    assert has_sigmoid(None, config) is expected
-
-
-def test_the_file_of_version_6_wins_over_config_json() -> None:
-    older = {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}
-    assert not has_sigmoid("torch.nn.modules.linear.Identity", older)
-    assert has_sigmoid(
-        "torch.nn.modules.activation.Sigmoid", {"sbert_ce_default_activation_function": "torch.nn.Identity"}
-    )
+def test_the_activation_function(name: str | None, config: dict[str, Any], expected: bool) -> None:
+    assert has_sigmoid(name, config) is expected
 
 
 @pytest.mark.parametrize("name", ["torch.nn.Tanh", "my.package.Sigmoid", "Sigmoid", "torchy.Identity"])
 def test_unknown_activation_functions(name: str) -> None:
     with pytest.raises(LoadError, match=f"{name}.*torch.nn.Identity"):
-        has_sigmoid(None, {"sentence_transformers": {"activation_fn": name}})
+        has_sigmoid(None, of(name))
 
 
 def test_forms_of_an_answer() -> None:
@@ -69,13 +62,8 @@ def test_forms_of_an_answer() -> None:
     assert rank(ONE, values, {"top_n": 1, "return_documents": True, "output_format": "pipeline"}) == [
         {"corpus_id": 1, "score": scores[0], "text": "t1"}
     ]
-
-
-def test_raw_scores() -> None:
-    identity = ONE | {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
-    expected = [{"index": 1, "score": 3.5}, {"index": 0, "score": -2.0}]
-    assert rank(ONE, [-2.0, 3.5], {"raw_scores": True}) == expected
-    assert rank(identity, [-2.0, 3.5], {}) == expected
+    raw = [{"index": 1, "score": 3.5}, {"index": 0, "score": -2.0}]
+    assert rank(ONE, [-2.0, 3.5], {"raw_scores": True}) == rank(ONE | of(IDENTITY), [-2.0, 3.5], {}) == raw
 
 
 def test_equal_scores_keep_their_order() -> None:
@@ -93,9 +81,3 @@ def test_logits_that_are_no_numbers(bad: float) -> None:
 def test_models_with_more_labels(config: dict[str, Any]) -> None:
     with pytest.raises(LoadError, match=r"one score per pair.*[23] labels.*--task=sequence_classification"):
         Rerank(settings(config))
-
-
-@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
-def test_flags_without_a_meaning(flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{flag}: rerank.*raw_scores"):
-        Rerank(settings(ONE, **{flag: True}))

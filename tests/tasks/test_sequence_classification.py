@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import ConfigError, InvalidInput, PredictorError
-from hf_transformer.tasks.numerics import sigmoid
 from hf_transformer.tasks.sequence_classification import SequenceClassification, default_function, read_text_or_pair
 from tests.tasks.task_settings import ENCODING, logits, named, settings
 
@@ -88,23 +87,20 @@ def test_logits_that_are_no_numbers(bad: float, form: dict[str, Any]) -> None:
             predict(named("a", "b"), values, form)
 
 
-def test_sigmoid_of_extreme_logits() -> None:
-    found = sigmoid(np.array([-1e4, -100, -20, 0, 20, 1e4], np.float32))
-    assert found.dtype == np.float32
-    assert found.tolist() == pytest.approx([0, 0, 1 / (1 + math.exp(20)), 0.5, 1, 1], rel=1e-6)
-
-
-def test_the_size_of_an_answer() -> None:
+@pytest.mark.parametrize(
+    ("parameters", "size"),
+    [
+        ({}, 1),
+        ({"output_format": "pipeline"}, 1),
+        ({"output_format": "pipeline", "top_k": 2}, 2),
+        ({"output_format": "pipeline", "top_k": 9}, 3),
+        (PIPELINE, 3),
+        ({"return_raw_logits": True}, 3),
+    ],
+)
+def test_the_size_of_an_answer(parameters: dict[str, Any], size: int) -> None:
     task = SequenceClassification(settings(named("a", "b", "c")))
-    sizes: dict[int, list[dict[str, Any]]] = {
-        1: [{}, {"output_format": "pipeline"}],
-        2: [{"output_format": "pipeline", "top_k": 2}],
-        3: [{"return_raw_logits": True}, PIPELINE, {"output_format": "pipeline", "top_k": 9}],
-    }
-    for size, requests in sizes.items():
-        assert [task.answer_size(ENCODING, task.options(parameters)) for parameters in requests] == [size] * len(
-            requests
-        )
+    assert task.answer_size(ENCODING, task.options(parameters)) == size
 
 
 @pytest.mark.parametrize("pair", [0, False, 0.0, [], {}, 1, True, ["a"]])
@@ -116,9 +112,8 @@ def test_only_null_and_empty_texts_are_no_pair(pair: Any) -> None:
     assert read_text_or_pair({"text": "a", "text_pair": "b"}, "instances[0]") == ("a", "b")
 
 
-def test_what_becomes_of_long_texts() -> None:
-    for flag, expected in (("truncate", "truncate"), ("error", "error")):
-        task = SequenceClassification(settings(on_overflow=flag))
-        assert task.overflow(task.options({})) == expected
-        assert task.overflow(task.options({"truncation": True})) == "truncate"
-        assert task.overflow(task.options({"truncation": False})) == "error"
+@pytest.mark.parametrize("flag", ["truncate", "error"])
+def test_what_becomes_of_long_texts(flag: Any) -> None:
+    task = SequenceClassification(settings(on_overflow=flag))
+    given: Any = ({}, {"truncation": True}, {"truncation": False})
+    assert [task.overflow(task.options(one)) for one in given] == [flag, "truncate", "error"]

@@ -16,6 +16,7 @@ from hf_transformer.types import Tensor, Texts
 PAIR = (TEXT, Field("text_pair", optional=True))
 QUESTION = (Field("question"), Field("context"))
 RERANK = (Field("query"), Field("texts", ("documents",), many=True))
+LISTS = (Field("texts", many=True), Field("text", optional=True))
 
 
 def inputs(**named: Any) -> dict[str, Tensor | Texts]:
@@ -28,44 +29,43 @@ def inputs(**named: Any) -> dict[str, Tensor | Texts]:
     return tensors
 
 
-@pytest.mark.parametrize("name", ["text", "input__0", "text_input", "instances"])
-def test_a_text_under_its_names(name: str) -> None:
-    given: dict[str, Any] = {name: ["a", "Zürich 🎉"]}
-    assert read_instances(inputs(**given), (TEXT,)) == ["a", "Zürich 🎉"]
-
-
-@pytest.mark.parametrize("value", [[["a"], ["b"]], ["a", "b"]])
-def test_rows_with_and_without_an_axis_of_one(value: Any) -> None:
-    assert read_instances(inputs(text=value), (TEXT,)) == ["a", "b"]
-
-
-def test_a_scalar_is_one_instance() -> None:
-    assert read_instances(inputs(text="a"), (TEXT,)) == ["a"]
-
-
-def test_an_optional_field_may_be_missing() -> None:
-    assert read_instances(inputs(text=["a", "b"]), PAIR) == ["a", "b"]
-    assert read_instances(inputs(text=["a", "b"], text_pair=["c", "d"]), PAIR) == [
-        {"text": "a", "text_pair": "c"},
-        {"text": "b", "text_pair": "d"},
-    ]
-
-
-def test_one_row_holds_for_all_instances() -> None:
-    found = read_instances(inputs(question=["q1", "q2"], context=["c"]), QUESTION)
-    assert found == [{"question": "q1", "context": "c"}, {"question": "q2", "context": "c"}]
-
-
-@pytest.mark.parametrize("name", ["texts", "documents"])
-@pytest.mark.parametrize("texts", [["a", "b"], [["a", "b"]]])
-def test_a_list_with_and_without_the_axis_of_instances(name: str, texts: Any) -> None:
-    found = read_instances(inputs(**{"query": ["q"], name: texts}), RERANK)
-    assert found == [{"query": "q", "texts": ["a", "b"]}]
-
-
-def test_a_list_per_instance() -> None:
-    found = read_instances(inputs(query=["q", "r"], texts=[["a"], ["b"]]), RERANK)
-    assert found == [{"query": "q", "texts": ["a"]}, {"query": "r", "texts": ["b"]}]
+@pytest.mark.parametrize(
+    ("given", "fields", "instances"),
+    [
+        *[
+            (inputs(**{name: ["a", "Zürich 🎉"]}), (TEXT,), ["a", "Zürich 🎉"])
+            for name in ("text", "input__0", "instances")
+        ],
+        (inputs(text=[["a"], ["b"]]), (TEXT,), ["a", "b"]),
+        (inputs(text="a"), (TEXT,), ["a"]),
+        ({"text": Texts("text", (0,), [])}, (TEXT,), []),
+        (inputs(text=["a", "b"]), PAIR, ["a", "b"]),
+        (
+            inputs(text=["a", "b"], text_pair=["c", "d"]),
+            PAIR,
+            [{"text": "a", "text_pair": "c"}, {"text": "b", "text_pair": "d"}],
+        ),
+        # One row holds for all instances.
+        (
+            inputs(question=["q1", "q2"], context=["c"]),
+            QUESTION,
+            [{"question": "q1", "context": "c"}, {"question": "q2", "context": "c"}],
+        ),
+        # Lists, with and without the axis of instances.
+        (inputs(query=["q"], texts=["a", "b"]), RERANK, [{"query": "q", "texts": ["a", "b"]}]),
+        (inputs(query=["q"], documents=[["a", "b"]]), RERANK, [{"query": "q", "texts": ["a", "b"]}]),
+        (
+            inputs(query=["q", "r"], texts=[["a"], ["b"]]),
+            RERANK,
+            [{"query": "q", "texts": ["a"]}, {"query": "r", "texts": ["b"]}],
+        ),
+        # A field of lists alone, as a task may have it first, is no list of strings.
+        ({"texts": Texts("texts", (2, 0), [])}, LISTS, [{"texts": []}, {"texts": []}]),
+        (inputs(texts=[["a", "b"], ["c", "d"]]), LISTS, [{"texts": ["a", "b"]}, {"texts": ["c", "d"]}]),
+    ],
+)
+def test_instances(given: dict[str, Tensor | Texts], fields: tuple[Field, ...], instances: list[Any]) -> None:
+    assert read_instances(given, fields) == instances
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,6 @@ def test_what_does_not_fit(given: dict[str, Tensor | Texts], message: str) -> No
 def test_a_list_of_another_rank() -> None:
     with pytest.raises(InvalidInput, match=r"'texts' has the shape \[1, 1, 1\], expected \[instances, strings\]"):
         read_instances(inputs(query=["q"], texts=[[["a"]]]), RERANK)
-
-
-def test_no_rows_at_all() -> None:
-    assert read_instances({"text": Texts("text", (0,), [])}, (TEXT,)) == []
-
-
-def test_lists_without_strings_and_an_object_per_instance() -> None:
-    """A field of lists alone, as a task may have it first, is no list of strings."""
-    lists = (Field("texts", many=True), Field("text", optional=True))
-    assert read_instances({"texts": Texts("texts", (2, 0), [])}, lists) == [{"texts": []}, {"texts": []}]
-    assert read_instances(inputs(texts=[["a", "b"], ["c", "d"]]), lists) == [
-        {"texts": ["a", "b"]},
-        {"texts": ["c", "d"]},
-    ]
 
 
 def test_predictions_as_json_text() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.errors import ConfigError, InvalidInput, PredictorError, TooLarge
+from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.feature_extraction import FeatureExtraction
 from hf_transformer.tasks.pooling import POOLING, hidden_axis, pool, unit
@@ -18,6 +18,7 @@ from hf_transformer.types import Encoding, TextInput, TokenIds
 
 ROWS = np.array([[1, 8], [3, -2], [5, 0], [7, 2]], np.float32)
 BERT = {"hidden_size": 2}
+FOUR = Encoding([1] * 4, [0] * 4)
 
 
 class Letters:
@@ -36,9 +37,16 @@ class Letters:
         return [Encoding(one, [0] * len(one)) for one in framed]
 
 
+LETTERS: Any = Letters()
+
+
 def task(files: SentenceTransformers | None = None, special_tokens: bool = True, **settings: Any) -> TextEmbedding:
     vocabulary: Any = Letters(special_tokens)
     return TextEmbedding(TaskSettings(BERT, vocabulary, sentence_transformers=files, **settings))
+
+
+def features() -> FeatureExtraction:
+    return FeatureExtraction(TaskSettings(BERT, LETTERS))
 
 
 def embed(one: TextEmbedding, windows: Sequence[Any], parameters: Mapping[str, Any] | None = None) -> list[float]:
@@ -73,60 +81,53 @@ def test_pooling(mode: str, whole: list[float], after_one: list[float], dtype: A
     assert pool(rows, [mode], skip=1) == pytest.approx(after_one)
 
 
-def test_several_modes_are_joined() -> None:
+def test_pooling_of_several_modes_and_in_half_precision() -> None:
     assert pool(ROWS, ["cls", "max", "mean"]) == pytest.approx([1, 8, 7, 8, 4, 2])
-    files = SentenceTransformers(pooling=("cls", "mean"))
-    assert embed(task(files), [ROWS]) == pytest.approx([1, 8, 4, 2])
-    assert embed(task(files), [ROWS], {"dimensions": 3}) == pytest.approx([1, 8, 4])
-
-
-def test_the_modes_are_those_of_the_files() -> None:
+    assert pool(np.full((4096, 2), 40, np.float16), ["mean"]) == pytest.approx([40, 40]), "summed in float32"
     assert set(POOLING) == set(POOLING_FLAGS.values())
 
 
-def test_half_precision_is_summed_in_float32() -> None:
-    rows = np.full((4096, 2), 40, np.float16)
-    assert pool(rows, ["mean"]) == pytest.approx([40, 40])
+@pytest.mark.parametrize(("vector", "expected"), [([3, -4], [0.6, -0.8]), ([0, 0], [0, 0])])
+def test_unit(vector: list[float], expected: list[float]) -> None:
+    found = unit(np.array(vector, np.float32))
+    assert found == pytest.approx(expected) and found.dtype == np.float32
 
 
-def test_unit() -> None:
-    assert unit(np.array([3, -4], np.float32)) == pytest.approx([0.6, -0.8])
-    assert unit(np.zeros(2, np.float32)) == pytest.approx([0, 0])
-    assert unit(np.array([3, -4], np.float32)).dtype == np.float32
+NORM = np.sqrt(20)
+TWO = SentenceTransformers(pooling=("cls", "mean"))
+VECTOR = np.array([3, 4], np.float32)
+OURS, UNIT, CUT = SentenceTransformers(), SentenceTransformers(normalize=True), SentenceTransformers(truncate_dim=1)
 
 
-ORDERS = [
-    (SentenceTransformers(), {}, [4, 2]),
-    (SentenceTransformers(), {"dimensions": 1}, [4]),
-    (SentenceTransformers(), {"normalize": True, "dimensions": 1}, [1]),
-    (SentenceTransformers(normalize=True), {}, [4 / np.sqrt(20), 2 / np.sqrt(20)]),
-    (SentenceTransformers(normalize=True), {"dimensions": 1}, [4 / np.sqrt(20)]),
-    (SentenceTransformers(normalize=True), {"dimensions": 1, "normalize": True}, [1]),
-    (SentenceTransformers(normalize=True), {"dimensions": 1, "normalize": False}, [4]),
-    (SentenceTransformers(truncate_dim=1), {}, [4]),
-    (SentenceTransformers(truncate_dim=1), {"dimensions": 2}, [4, 2]),
-    (SentenceTransformers(truncate_dim=9), {}, [4, 2]),
-    (None, {}, [4 / np.sqrt(20), 2 / np.sqrt(20)]),
-    (None, {"dimensions": 1}, [1]),
-    (None, {"normalize": False}, [4, 2]),
-]
-
-
-@pytest.mark.parametrize(("files", "parameters", "expected"), ORDERS)
-def test_normalization_and_dimensions(files: Any, parameters: Any, expected: list[float]) -> None:
-    assert embed(task(files), [ROWS], parameters) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("files", "output", "parameters", "expected"),
+    [
+        (OURS, ROWS, {}, [4, 2]),
+        (OURS, ROWS, {"dimensions": 1}, [4]),
+        (OURS, ROWS, {"normalize": True, "dimensions": 1}, [1]),
+        (UNIT, ROWS, {}, [4 / NORM, 2 / NORM]),
+        (UNIT, ROWS, {"dimensions": 1}, [4 / NORM]),
+        (UNIT, ROWS, {"dimensions": 1, "normalize": True}, [1]),
+        (UNIT, ROWS, {"dimensions": 1, "normalize": False}, [4]),
+        (CUT, ROWS, {}, [4]),
+        (CUT, ROWS, {"dimensions": 2}, [4, 2]),
+        (SentenceTransformers(truncate_dim=9), ROWS, {}, [4, 2]),
+        (None, ROWS, {}, [4 / NORM, 2 / NORM]),
+        (None, ROWS, {"dimensions": 1}, [1]),
+        (None, ROWS, {"normalize": False}, [4, 2]),
+        (TWO, ROWS, {}, [1, 8, 4, 2]),
+        (TWO, ROWS, {"dimensions": 3}, [1, 8, 4]),
+        (TWO, VECTOR, {}, [3, 4]),  # a pooled vector is taken as it is
+        (None, VECTOR, {}, [0.6, 0.8]),
+    ],
+)
+def test_normalization_and_dimensions(files: Any, output: Any, parameters: Any, expected: list[float]) -> None:
+    assert embed(task(files), [output], parameters) == pytest.approx(expected)
 
 
 def test_more_dimensions_than_there_are() -> None:
     with pytest.raises(InvalidInput, match=r"parameters\.dimensions: 3.*have 2"):
         embed(task(), [ROWS], {"dimensions": 3})
-
-
-def test_pooled_vectors_are_taken_as_they_are() -> None:
-    vector = np.array([3, 4], np.float32)
-    files = SentenceTransformers(pooling=("cls", "max"))
-    assert embed(task(files), [vector]) == pytest.approx([3, 4])
-    assert embed(task(), [vector]) == pytest.approx([0.6, 0.8])
 
 
 def test_windows_weigh_as_much_as_they_have_tokens() -> None:
@@ -135,19 +136,26 @@ def test_windows_weigh_as_much_as_they_have_tokens() -> None:
     assert embed(one, [ROWS[:3], ROWS[3:]]) == pytest.approx(embed(one, [ROWS]))
 
 
-def test_a_prompt_that_is_not_pooled() -> None:
-    files = SentenceTransformers(prompts={"q": "qq"}, include_prompt=False)
+@pytest.mark.parametrize(
+    ("parameters", "special_tokens", "left_out"),
+    [
+        ({"prompt_name": "q"}, True, 3),  # 0 q q
+        ({"prompt": "pp"}, True, 3),
+        ({"prompt": "ppp"}, False, 3),
+        ({}, True, 0),
+        ({"prompt": ""}, True, 0),
+        # One token is always left: the text may melt with the prompt.
+        ({"prompt": "ppppppp"}, True, 4),
+    ],
+)
+def test_a_prompt_that_is_not_pooled(parameters: Any, special_tokens: bool, left_out: int) -> None:
+    one = task(SentenceTransformers(prompts={"q": "qq"}, include_prompt=False), special_tokens)
     rows = np.array([[9, 9], [9, 9], [9, 9], [1, 2], [3, 4]], np.float32)
-    assert embed(task(files), [rows], {"prompt_name": "q"}) == pytest.approx([2, 3])  # 0 q q are left out
-    assert embed(task(files), [rows], {"prompt": "pp"}) == pytest.approx([2, 3])
-    assert embed(task(files, special_tokens=False), [rows], {"prompt": "ppp"}) == pytest.approx([2, 3])
-    assert embed(task(files), [rows]) == pytest.approx(rows.mean(axis=0))
-    assert embed(task(files), [rows], {"prompt": ""}) == pytest.approx(rows.mean(axis=0))
+    assert embed(one, [rows], parameters) == pytest.approx(rows[left_out:].mean(axis=0))
 
 
 def test_a_prompt_that_is_not_pooled_stands_in_the_first_window() -> None:
-    files = SentenceTransformers(include_prompt=False)
-    one = task(files, on_overflow="window")
+    one = task(SentenceTransformers(include_prompt=False), on_overflow="window")
     first, second = np.array([[9, 9], [9, 9], [1, 2]], np.float32), np.array([[3, 4]], np.float32)
     expected = [(3 * 1 + 3) / 4, (3 * 2 + 4) / 4]
     assert embed(one, [first, second], {"prompt": "p"}) == pytest.approx(expected)
@@ -158,11 +166,6 @@ def test_a_prompt_that_leaves_no_room() -> None:
     assert one.options({"prompt": "ppp"}).skips == (4,)
     with pytest.raises(InvalidInput, match=r"parameters\.prompt: leaves no room for text in the 6 tokens"):
         one.options({"prompt": "pppp"})
-
-
-def test_a_text_that_melts_with_the_prompt() -> None:
-    one = task(SentenceTransformers(include_prompt=False))
-    assert embed(one, [ROWS], {"prompt": "ppppppp"}) == pytest.approx([7, 2])
 
 
 @pytest.mark.parametrize(
@@ -183,40 +186,33 @@ def test_what_is_tokenized(files: Any, parameters: Any, expected: str) -> None:
     assert one.texts(one.item({"text": "Ab"}, "instances[0]", options), options) == (expected,)
 
 
-def test_windows_are_asked_of_the_tokenizer() -> None:
-    one = task(on_overflow="window", max_length=100)
-    options = one.options({})
-    assert (one.tokenization(options).windows, one.tokenization(options).stride) == (True, 25)
-    assert one.tokenization(one.options({"stride": 3})).stride == 3
-    assert one.overflow(options) == "window"
-    options = one.options({"truncation": False})
-    assert (one.tokenization(options).windows, one.overflow(options)) == (False, "error")
-    assert task(on_overflow="window", stride=7).options({}).stride == 7
+@pytest.mark.parametrize(
+    ("settings", "parameters", "windows", "stride", "overflow"),
+    [
+        ({"on_overflow": "window"}, {}, True, 25, "window"),
+        ({"on_overflow": "window"}, {"stride": 3}, True, 3, "window"),
+        ({"on_overflow": "window", "stride": 7}, {}, True, 7, "window"),
+        ({"on_overflow": "window"}, {"truncation": False}, False, 0, "error"),
+        ({}, {}, False, 0, "truncate"),
+    ],
+)
+def test_windows_are_asked_of_the_tokenizer(
+    settings: Any, parameters: Any, windows: bool, stride: int, overflow: str
+) -> None:
+    one = task(max_length=100, **settings)
+    options = one.options(parameters)
+    how = one.tokenization(options)
+    assert (how.windows, how.stride, one.overflow(options)) == (windows, stride, overflow)
 
 
-def test_answer_sizes() -> None:
-    encoding = Encoding([1, 2, 3], [0] * 3)
-    one = task(SentenceTransformers(pooling=("cls", "max")))
-    assert [one.answer_size(encoding, one.options(given)) for given in ({}, {"dimensions": 3})] == [4, 3]
-    vocabulary: Any = Letters()
-    other = FeatureExtraction(TaskSettings(BERT, vocabulary))
-    assert other.answer_size(encoding, other.options({})) == 6
-
-
-def test_pooling_costs_as_much_as_there_are_tokens() -> None:
+def test_answer_sizes_and_costs() -> None:
     one = task(SentenceTransformers(pooling=("cls", "max")))
     short, long = Encoding([1, 2, 3], [0] * 3), Encoding([1] * 90, [0] * 90)
+    assert [one.answer_size(short, one.options(given)) for given in ({}, {"dimensions": 3})] == [4, 3]
+    assert features().answer_size(short, features().options({})) == 6
+    # All tokens are pooled.
     assert [one.decode_cost(encoding, one.options({"dimensions": 1})) for encoding in (short, long)] == [3, 90]
     assert one.decode_cost(short, one.options({})) == 4
-
-
-@pytest.mark.parametrize("made", [TextEmbedding, FeatureExtraction])
-@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
-def test_flags_without_a_meaning(made: Any, flag: str) -> None:
-    vocabulary: Any = Letters()
-    flags: dict[str, Any] = {flag: True}
-    with pytest.raises(ConfigError, match=f"--{flag}: {made.name} has no such answers"):
-        made(TaskSettings(BERT, vocabulary, **flags))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -225,19 +221,14 @@ def test_vectors_that_are_no_numbers(value: float) -> None:
     rows[2, 1] = value
     with pytest.raises(PredictorError, match="NaN or infinite"):
         embed(task(), [rows])
-    vocabulary: Any = Letters()
-    other = FeatureExtraction(TaskSettings(BERT, vocabulary))
     with pytest.raises(PredictorError, match="NaN or infinite"):
-        other.decode("text", Encoding([1] * 4, [0] * 4), {"last_hidden_state": rows}, other.options({}))
+        features().decode("text", FOUR, {"last_hidden_state": rows}, features().options({}))
 
 
 def test_features_are_a_copy_in_float32() -> None:
-    vocabulary: Any = Letters()
-    one = FeatureExtraction(TaskSettings(BERT, vocabulary))
-    rows = np.asfortranarray(ROWS.astype(np.float16))
+    one, rows = features(), np.asfortranarray(ROWS.astype(np.float16))
     options = one.options({})
-    part = one.decode("text", Encoding([1] * 4, [0] * 4), {"last_hidden_state": rows}, options)
-    answer = one.answer("text", [[part]], options)
+    answer = one.answer("text", [[one.decode("text", FOUR, {"last_hidden_state": rows}, options)]], options)
     assert answer.dtype == np.float32 and answer.flags.c_contiguous
     assert answer.tolist() == [ROWS.tolist()]
 
@@ -250,16 +241,18 @@ def test_the_finished_vector_is_required_of_a_model_with_more_modules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "size"), [({"hidden_size": 48}, 48), ({"dim": 32}, 32), ({"d_model": 8}, 8), ({"n_embd": 4}, 4)]
+    ("config", "least", "most"),
+    [
+        ({"hidden_size": 48}, 48, 48),
+        ({"dim": 32}, 32, 32),
+        ({"d_model": 8}, 8, 8),
+        ({"n_embd": 4}, 4, 4),
+        ({"text_config": {"hidden_size": 3}}, 1, None),
+    ],
 )
-def test_the_size_of_a_tokens_vector_is_known(config: Any, size: int) -> None:
+def test_the_size_of_a_tokens_vector(config: Any, least: int, most: int | None) -> None:
     axis = hidden_axis(config)
-    assert (axis.minimum, axis.maximum) == (size, size)
-
-
-def test_the_size_of_a_tokens_vector_is_not_known() -> None:
-    axis = hidden_axis({"text_config": {"hidden_size": 3}})
-    assert (axis.minimum, axis.maximum) == (1, None)
+    assert (axis.minimum, axis.maximum) == (least, most)
 
 
 def test_token_ids_are_the_whole_text() -> None:

@@ -94,21 +94,25 @@ def test_tokens() -> None:
     assert [one["score"] for one in found] == pytest.approx([0.9, 0.6, 0.5, 0.7])
 
 
-def test_average_of_the_scores_of_a_word() -> None:
-    rows = logits((O, O, B, B, O, O, O, O, O), (0.9,) * 2 + (0.9, 0.5) + (0.9,) * 5)
-    one = task(output_format="pipeline", aggregation_strategy="average")
-    assert decode(one, rows) == [entity("smithson", 0.7, 5, 13)]
-
-
-def test_the_first_of_equal_scores_decides() -> None:
-    rows = logits((O, O, LOC, B, O, O, O, O, O), (0.9,) * 9)
-    one = task(output_format="pipeline", aggregation_strategy="max")
-    assert decode(one, rows) == [entity("smithson", 0.9, 5, 13, "LOC")]
-
-
-def test_words_without_marks_end_at_spaces() -> None:
-    one = task(output_format="pipeline", aggregation_strategy="first", marks_subwords=False)
-    assert decode(one, logits(LABELS, SHARES))[0] == entity("anna smithson", 0.75, 0, 13)
+@pytest.mark.parametrize(
+    ("options", "labels", "shares", "expected"),
+    [
+        # The average of the scores of a word.
+        ({"aggregation_strategy": "average"}, {2: B, 3: B}, {3: 0.5}, entity("smithson", 0.7, 5, 13)),
+        # The first of equal scores decides.
+        ({"aggregation_strategy": "max"}, {2: LOC, 3: B}, {}, entity("smithson", 0.9, 5, 13, "LOC")),
+        # Words without marks end at spaces.
+        (
+            {"aggregation_strategy": "first", "marks_subwords": False},
+            {1: B, 2: I},
+            {2: 0.6},
+            entity("anna smithson", 0.75, 0, 13),
+        ),
+    ],
+)
+def test_words(options: Any, labels: dict[int, int], shares: dict[int, float], expected: Any) -> None:
+    rows = logits([labels.get(place, O) for place in range(9)], [shares.get(place, 0.9) for place in range(9)])
+    assert decode(task(output_format="pipeline", **options), rows) == [expected]
 
 
 def test_which_neighbours_are_one_entity() -> None:
@@ -167,43 +171,36 @@ def test_how_windows_are_chosen() -> None:
         task().options({"stride": 3, "truncation": False})
 
 
-def test_answer_sizes() -> None:
-    encoding = Encoding([1, 2, 3], [0, 0, 0])
-    one = task()
-    assert one.answer_size(encoding, one.options({})) == 3
-    assert one.answer_size(encoding, one.options({"return_offsets_mapping": True})) == 3
-    assert one.answer_size(encoding, one.options({"return_probabilities": True})) == 15
-    pipeline = {"output_format": "pipeline"}
-    assert one.answer_size(encoding, one.options(pipeline)) == 3
-    assert one.answer_size(encoding, one.options(pipeline | {"ignore_labels": []})) == 18
+PIPELINE = {"output_format": "pipeline"}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "cost"), [("none", 3), ("simple", 3), ("first", 15), ("average", 15), ("max", 15)]
+    ("strategy", "parameters", "size", "cost"),
+    [
+        ("none", {}, 3, 3),
+        ("none", {"return_offsets_mapping": True}, 3, 3),
+        ("none", {"return_probabilities": True}, 15, 15),
+        ("none", PIPELINE, 3, 3),
+        ("none", PIPELINE | {"ignore_labels": []}, 18, 18),
+        ("max", {}, 3, 3),
+        ("simple", PIPELINE, 3, 3),
+        *[(strategy, PIPELINE, 3, 15) for strategy in ("first", "average", "max")],
+    ],
 )
-def test_words_cost_more_than_tokens(strategy: str, cost: int) -> None:
+def test_answer_sizes_and_costs(strategy: str, parameters: Any, size: int, cost: int) -> None:
     encoding, one = Encoding([1, 2, 3], [0] * 3), task(aggregation_strategy=strategy)
-    assert one.decode_cost(encoding, one.options({"output_format": "pipeline"})) == cost
-    assert one.decode_cost(encoding, one.options({})) == 3
+    options = one.options(parameters)
+    assert (one.answer_size(encoding, options), one.decode_cost(encoding, options)) == (size, cost)
 
 
 def test_offsets_are_counted_with_their_padding() -> None:
     one = task()
-    short, long = Encoding([1, 2, 3], [0] * 3), Encoding([1] * 50, [0] * 50)
+    short, long = (Encoding([1] * size, [0] * size, False, [(0, 1)] * size, [0] * size) for size in (3, 50))
     wanted = one.options({"return_offsets_mapping": True})
     encodings = [[[short]], [[short]], [[long, long, short]]]
     assert one.beside_size(encodings, wanted) == 3 * 103 * 2
-    assert one.beside_size(encodings[:2], wanted) == 2 * 3 * 2
+    assert one.beside_size(encodings[:2], wanted) == 2 * 3 * 2 == one.beside(encodings[:2], wanted)[0].data.size
     assert one.beside_size(encodings, one.options({})) == 0
-
-
-def test_the_size_of_offsets_is_enough() -> None:
-    one = task()
-    first, second = (Encoding([1] * 9, [0] * 9, False, OFFSETS, SPECIAL, None, None) for _ in range(2))
-    options = one.options({"return_offsets_mapping": True})
-    encodings = [[[first]], [[second]]]
-    (tensor,) = one.beside(encodings, options)
-    assert tensor.data.size == one.beside_size(encodings, options) == 36
 
 
 def test_of_overlapping_entities_the_longer_then_the_likelier_stays() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.errors import ConfigError, InvalidInput, LoadError, PredictorError
+from hf_transformer.errors import InvalidInput, LoadError, PredictorError
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification, entailment_id, split_template
 from tests.tasks.task_settings import ENCODING, logits, named, settings
 
@@ -23,28 +23,27 @@ def classify(config: dict[str, Any], values: list[tuple[float, ...]], **paramete
     return task.answer(item, parts, options)
 
 
-def test_scores_are_shared_out_among_the_labels() -> None:
-    found = classify(NLI, [(9.0, 9.0, 0.0), (-9.0, 0.0, math.log(3))])
-    assert found == {"sequence": "text", "labels": ["b", "a"], "scores": pytest.approx([0.75, 0.25])}
-
-
-def test_several_labels_may_be_right() -> None:
-    found = classify(NLI, [(0.0, 9.0, math.log(3)), (0.0, 9.0, math.log(4))], multi_label=True)
-    assert found == {"sequence": "text", "labels": ["b", "a"], "scores": pytest.approx([0.8, 0.75])}
-
-
-def test_one_label_is_judged_by_itself() -> None:
-    assert classify(NLI, [(0.0, 9.0, math.log(3))])["scores"] == pytest.approx([0.75])
-
-
-def test_contradiction_is_the_first_label_or_the_last() -> None:
-    config = named("Entailment", "neutral", "contradiction")
-    assert classify(config, [(math.log(3), 9.0, 0.0)])["scores"] == pytest.approx([0.75])
-    assert classify(named("not_entailment", "entailment"), [(0.0, math.log(3))])["scores"] == pytest.approx([0.75])
-
-
-def test_of_equal_scores_the_later_label_comes_first_as_in_transformers() -> None:
-    assert classify(NLI, [(0.0, 0.0, 1.0)] * 3)["labels"] == ["c", "b", "a"]
+@pytest.mark.parametrize(
+    ("config", "values", "parameters", "labels", "scores"),
+    [
+        (NLI, [(9.0, 9.0, 0.0), (-9.0, 0.0, math.log(3))], {}, ["b", "a"], [0.75, 0.25]),
+        (
+            NLI,
+            [(0.0, 9.0, math.log(3)), (0.0, 9.0, math.log(4))],
+            {"multi_label": True},
+            ["b", "a"],
+            [0.8, 0.75],
+        ),
+        (NLI, [(0.0, 9.0, math.log(3))], {}, ["a"], [0.75]),
+        (named("Entailment", "neutral", "contradiction"), [(math.log(3), 9.0, 0.0)], {}, ["a"], [0.75]),
+        (named("not_entailment", "entailment"), [(0.0, math.log(3))], {}, ["a"], [0.75]),
+        (NLI, [(0.0, 0.0, 1.0)] * 3, {}, ["c", "b", "a"], [1 / 3] * 3),
+    ],
+    ids=["shared", "several right", "one alone", "contradiction last", "two classes", "equal, as in transformers"],
+)
+def test_scores(config: Any, values: Any, parameters: Any, labels: list[str], scores: list[float]) -> None:
+    found = classify(config, values, **parameters)
+    assert found == {"sequence": "text", "labels": labels, "scores": pytest.approx(scores)}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -78,12 +77,6 @@ def test_entailment(config: dict[str, Any], expected: int) -> None:
 def test_models_without_entailment(config: dict[str, Any], says: str) -> None:
     with pytest.raises(LoadError, match=says):
         ZeroShotClassification(settings(config))
-
-
-@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
-def test_flags_without_a_meaning(flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{flag}: zero_shot_classification"):
-        ZeroShotClassification(settings(NLI, **{flag: True}))
 
 
 @given(

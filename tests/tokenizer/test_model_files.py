@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,94 +36,55 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Every attempt to connect fails, and is seen."""
-    attempts: list[Any] = []
-
-    def refuse(*arguments: Any, **options: Any) -> Any:
-        attempts.append(arguments)
-        raise socket.gaierror("no network in this test")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    yield attempts
+def fill(folder: Path, files: Mapping[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
 
 
-def start(home: Path, endpoint: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """find_model_files and load_tokenizer in a process of their own, which reads HF_HOME and so on afresh."""
-    code = (
-        "import sys, json\n"
-        "from hf_transformer.tokenizer.files import find_model_files\n"
-        "from hf_transformer.tokenizer.tokenizer import load_tokenizer\n"
-        "from hf_transformer.errors import LoadError\n"
-        "options = json.loads(sys.argv[1])\n"
-        "try:\n"
-        "    found = find_model_files(options.pop('model_id'), '/nowhere', **options)\n"
-        "    t = load_tokenizer(found.tokenizer_folder, found.config)\n"
-        "except LoadError as exc:\n"
-        "    sys.exit(f'LoadError: {exc}')\n"
-        "print(found.tokenizer_folder.name, t.max_length, t.encode(['paris'])[0].ids)\n"
-        "print('huggingface_hub.file_download' in sys.modules)\n"
-    )
-    base = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin", **base, **environment},
-        check=False,
-        timeout=60,
-    )
+# Local folders
 
 
-def options(**given: Any) -> str:
-    return json.dumps({"model_id": REPO, **given})
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-def failure(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that a failed start says."""
-    assert done.returncode == 1, done.stderr
-    assert TOKEN not in done.stdout + done.stderr
-    [line] = done.stderr.strip().splitlines()
-    assert line.startswith("LoadError: ")
-    return line
-
-
-def test_local_folder(folder: Path) -> None:
+def test_local_folder(folder: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
     for found in (find_model_files(None, str(folder)), find_model_files(str(folder), "/nowhere")):
         assert (found.model_folder, found.tokenizer_folder, found.config) == (folder, folder, CONFIG)
-
-
-def test_local_folder_without_config(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    fill(tmp_path, {"tokenizer.json": files["tokenizer.json"]})
     assert find_model_files(None, str(tmp_path)).config == {}
 
 
-def test_model_repository_layout(folder: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
-    (tmp_path / "bert" / "1").mkdir(parents=True)
-    for name, content in files.items():
-        (tmp_path / "bert" / name).write_bytes(content)
+def test_model_repository_layout(tmp_path: Path, files: dict[str, bytes]) -> None:
+    (fill(tmp_path / "bert", files) / "1").mkdir()
     found = find_model_files(None, str(tmp_path), model_name="bert")
-    assert found.tokenizer_folder == tmp_path / "bert"
-    assert found.config == CONFIG
-    with pytest.raises(LoadError, match=r"no tokenizer files in .*it holds bert/\."):
-        find_model_files(None, str(tmp_path), model_name="other")
+    assert (found.tokenizer_folder, found.config) == (tmp_path / "bert", CONFIG)
+    for folder, name in ((tmp_path, "other"), (tmp_path / "bert" / "1", "..")):
+        with pytest.raises(LoadError, match="no tokenizer files in"):
+            find_model_files(None, str(folder), model_name=name)
 
 
-@pytest.mark.parametrize("inside", ["config.pbtxt", "1/model.onnx", "bert/config.pbtxt", "bert/1/model.onnx"])
-def test_a_folder_of_triton_without_a_tokenizer(tmp_path: Path, inside: str) -> None:
-    (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / inside).touch()
-    with pytest.raises(LoadError) as caught:
-        find_model_files(None, str(tmp_path), model_name="bert")
-    assert f"{tmp_path}, which looks like Triton's model repository: expected the folder with" in str(caught.value)
-    assert f"it holds {inside.partition('/')[0]}{'/' * ('/' in inside)}. Set --model_dir" in str(caught.value)
+TRITONS = "which looks like Triton's model repository: expected the folder with"
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "says"),
+    [
+        (["config.json", "a.onnx"], "", r"no tokenizer files in .*vocab\.txt.*it holds a\.onnx, config\.json\. "),
+        (["bert/tokenizer.json"], "", r"no tokenizer files in .*it holds bert/\. Put tokenizer\.json there or set"),
+        ([], "gone", "the model folder .*/gone does not exist"),
+        (["file"], "file", "the model folder .*/file is not a folder"),
+        (["config.pbtxt"], "", rf"{TRITONS}.* it holds config\.pbtxt\. Set --model_dir"),
+        (["1/model.onnx"], "", rf"{TRITONS}.* it holds 1/\. Set --model_dir"),
+        (["bert/config.pbtxt"], "", rf"{TRITONS}.* it holds bert/\. Set --model_dir"),
+        (["bert/1/model.onnx"], "", rf"{TRITONS}.* it holds bert/\. Set --model_dir"),
+    ],
+)
+def test_a_folder_without_a_tokenizer(tmp_path: Path, made: list[str], asked: str, says: str) -> None:
+    fill(tmp_path, dict.fromkeys(made, b"{}"))
+    with pytest.raises(LoadError, match=says) as caught:
+        find_model_files(None, str(tmp_path / asked))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(LoadError, match=f"--model_id={tmp_path}/gone: there is no such folder"):
+        find_model_files(str(tmp_path / "gone"), str(tmp_path))
 
 
 def test_a_folder_that_may_not_be_read_is_none_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,37 +101,13 @@ def test_a_folder_that_may_not_be_read_is_none_of_triton(tmp_path: Path, monkeyp
         find_model_files(None, str(tmp_path))
 
 
-def test_a_model_name_leads_out_of_no_folder(tmp_path: Path, files: dict[str, bytes]) -> None:
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(LoadError, match="no tokenizer files"):
-        find_model_files(None, str(inner), model_name="..")
-
-
-def test_local_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=f"{tmp_path}/gone does not exist"):
-        find_model_files(None, str(tmp_path / "gone"))
-    with pytest.raises(LoadError, match=f"--model_id={tmp_path}/gone: there is no such folder"):
-        find_model_files(str(tmp_path / "gone"), str(tmp_path))
-
-
-def test_folder_without_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.onnx").write_bytes(b"")
-    with pytest.raises(LoadError, match=r"vocab\.txt.*it holds config\.json, model\.onnx\.") as caught:
-        find_model_files(None, str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-def test_broken_json_names_the_file(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    (tmp_path / "config.json").write_text('{"model_type": ')
-    with pytest.raises(LoadError, match=r"config\.json is not valid JSON"):
-        find_model_files(None, str(tmp_path))
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(LoadError, match=r"config\.json must hold a JSON object, but holds a list"):
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b'{"model_type": ', "is not valid JSON"), (b"[]", "must hold a JSON object, but holds a list")],
+)
+def test_broken_json_names_the_file(tmp_path: Path, files: dict[str, bytes], content: bytes, says: str) -> None:
+    fill(tmp_path, {**files, "config.json": content})
+    with pytest.raises(LoadError, match=rf"config\.json {says}"):
         find_model_files(None, str(tmp_path))
     with pytest.raises(LoadError, match=r"gone\.json is missing"):
         read_json(tmp_path / "gone.json", required=True)
@@ -185,115 +123,146 @@ def test_tokenizers_without_vocabulary_files(tmp_path: Path, settings: dict[str,
     assert has_tokenizer(tmp_path) is has
 
 
+# A hub's cache
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every attempt to connect fails, and is seen here."""
+    found: list[Any] = []
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        found.append(arguments)
+        raise socket.gaierror("no network in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return found
+
+
 @pytest.mark.parametrize("revision", [None, "main", "refs/pr/1", COMMIT], ids=["default", "branch", "pr", "commit"])
 def test_cache_needs_no_network(
-    revision: str | None, tmp_path: Path, files: dict[str, bytes], no_network: list[Any]
+    revision: str | None, tmp_path: Path, files: dict[str, bytes], attempts: list[Any]
 ) -> None:
     snapshot = lay_out_cache(tmp_path, REPO, COMMIT, ["main", "refs/pr/1"], files)
     found = find_model_files(REPO, "/nowhere", model_revision=revision, token=TOKEN, cache_dir=tmp_path)
     assert (found.model_folder, found.tokenizer_folder, found.config) == (snapshot, snapshot, CONFIG)
     assert load_tokenizer(found.tokenizer_folder, found.config).max_length == 64
-    assert no_network == []
+    assert attempts == []
 
 
-def test_tokenizer_revision_from_cache(tmp_path: Path, files: dict[str, bytes], no_network: list[Any]) -> None:
+def test_tokenizer_revision_from_cache(tmp_path: Path, files: dict[str, bytes], attempts: list[Any]) -> None:
     model = lay_out_cache(tmp_path, REPO, COMMIT, ["main"], {"config.json": files["config.json"]})
     tokenizer = lay_out_cache(tmp_path, REPO, OLDER, ["v1"], files)
     found = find_model_files(REPO, "/nowhere", tokenizer_revision="v1", cache_dir=tmp_path)
-    assert (found.model_folder, found.tokenizer_folder) == (model, tokenizer)
-    assert no_network == []
+    assert (found.model_folder, found.tokenizer_folder, attempts) == (model, tokenizer, [])
 
 
 def test_partial_cache_is_not_taken_for_a_whole_one(
-    tmp_path: Path, files: dict[str, bytes], no_network: list[Any], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, files: dict[str, bytes], attempts: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     part = {name: content for name, content in files.items() if name != "tokenizer_config.json"}
     snapshot = lay_out_cache(tmp_path, REPO, COMMIT, ["main"], part)
-    tree = snapshot.parents[1] / "trees" / f"{COMMIT}.json"
-    tree.parent.mkdir()
     listing = {name: {"size": len(content), "blob_id": "0" * 40} for name, content in files.items()}
-    tree.write_text(json.dumps({"format_version": 1, "files": listing}))
+    tree = json.dumps({"format_version": 1, "files": listing}).encode()
+    fill(snapshot.parents[1] / "trees", {f"{COMMIT}.json": tree})
     found = find_model_files(REPO, "/nowhere", cache_dir=tmp_path)
-    assert no_network, "the missing file was asked for"
+    assert attempts, "the missing file was asked for"
     assert found.tokenizer_folder == snapshot
     assert "using the files in" in caplog.text
 
 
-def test_not_in_cache_and_no_network(tmp_path: Path, no_network: list[Any]) -> None:
-    with pytest.raises(LoadError) as caught:
-        find_model_files(REPO, "/nowhere", token=TOKEN, cache_dir=tmp_path)
-    message = str(caught.value)
-    assert message.startswith(f"--model_id={REPO} revision main is not in the hub's cache and the hub can't be reached")
-    assert "--model_dir" in message and "\n" not in message and TOKEN not in message
-    assert no_network
+@pytest.mark.parametrize(
+    ("repo", "says"),
+    [
+        (REPO, f"^--model_id={REPO} revision main is not in the hub's cache and the hub can't be reached.*--model_dir"),
+        ("a/b/c", "neither a folder here nor an id of the form"),
+    ],
+)
+def test_not_in_cache_and_no_network(tmp_path: Path, repo: str, says: str, attempts: list[Any]) -> None:
+    with pytest.raises(LoadError, match=says) as caught:
+        find_model_files(repo, "/nowhere", token=TOKEN, cache_dir=tmp_path)
+    assert "\n" not in str(caught.value) and TOKEN not in str(caught.value)
+    assert bool(attempts) == (repo == REPO)
 
 
-def test_id_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="neither a folder here nor an id of the form"):
-        find_model_files("a/b/c", "/nowhere", cache_dir=tmp_path)
+# Downloads, each in a process of its own that reads HF_HOME and so on afresh
+
+START = """
+import sys, json
+from hf_transformer.errors import LoadError
+from hf_transformer.tokenizer.files import find_model_files
+from hf_transformer.tokenizer.tokenizer import load_tokenizer
+try:
+    found = find_model_files("some-org/tiny-bert", "/nowhere", **json.loads(sys.argv[1]))
+    tokenizer = load_tokenizer(found.tokenizer_folder, found.config)
+except LoadError as exc:
+    sys.exit(f"LoadError: {exc}")
+print(found.tokenizer_folder.name, tokenizer.max_length, tokenizer.encode(["paris"])[0].ids)
+print("huggingface_hub.file_download" in sys.modules)
+"""
 
 
+def start(home: Path, hub: Hub | None, options: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``options`` are those of find_model_files. Without a hub there is none at the address."""
+    endpoint = "http://127.0.0.1:9" if hub is None else hub.endpoint
+    base = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"}
+    base |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin"}
+    command = [sys.executable, "-c", START, json.dumps(options)]
+    return subprocess.run(command, capture_output=True, text=True, env=base | environment, check=False, timeout=60)
+
+
+@pytest.mark.slow
 def test_download_then_start_without_a_request(tmp_path: Path, files: dict[str, bytes]) -> None:
     more = {"model.safetensors": b"w" * 100, "onnx/model.onnx": b"w", "pytorch_model.bin": b"w", "modeling.py": b"1"}
     hub = Hub(REPO, {"main": COMMIT, "v1": OLDER}, {**files, **more, "1_Pooling/config.json": b"{}"}, token=TOKEN)
+    given = {"model_revision": "v1", "token": TOKEN}
     with serve(hub):
-        first = start(tmp_path, hub.endpoint, options(model_revision="v1", token=TOKEN))
+        first = start(tmp_path, hub, given)
         assert first.stdout.splitlines()[0].startswith(f"{OLDER} 64 ["), first.stderr
         assert {sent for _, path, sent in hub.requests if REPO in path} == {f"Bearer {TOKEN}"}
         fetched = {path.split(f"{OLDER}/")[1] for _, path, _ in hub.requests if "/resolve/" in path}
         assert fetched == {*files, "1_Pooling/config.json"}
         hub.requests.clear()
-        second = start(tmp_path, hub.endpoint, options(model_revision="v1", token=TOKEN))
+        second = start(tmp_path, hub, given)
         assert second.stdout.splitlines() == [first.stdout.splitlines()[0], "False"]
         assert hub.requests == []
 
 
-def test_token_of_the_environment(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with serve(Hub(REPO, {"main": COMMIT}, files, token=TOKEN)) as hub:
-        done = start(tmp_path, hub.endpoint, options(), HF_TOKEN=TOKEN)
-        assert done.returncode == 0, done.stderr
-
-
-def test_python_files_come_with_remote_code_only(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with serve(Hub(REPO, {"main": COMMIT}, {**files, "own.py": b"1"})) as hub:
-        assert start(tmp_path, hub.endpoint, options(trust_remote_code=True)).returncode == 0
-        assert any(path.endswith("/own.py") for _, path, _ in hub.requests)
-
-
-def test_cache_places_of_the_environment(tmp_path: Path, files: dict[str, bytes]) -> None:
-    lay_out_cache(tmp_path / "home" / "hub", REPO, COMMIT, ["main"], files)
+@pytest.mark.slow
+def test_what_the_environment_says(tmp_path: Path, files: dict[str, bytes]) -> None:
+    with serve(Hub(REPO, {"main": COMMIT}, {**files, "own.py": b"1"}, token=TOKEN)) as hub:
+        done = start(tmp_path, hub, {"trust_remote_code": True}, HF_TOKEN=TOKEN)
+        assert done.stdout.startswith(COMMIT), done.stderr
+        assert any(path.endswith("/own.py") for _, path, _ in hub.requests), "with remote code only"
     lay_out_cache(tmp_path / "other", REPO, OLDER, ["main"], files)
-    nowhere = closed_port()
-    home = start(tmp_path / "home", nowhere, options())
-    other = start(tmp_path / "home", nowhere, options(), HF_HUB_CACHE=str(tmp_path / "other"))
-    assert home.stdout.startswith(COMMIT), home.stderr
+    other = start(tmp_path, None, {}, HF_HUB_CACHE=str(tmp_path / "other"))
     assert other.stdout.startswith(OLDER), other.stderr
 
 
-def test_unknown_repository(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with serve(Hub("another/one", {"main": COMMIT}, files)) as hub:
-        assert "the hub has no such model" in failure(start(tmp_path, hub.endpoint, options()))
-        assert "set HF_TOKEN" in failure(start(tmp_path, hub.endpoint, options()))
+MAIN = {"main": COMMIT}
+GATED = Hub(REPO, MAIN, {}, token="another", gated=True)
+FAILURES: dict[str, tuple[Hub | None, Any, str]] = {
+    "unknown repository": (Hub("another/one", MAIN, {}), {}, "the hub has no such model.*set HF_TOKEN"),
+    "gated": (GATED, {}, f"--model_id={REPO} is gated: set HF_TOKEN"),
+    "gated for a token": (GATED, {"token": TOKEN}, "is gated: ask for access"),
+    "unknown revision": (Hub(REPO, MAIN, {}), {"model_revision": "v9"}, r"has no revision v9 \(--model_revision"),
+    "no tokenizer": (
+        Hub(REPO, MAIN, {"config.json": b"{}", "model.onnx": b""}),
+        {},
+        rf"no tokenizer files in {REPO} \(revision main\).*it holds config\.json\.",
+    ),
+    "offline": (None, {"token": TOKEN}, r"not in the hub's cache and .* can't be reached \(OfflineModeIsEnabled"),
+}
 
 
-def test_gated_repository(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with serve(Hub(REPO, {"main": COMMIT}, files, token="another", gated=True)) as hub:
-        assert f"--model_id={REPO} is gated: set HF_TOKEN" in failure(start(tmp_path, hub.endpoint, options()))
-        assert "ask for access" in failure(start(tmp_path, hub.endpoint, options(token=TOKEN)))
-
-
-def test_unknown_revision(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with serve(Hub(REPO, {"main": COMMIT}, files)) as hub:
-        done = start(tmp_path, hub.endpoint, options(model_revision="v9"))
-        assert f"--model_id={REPO} has no revision v9 (--model_revision" in failure(done)
-
-
-def test_offline_mode(tmp_path: Path) -> None:
-    done = start(tmp_path, closed_port(), options(token=TOKEN), HF_HUB_OFFLINE="1")
-    assert "is not in the hub's cache and the hub can't be reached (OfflineModeIsEnabled" in failure(done)
-
-
-def test_repository_without_tokenizer(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with serve(Hub(REPO, {"main": COMMIT}, {"config.json": b"{}", "model.onnx": b""})) as hub:
-        line = failure(start(tmp_path, hub.endpoint, options()))
-        assert f"no tokenizer files in {REPO} (revision main)" in line and "it holds config.json." in line
+@pytest.mark.slow
+@pytest.mark.parametrize(("hub", "given", "says"), FAILURES.values(), ids=FAILURES)
+def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, hub: Hub | None, given: Any, says: str) -> None:
+    if hub is None:
+        done = start(tmp_path, None, given, HF_HUB_OFFLINE="1")
+    else:
+        with serve(hub):
+            done = start(tmp_path, hub, given)
+    assert done.returncode == 1 and TOKEN not in done.stdout + done.stderr
+    assert re.fullmatch(f"LoadError: .*{says}.*", done.stderr.strip()), done.stderr

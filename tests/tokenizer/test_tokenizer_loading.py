@@ -14,24 +14,11 @@ from transformers.models.auto import tokenization_auto
 
 from hf_transformer.errors import InvalidInput, LoadError
 from hf_transformer.tokenizer import recipes
-from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from tests.tiny_tokenizers.folders import FOLDERS, sentencepiece_only
+from hf_transformer.tokenizer.tokenizer import load_tokenizer
+from tests.tiny_tokenizers.folders import sentencepiece_only
 from tests.tiny_tokenizers.trained import save, wordpiece
 
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FOLDERS["bert"](tmp_path_factory.mktemp("bert"))
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return config
-
-
-def ours(folder: Path, **options: Any) -> Tokenizer:
-    return load_tokenizer(folder, config_of(folder), **options)
-
+BERT = {"model_type": "bert", "max_position_embeddings": 512}
 
 LIMITS = {
     "512 of the model": ({"max_position_embeddings": 512}, {}, None, 512),
@@ -56,24 +43,29 @@ def test_max_length(config: Any, tokenizer_config: Any, asked: int | None, lengt
     assert load_tokenizer(tmp_path, named, max_model_len=asked).max_length == length
 
 
-def test_max_length_that_does_not_fit(bert: Path, tmp_path: Path) -> None:
-    roberta = FOLDERS["roberta"](tmp_path)
+@pytest.mark.parametrize(("asked", "length"), [(None, 7), (9, 9)])
+def test_a_limit_that_lowers_the_models(asked: int | None, length: int, folders: Any) -> None:
+    assert load_tokenizer(folders("bert"), BERT, at_most=7, max_model_len=asked).max_length == length
+
+
+def test_max_length_that_does_not_fit(ours: Any) -> None:
     with pytest.raises(LoadError, match=r"--max_model_len=513 is more than the 512 tokens that config.json"):
-        ours(roberta, max_model_len=513)
+        ours("roberta", max_model_len=513)
     with pytest.raises(LoadError, match=r"2 tokens leaves no room for text: 2 special tokens"):
-        ours(bert, max_model_len=2)
+        ours("bert", max_model_len=2)
     with pytest.raises(InvalidInput, match="does not fit into 3 tokens"):
-        ours(roberta, max_model_len=3).encode([("a", "b")])
+        ours("roberta", max_model_len=3).encode([("a", "b")])
 
 
-def test_no_transformers_import(bert: Path) -> None:
+@pytest.mark.slow
+def test_no_transformers_import(folders: Any, ours: Any) -> None:
     code = (
         "import sys; from hf_transformer.tokenizer.tokenizer import load_tokenizer\n"
-        f"t = load_tokenizer({str(bert)!r}, {config_of(bert)!r}); print(t.encode(['paris'])[0].ids)\n"
+        f"t = load_tokenizer({str(folders('bert'))!r}, {BERT!r}); print(t.encode(['paris'])[0].ids)\n"
         "print([name for name in ('transformers', 'huggingface_hub', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [str(ours(bert).encode(["paris"])[0].ids), "[]"]
+    assert done.stdout.splitlines() == [str(ours("bert").encode(["paris"])[0].ids), "[]"]
 
 
 CODE = """
@@ -84,40 +76,35 @@ class OwnTokenizer(ByT5Tokenizer):
 """
 
 
-def own_code(folder: Path) -> Path:
-    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
-    save(folder, None, settings=settings, config={"model_type": "own"})
-    (folder / "own.py").write_text(CODE)
-    return folder
-
-
 def test_custom_code_needs_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = own_code(tmp_path / "model")
+    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    folder = save(tmp_path / "model", None, settings=settings, config={"model_type": "own"}, own_py=CODE)
     with pytest.raises(LoadError, match="--trust_remote_code"):
-        ours(folder)
-    tokenizer = ours(folder, trust_remote_code=True, special_tokens=False)
+        load_tokenizer(folder, {"model_type": "own"})
+    tokenizer = load_tokenizer(folder, {"model_type": "own"}, trust_remote_code=True, special_tokens=False)
     assert tokenizer.decode(tokenizer.encode(["abc"])[0].ids) == "cba"
 
 
-def test_broken_files(bert: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "json"
-    shutil.copytree(bert, folder)
-    (folder / "tokenizer.json").write_text('{"model": ')
-    with pytest.raises(LoadError, match=r"tokenizer\.json is not valid JSON"):
-        ours(folder)
-    (folder / "tokenizer.json").write_text('{"model": {"type": "Unknown"}}')
-    with pytest.raises(LoadError, match=r"json can't be loaded: \w+: ") as caught:
-        ours(folder)
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer.json", '{"model": ', r"tokenizer\.json is not valid JSON"),
+        ("tokenizer.json", '{"model": {"type": "Unknown"}}', r"can't be loaded: \w+: "),
+        ("tokenizer_config.json", '{"padding_side": "up"}', "'right' and 'left'"),
+        ("spiece.model", "broken", "can't be loaded"),
+    ],
+)
+def test_broken_files(name: str, content: str, says: str, folders: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    if name == "spiece.model":
+        sentencepiece_only(folder)
+    else:
+        shutil.copytree(folders("bert"), folder)
+    (folder / name).write_text(content)
+    with pytest.raises(LoadError, match=says) as caught:
+        load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
     assert "\n" not in str(caught.value)
-    folder = sentencepiece_only(tmp_path / "spm")
-    (folder / "spiece.model").write_bytes(b"broken")
-    with pytest.raises(LoadError, match="can't be loaded"):
-        ours(folder)
-    shutil.copytree(bert, tmp_path / "side")
-    (tmp_path / "side" / "tokenizer_config.json").write_text('{"padding_side": "up"}')
-    with pytest.raises(LoadError, match="'right' and 'left'"):
-        ours(tmp_path / "side")
 
 
 def test_classes_are_those_of_transformers() -> None:

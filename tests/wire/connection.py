@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -176,6 +177,15 @@ async def settled() -> None:
     await asyncio.sleep(0)
     while ready:  # noqa: ASYNC110 - no event announces it
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def opened(door: Door) -> AsyncIterator[Wire]:
+    """A connection to it, whose client leaves in the end."""
+    wire = Wire(Settings(door).connection())
+    yield wire
+    wire.close()
+    await settled()
 
 
 @dataclass(frozen=True, slots=True)

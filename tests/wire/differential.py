@@ -29,49 +29,17 @@ from tests.wire.connection import HEADER_BYTES, Mirror, Outcome, Seen, ours, out
 from tests.wire.corpus import SEQUENCES
 
 LINES = (
-    *("Content-Length: 4", "Content-Length: 0", "Content-Length: 44", "Content-Length: +4", "Content-Length: 4, 4"),
-    *("Transfer-Encoding: chunked", "Transfer-Encoding: xchunked", "Transfer-Encoding: chunked, identity"),
-    *("Transfer-Encoding:\tchunked", "Transfer-Encoding : chunked", "Transfer-Encoding: identity", "TE: trailers"),
-    *("Connection: close", "Connection: keep-alive", "Connection: Upgrade", "Connection: close, x", "Upgrade: h2c"),
-    *(
-        "Host: y",
-        "Host:",
-        "X-Empty:",
-        "Expect: 100-continue",
-        "Expect: x",
-        "Upgrade: websocket",
-        "X-Long: " + "a" * 999,
-    ),
-)
+    "Content-Length: 4", "Content-Length: 0", "Content-Length: 44", "Content-Length: +4", "Content-Length: 4, 4",
+    "Transfer-Encoding: chunked", "Transfer-Encoding: xchunked", "Transfer-Encoding: chunked, identity",
+    "Transfer-Encoding:\tchunked", "Transfer-Encoding : chunked", "Transfer-Encoding: identity", "TE: trailers",
+    "Connection: close", "Connection: keep-alive", "Connection: Upgrade", "Connection: close, x", "Upgrade: h2c",
+    "Host: y", "Host:", "X-Empty:", "Expect: 100-continue", "Expect: x", "Upgrade: websocket", "X-Long: " + "a" * 999,
+)  # fmt: skip
 PIECES = (
-    *(
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b"\0",
-        b" ",
-        b"\t",
-        b":",
-        b";",
-        b"0\r\n\r\n",
-        b"\r\n\r\n",
-        b"%",
-        b"?",
-        b"#",
-        b"/",
-        b"\xff",
-    ),
-    *(
-        b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"HTTP/1.0",
-        b"HTTP/2.0",
-        b"POST",
-        b"CONNECT ",
-        b"5;a=b\r\n",
-        b"-",
-        b"f",
-    ),
-)
+    b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b"%", b"?", b"#", b"/", b"\xff", b"0\r\n\r\n", b"\r\n\r\n",
+    b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.0", b"HTTP/2.0", b"POST", b"CONNECT ",
+    b"5;a=b\r\n", b"-", b"f",
+)  # fmt: skip
 WHOLE = tuple(sent for name, sent in SEQUENCES.items() if name != "absolute, without a path")
 UPGRADE_LINE = re.compile(rb"\nU(pgrade:)", re.IGNORECASE)
 CLOSE_BEHIND = re.compile(rb"\n0\r\n(.+\r\n)*Connection: close", re.IGNORECASE)

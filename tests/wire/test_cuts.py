@@ -1,4 +1,4 @@
-"""The same bytes in any pieces are the same requests, and get the same answers."""
+"""The same bytes in any pieces are the same requests, those that uvicorn's class sees, and get the same answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.wire.connection import HEADER_BYTES, Outcome, ours, outcome
 from tests.wire.corpus import CHUNKED, GET, SEQUENCES, UPGRADE, post, request
+from tests.wire.differential import run
 
 LONG = "X-Long: " + "a" * (HEADER_BYTES - 200)
 TRAILERS = b"".join(b"X-%d: %s\r\n" % (number, b"b" * 500) for number in range(9))
@@ -39,3 +40,10 @@ async def test_cut_at_every_byte_and_byte_by_byte(sent: bytes) -> None:
         found = await outcome(ours, sent[:cut], sent[cut:])
         assert shown(found) == shown(whole), cut
     assert shown(await outcome(ours, *[bytes([byte]) for byte in sent])) == shown(whole)
+
+
+async def test_damaged_requests_are_those_that_uvicorns_class_sees() -> None:
+    """The whole test is ``python -m tests.wire.differential``."""
+    kinds, findings = await run(1500, seed=1)
+    assert findings == []
+    assert kinds.total() == 1500 and kinds["the same"] > 750

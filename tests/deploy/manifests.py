@@ -1,0 +1,121 @@
+"""The manifests, and the schemas that they have to fit.
+
+Kubernetes drops a field that it does not know without a word, so all schemas are strict here: where one lists the
+properties of an object, no others are allowed, and a misspelt field fails. The files beside this one are KServe's CRD
+InferenceService and Kubernetes 1.34 for the kinds used here, without descriptions. What the Prometheus Operator takes
+is written down here.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+
+HERE = Path(__file__).parent
+DEPLOY = HERE.parents[1] / "deploy"
+STRING, OBJECT = {"type": "string"}, {"type": "object"}
+STRINGS = {"type": "object", "additionalProperties": STRING}
+SECONDS = {"type": "string", "pattern": "^[0-9]+s$"}
+
+
+def closed(required: str, **properties: Any) -> dict[str, Any]:
+    """An object with these properties and no others."""
+    return {"type": "object", "required": required.split(), "additionalProperties": False, "properties": properties}
+
+
+NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
+METADATA = closed("name", name=NAME, namespace=STRING, labels=STRINGS, annotations=STRINGS)
+"""A CRD leaves the metadata to Kubernetes; these are the fields of it that a manifest has use for."""
+ENDPOINT = closed(
+    "port path", port=STRING, path={"type": "string", "pattern": "^/"}, interval=SECONDS, scrapeTimeout=SECONDS
+)
+SERVICE_MONITOR = closed(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "ServiceMonitor"},
+    metadata=OBJECT,
+    spec=closed(
+        "selector endpoints",
+        selector=closed("matchLabels", matchLabels=OBJECT),
+        endpoints={"type": "array", "items": ENDPOINT},
+    ),
+)
+
+
+def strict(node: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a structural schema of Kubernetes, with unknown fields refused at every depth."""
+    schema = {key: value for key, value in node.items() if not key.startswith("x-kubernetes-")}
+    if node.get("x-kubernetes-int-or-string"):
+        schema["type"] = ["integer", "string"]
+    if "properties" in node:
+        schema["properties"] = {name: strict(child) for name, child in node["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            schema[key] = strict(node[key])
+    if node.get("type") == "object" and not node.get("x-kubernetes-preserve-unknown-fields"):
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+@cache
+def validators() -> dict[str, Draft202012Validator]:
+    """One for each kind."""
+    document = json.loads(gzip.decompress((HERE / "kubernetes-schemas.json.gz").read_bytes()))
+    required = ["apiVersion", "kind", "metadata", "spec"]
+    schemas = {
+        kind: {"$ref": f"#/$defs/{name}", "$defs": document["$defs"], "required": required}
+        for kind, name in document["kinds"].items()
+    }
+    crd = json.loads(gzip.decompress((HERE / "kserve-inferenceservice-crd.json.gz").read_bytes()))
+    (version,) = (one for one in crd["spec"]["versions"] if one["name"] == "v1beta1")
+    service = strict(version["schema"]["openAPIV3Schema"]) | {"required": required}
+    service["properties"]["apiVersion"]["const"] = "serving.kserve.io/v1beta1"
+    service["properties"]["metadata"] = METADATA
+    schemas |= {"ServiceMonitor": SERVICE_MONITOR, "InferenceService": service}
+    return {kind: Draft202012Validator(schema) for kind, schema in schemas.items()}
+
+
+def messages(document: dict[str, Any]) -> list[str]:
+    """What is wrong with a manifest."""
+    validator = validators().get(document["kind"])
+    if validator is None:
+        return [f"$.kind: {document['kind']} is not known"]
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
+
+
+def load(path: str) -> Any:
+    """The document in a file under deploy/."""
+    return yaml.safe_load((DEPLOY / path).read_text())
+
+
+def documents() -> list[dict[str, Any]]:
+    """All manifests."""
+    paths = [*(DEPLOY / "kserve").glob("*.yaml"), *(DEPLOY / "kubernetes").glob("*.yaml")]
+    paths = [path for path in paths if path.stem != "kustomization"]
+    return [document for path in sorted(paths) for document in yaml.safe_load_all(path.read_text())]
+
+
+def damaged(document: Any, path: Sequence[str | int], value: Any) -> Any:
+    """A copy with another value at a place, or without what is there where the value is None."""
+    parent = document = copy.deepcopy(document)
+    for step in path[:-1]:
+        parent = parent[step]
+    parent[path[-1]] = value
+    if value is None:
+        del parent[path[-1]]
+    return document
+
+
+def flags(arguments: Sequence[str]) -> dict[str, str]:
+    pairs = [argument.split("=", 1) for argument in arguments]
+    assert all(len(pair) == 2 and pair[0].startswith("--") for pair in pairs), arguments
+    assert len({name for name, _ in pairs}) == len(pairs), "a flag is given twice"
+    return {name: value for name, value in pairs}

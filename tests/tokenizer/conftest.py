@@ -1,0 +1,41 @@
+"""Model folders of every kind, and transformers' own tokenizers of them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS
+from tests.triton_repository import TASK_MODELS
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a name: a made one, else one of the task models."""
+    root, made = tmp_path_factory.mktemp("tokenizers"), FOLDERS | BY_TRANSFORMERS
+    return cache(lambda name: made[name](root / name) if name in made else TASK_MODELS / name)
+
+
+@pytest.fixture(scope="session")
+def auto(folders: Any) -> Any:
+    """AutoTokenizer of a name, loaded once."""
+    return cache(lambda name: transformers.AutoTokenizer.from_pretrained(str(folders(name)), local_files_only=True))
+
+
+@pytest.fixture(scope="session")
+def ours(folders: Any) -> Any:
+    """Our tokenizer of a name, with options of load_tokenizer, loaded once."""
+
+    @cache
+    def load(name: str, **options: Any) -> Tokenizer:
+        folder: Path = folders(name)
+        path = folder / "config.json"
+        return load_tokenizer(folder, json.loads(path.read_text()) if path.exists() else {}, **options)
+
+    return load
