@@ -172,8 +172,8 @@ class Transport(Predictor):
 
     @abstractmethod
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        """Makes the predictor map a file of ``byte_size`` bytes in /dev/shm. Requests call it ``name``; ``key`` is a slash
-        and the file's own name. Neither was used before.
+        """Makes the predictor map a file of ``byte_size`` bytes in /dev/shm. Requests call it ``name``. ``key`` is a
+        slash and the file's own name. Neither was used before.
         """
 
     @abstractmethod
@@ -250,6 +250,11 @@ class Address:
         """The host in a header: IDNA, or an IPv6 address in brackets, without its zone."""
         host, _, _ = self.host.partition("%")
         return f"[{host}]" if ":" in host else host.encode("idna").decode()
+
+    @property
+    def authority(self) -> str:
+        """The value of HTTP's header Host: the name, and the port where it is not the scheme's own."""
+        return self.name if self.port == (443 if self.use_ssl else 80) else f"{self.name}:{self.port}"
 
 
 _ADDRESS = re.compile(r"(?:\[([^]\s/?#@]*:[^]\s/?#@]*)\]|([^][:\s/?#@]+))(?::([0-9]{1,5}))?", re.ASCII)

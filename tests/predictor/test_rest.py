@@ -22,7 +22,7 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.predictor import http
-from hf_transformer.predictor.base import Destination, PredictorSettings, StaleConnection, UnknownRegion, parse_address
+from hf_transformer.predictor.base import Destination, PredictorSettings, StaleConnection, UnknownRegion
 from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.http import HttpError
 from hf_transformer.predictor.rest import RestPredictor, _mapped
@@ -349,23 +349,6 @@ async def test_errors_of_the_client(name: str) -> None:
 async def test_messages(error: OSError | HttpError, text: str) -> None:
     with pytest.raises(RequestError, match=text):
         raise _mapped(error, "here")
-
-
-@pytest.mark.parametrize(
-    ("host", "header"),
-    [
-        ("triton", "triton"),
-        ("triton:8000", "triton:8000"),
-        ("https://triton:443", "triton"),
-        ("https://triton:80", "triton:80"),
-        ("[::1]:8000", "[::1]:8000"),
-        ("fe80::1%eth0", "[fe80::1]"),
-        ("b\u00fccher:1", "xn--bcher-kva:1"),
-    ],
-)
-async def test_the_header_host(host: str, header: str) -> None:
-    settings = PredictorSettings("m", host)
-    assert RestPredictor(settings)._fields.split('\r\n')[1] == f'Host: {header}'
 
 
 async def test_a_host_that_is_no_name() -> None:

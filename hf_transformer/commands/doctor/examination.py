@@ -15,7 +15,7 @@ from hf_transformer.errors import TransformerError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.model_parts import Parts
 from hf_transformer.pair import BoundPair, Pair
-from hf_transformer.predictor.base import Address, Transport, Predictor
+from hf_transformer.predictor.base import Address, Predictor, Transport
 from hf_transformer.types import ModelSpec
 
 logger = logging.getLogger(__name__)
