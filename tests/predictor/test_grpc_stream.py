@@ -141,8 +141,8 @@ async def test_answers_that_break_the_protocol(response: bytes, message: str) ->
     cancelled = asyncio.Event()
 
     async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(response)
         try:
+            await context.write(response)  # the client may leave before this returns
             await asyncio.Event().wait()
         finally:
             cancelled.set()
@@ -206,8 +206,8 @@ async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureF
     cancelled = asyncio.Event()
 
     async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(answer(5))
         try:
+            await context.write(answer(5))  # the client may leave before this returns
             await asyncio.Event().wait()
         finally:
             cancelled.set()
