@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from hf_transformer.api import docs, health, openapi, tokenize, v1, v2, v2_generate
+from hf_transformer.api import docs, generate, health, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
+from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -136,6 +137,7 @@ def _service(
         metrics=metrics,
         max_bytes=config.max_request_bytes,
         max_texts=max(config.max_instances, config.max_sequences),
+        streams=OpenStreams(),
         server_timing=config.enable_server_timing,
         tracing=tracing,
         executor=executor,
@@ -167,7 +169,7 @@ def gateway(config: Config, service: Service, inner: Starlette, settings: Gatewa
         *v1.endpoints(service),
         *tokenize.endpoints(service),
         *v2.endpoints(service),
-        *v2_generate.endpoints(service),
+        *generate.endpoints(service),
         *openai.endpoints(service, prefix),
     ]
     return Gateway(
@@ -187,7 +189,7 @@ def starlette_app(
     prefix = config.openai_route_prefix
     routes = [
         *health.routes(service),
-        *v1.routes(service, openai.shared_fields(service, prefix)),
+        *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
         *openapi.routes(service, prefix, keys=config.api_keys_file is not None),
@@ -244,12 +246,11 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         return None
     from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 
-    longest = config.grpc_max_receive_message_length
+    longest, certificate, key = config.grpc_max_receive_message_length, config.ssl_certfile, config.ssl_keyfile
     settings = GrpcSettings(
         config.host,
         config.grpc_port,
-        certificate=config.ssl_certfile,
-        private_key=config.ssl_keyfile,
+        certificate=None if certificate is None or key is None else (certificate, key),
         max_receive=config.max_request_bytes if longest == -1 else min(longest, config.max_request_bytes),
         max_send=config.grpc_max_send_message_length,
         grace=config.grace_period_seconds,

@@ -1,8 +1,8 @@
-"""API keys: who may ask. Nothing of this is installed without --api_keys_file.
+"""API keys (--api_keys_file).
 
 A key comes as ``Authorization: Bearer KEY``, ``x-api-key: KEY`` or ``api-key: KEY`` (Azure's clients of OpenAI), over
-gRPC as metadata of the same names. It goes no further: neither the predictor nor a log sees it. Liveness,
-readiness and metrics need no key, because the kubelet and scrapers have none.
+gRPC as metadata of the same names. Neither the predictor nor a log sees it. Liveness, readiness and metrics need no
+key, because the kubelet and scrapers have none.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
-"""Where a key may be; none of them goes any further, with a key or without."""
+"""Headers that may hold a key. None is passed on, with a key or without."""
 _BEARER = b"bearer "
 REFUSED = (
     "an API key that is known here is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
 )
 
-Found = Iterable[tuple[bytes, bytes]]
-
 
 class ApiKeys:
     """The keys of --api_keys_file, read again when the file changes.
 
-    Of the file only digests are kept, under a secret of this process, and a key is compared with all of them in a time
-    that tells nothing of either.
+    Only digests are kept, under a secret of this process. A key is compared with all of them in constant time.
 
     Raises:
         ConfigError: the file can't be read, has no key, or a line that can't be one.
@@ -49,11 +46,11 @@ class ApiKeys:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
 
     async def keep_renewing(self) -> None:
-        """Looks at the file for ever."""
+        """Reads the file again whenever it has changed, until it is cancelled."""
         await keep_renewing(self.file, lambda digests: None)
 
-    def accept(self, headers: Found) -> bool:
-        """Whether any of the headers (names in lower case) has a key that is known now."""
+    def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether any of the headers (names in lower case) holds a known key."""
         known = False
         for name, value in headers:
             if name in HEADERS:
@@ -70,12 +67,12 @@ def _key_in(name: bytes, value: bytes) -> bytes:
 
 
 def count_refused(metrics: Metrics) -> None:
-    """Counts a request that had no key, over HTTP or gRPC."""
+    """Counts a request without a key, over HTTP or gRPC."""
     metrics.count_request("keys", 401)
 
 
 def open_paths(models: Sequence[str]) -> frozenset[str]:
-    """The paths that take no key: does it live, is it ready, and the metrics."""
+    """The paths that need no key: liveness, readiness and metrics."""
     ready = (f"/v1/models/{name}" for name in models), (f"/v2/models/{name}/ready" for name in models)
     return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready[0], *ready[1]))
 
@@ -84,10 +81,10 @@ _KEY = re.compile(r"[!-~]{1,1024}")
 
 
 def read_keys(path: str) -> list[str]:
-    """The keys in a file: one in each line, without those that are empty or begin with #.
+    """The keys in a file: one per line; empty lines and those that begin with # are skipped.
 
     Raises:
-        ConfigError: it can't be read, has none, or a line that can't be one; no key is in the message.
+        ConfigError: the file can't be read, has no key, or a line that can't be one; the message shows no key.
     """
     try:
         lines = Path(path).read_bytes().decode("utf-8-sig").splitlines()

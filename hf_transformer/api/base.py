@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Never, Protocol
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Never, Protocol
 
 import orjson
 from starlette.responses import Response as StarletteResponse
 
 from hf_transformer.api.body import USUAL_TYPES, parse_json, to_utf8
-from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.core.limits import Admission
-from hf_transformer.errors import UnknownModel
+from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
 from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.generation.writing import Generation
@@ -37,7 +38,13 @@ from hf_transformer.types import (
 )
 
 if TYPE_CHECKING:
+    from hf_transformer.api.streaming import OpenStreams
     from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is an extra
+
+logger = logging.getLogger(__name__)
+
+CLIENT_GONE: Final = 499
+"""The status under which a request is counted whose client left before the answer, as in nginx."""
 
 B3 = ("traceid", "spanid", "parentspanid", "sampled", "flags")
 """The headers x-b3-... of Zipkin. Source: https://github.com/openzipkin/b3-propagation"""
@@ -47,6 +54,8 @@ FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization")) | {
 }
 """Headers that the predictor gets too, beside the request's id, so that traces and permissions reach it."""
 JSON = b"application/json"
+V2_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+"""How paths of V2 and of the generate extension name a model."""
 
 
 class Model(Protocol):
@@ -76,10 +85,18 @@ class Models(dict[str, Model]):
     def names(self) -> list[str]:
         return list(self)
 
-    @property
-    def generate(self) -> bool:
-        """Whether one of them generates text."""
-        return any(isinstance(model.task, TextGeneration) for model in self.values())
+    def find(self, name: str, version: str = "") -> Model:
+        """The model of this name, in this version if it is not empty.
+
+        Raises:
+            UnknownModel: another model or version is served.
+            NotReady: a version is asked for before the predictor has told its own.
+        """
+        model = self[name]
+        if version and version != (served := model.describe().version):
+            known = f"served: {served}" if served else "its predictor tells none"
+            raise UnknownModel(f"version {version[:40]!r} of model {model.name!r} is not served here; {known}")
+        return model
 
     def __missing__(self, name: str) -> Never:
         raise UnknownModel(f"model {name[:200]!r} is not served here; served: {', '.join(self)}")
@@ -92,7 +109,7 @@ class Service:
     ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
     one may have in any form: the larger of --max_instances and --max_sequences. ``server_timing`` says whether answers
     tell how long they took; without ``tracing`` there are no spans. ``executor`` has the threads for long work, None
-    is the event loop's own. ``streams`` are the answers that are sent as they come.
+    is the event loop's own. ``streams`` are those that run.
     """
 
     models: Models
@@ -100,10 +117,10 @@ class Service:
     metrics: Metrics
     max_bytes: int
     max_texts: int
+    streams: OpenStreams
     server_timing: bool = True
     tracing: Tracing | None = None
     executor: Executor | None = None
-    streams: OpenStreams = field(default_factory=OpenStreams)
 
 
 @dataclass(slots=True)
@@ -140,9 +157,6 @@ class JsonResponse(StarletteResponse):
 
     media_type = "application/json"
 
-    def __init__(self, content: Json, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(content, status_code, headers)
-
     def render(self, content: Json) -> bytes:
         return orjson.dumps(content)
 
@@ -150,6 +164,25 @@ class JsonResponse(StarletteResponse):
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:
     """What a call is answered with, under status 200."""
     return Response(200, body, [(b"content-type", content_type), *headers])
+
+
+async def find_not_ready(models: Iterable[Model]) -> NotReady | None:
+    """Why one of the models can't predict now; None if all of them can."""
+    try:
+        for model in models:
+            await model.require_ready()
+    except NotReady as error:
+        return error
+    return None
+
+
+async def readiness(models: Iterable[Model], about: Mapping[str, Json]) -> JsonResponse:
+    """The answer to whether models are ready; ``about`` stands in it too."""
+    error = await find_not_ready(models)
+    if error is None:
+        return JsonResponse({**about, "ready": True})
+    body = {**about, "ready": False, "error": str(error)}
+    return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})
 
 
 def error_response(render: RenderError, message: str, status: int) -> Response:
@@ -160,6 +193,52 @@ def error_response(render: RenderError, message: str, status: int) -> Response:
 def error_json(message: str, status: int) -> bytes:
     """The error body of V1 and V2."""
     return orjson.dumps({"error": message})
+
+
+def generating_task(model: Model, route: str) -> TextGeneration:
+    """The task of a model that generates text. Raises InvalidInput for another model; ``route`` is what needs one."""
+    task = model.task
+    if not isinstance(task, TextGeneration):
+        raise InvalidInput(
+            f"model {model.name!r} does {task.name}, but {route} needs text_generation or text2text_generation"
+        )
+    return task
+
+
+def require_few(name: str, given: Sequence[Json], most: int) -> None:
+    """Raises TooLarge for a list that is over every limit, before its elements are looked at one by one."""
+    if len(given) > most:
+        raise TooLarge(
+            f"{name}: {len(given)} in a request, at most {most} are taken (--max_instances, --max_sequences)"
+        )
+
+
+class renamed:
+    """Lets errors name fields as the client sent them: ``rename`` gives the new message."""
+
+    __slots__ = ("_rename",)
+
+    def __init__(self, rename: Callable[[str], str]) -> None:
+        self._rename = rename
+
+    def __enter__(self) -> None:
+        """What follows may raise."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RequestError):
+            raise type(error)(self._rename(str(error))) from error
+
+
+def as_request_error(error: Exception, request_id: str) -> RequestError:
+    """The error that a client is told. An unexpected one is a fault of the service: the log has all of it, and the
+    client learns where to look."""
+    if isinstance(error, RequestError):
+        return error
+    named = {"request_id": request_id}
+    logger.error("request %s failed by a fault of the service", request_id, extra=named, exc_info=error)
+    return RequestError(f"internal error; the log has it under {request_id}")
 
 
 def context_of(request: Request) -> Context:

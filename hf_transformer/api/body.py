@@ -107,7 +107,10 @@ def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
         UnsupportedEncoding: the charset is not one of CHARSETS.
         InvalidInput: the body is not in that charset.
     """
-    found = CHARSET.search(headers.get(b"content-type", b""))
+    content_type = headers.get(b"content-type", b"")
+    if content_type in USUAL_TYPES:
+        return body.removeprefix(codecs.BOM_UTF8)
+    found = CHARSET.search(content_type)
     charset = found[1].decode("latin-1").lower()[:40] if found else "utf-8"
     try:
         codec = codecs.lookup(charset).name

@@ -1,34 +1,35 @@
 """One POST route, whichever API it belongs to: admission, body, errors, metrics and traces around it.
 
-Request -> Call -> the API's handler -> Response | StreamForm -> Response | Stream
+Request -> Call -> the API's handler -> Response | TextStream -> Response | Stream
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from hf_transformer.api.base import Call, RenderError, Service, context_of, error_response
+from hf_transformer.api.base import (
+    CLIENT_GONE,
+    Call,
+    RenderError,
+    Service,
+    as_request_error,
+    context_of,
+    error_response,
+)
 from hf_transformer.api.body import read_body
-from hf_transformer.api.streaming import UNBUFFERED, StreamForm, pieces
+from hf_transformer.api.streaming import UNBUFFERED, TextStream, pieces
 from hf_transformer.core.limits import Place
-from hf_transformer.errors import RequestError
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.types import ClientGone, Context, Request, Response, Stream
 
 if TYPE_CHECKING:
     from hf_transformer.observability.tracing import Trace  # OpenTelemetry is an extra
 
-logger = logging.getLogger(__name__)
-
-CLIENT_GONE: Final = 499
-"""The status that a request is counted under whose client left before the answer, as in nginx."""
-
-Handle = Callable[[Call], Awaitable[Response | StreamForm]]
+Handle = Callable[[Call], Awaitable[Response | TextStream]]
 """An API's own part: finds the model, parses the body, asks the model, renders the answer."""
 
 
@@ -86,29 +87,31 @@ class Endpoint:
         if trace is not None and self.service.tracing is not None:
             self.service.tracing.end_http(trace, request, status, context)
 
-    async def _begin(self, form: StreamForm, request: Request, context: Context, trace: Trace | None) -> Stream:
+    async def _begin(self, stream: TextStream, request: Request, context: Context, trace: Trace | None) -> Stream:
         """A stream whose first piece is there. Raises what goes wrong before that."""
-        parts = self._parts(form, request, context, trace)
+        parts = self._parts(stream, request, context, trace)
         first = await anext(parts)
-        return Stream(200, first, parts, [(b"content-type", form.content_type), *UNBUFFERED])
+        return Stream(200, first, parts, [(b"content-type", stream.content_type), *UNBUFFERED])
 
     async def _parts(
-        self, form: StreamForm, request: Request, context: Context, trace: Trace | None
+        self, stream: TextStream, request: Request, context: Context, trace: Trace | None
     ) -> AsyncGenerator[bytes, None]:
         """The pieces of a stream, which holds its place and its body until it ends."""
         status, has_begun = CLIENT_GONE, False
-
-        def failed(number: int) -> None:
-            nonlocal status
-            status = number
-
         try:
-            async with aclosing(pieces(form, self.service.streams, context, failed)) as parts:
-                async for part in parts:
-                    has_begun = True
-                    yield part
-            if status == CLIENT_GONE:
+            try:
+                async with aclosing(pieces(stream, self.service.streams)) as parts:
+                    async for part in parts:
+                        has_begun = True
+                        yield part
                 status = 200
+            except Exception as error:
+                if not has_begun:
+                    raise  # it has a status of its own
+                told = as_request_error(error, context.request_id)
+                status, last = told.status, stream.error(str(told), told.status)
+                del told  # it may refer to this frame
+                yield last
         finally:
             if has_begun:  # else it is counted as any other error
                 self._end(request, context, trace, status)
@@ -122,17 +125,12 @@ class Endpoint:
         return answer
 
     def _failed(self, error: Exception, context: Context) -> Response:
-        """How a request is answered that has failed."""
-        if isinstance(error, RequestError):
-            answer = error_response(self._render_error, str(error), error.status)
-            if error.retry_after is not None:
-                answer.headers.append((b"retry-after", b"%d" % error.retry_after))
-            return answer
-        # The last resort for a fault of our own: it is logged whole, and the client is told where to look.
-        named = {"request_id": context.request_id}
-        logger.error("request %s failed by a fault of the service", context.request_id, extra=named, exc_info=error)
-        message = f"internal error; the log has it under {context.request_id}"
-        return error_response(self._render_error, message, 500)
+        """The answer to a request that has failed."""
+        told = as_request_error(error, context.request_id)
+        answer = error_response(self._render_error, str(told), told.status)
+        if told.retry_after is not None:
+            answer.headers.append((b"retry-after", b"%d" % told.retry_after))
+        return answer
 
 
 def server_timing(context: Context) -> bytes:

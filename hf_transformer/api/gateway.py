@@ -1,5 +1,6 @@
-"""The one function around every request, whichever door it came in by: request id, CORS, API keys, the way to its
-endpoint, and the access log. The errors of the server's parser come through here too.
+"""The one function around every request: request id, CORS, API keys, routing, access log.
+
+Errors of the server's parser come through here too.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ Handler = Callable[[Request], Awaitable[Response | Stream]]
 """What answers a request; raises only for a fault of its own."""
 
 _USABLE_ID = re.compile(rb"[ -~\xa0-\xff]{1,256}")
-"""A request's id that goes back to its client, into logs and on: it has no control characters, those of terminals in
-8 bits (C1) included. Any other is replaced."""
+"""A client's own request id that is kept: without control characters, since it goes into logs and on to the predictor.
+The 8-bit ones of terminals (C1) count too."""
 
 PREFLIGHT_SECONDS: Final = 600
-"""How long a browser may remember what a preflight has told it."""
+"""How long a browser may remember the answer to a preflight."""
 EXPOSED: Final = b"x-request-id, server-timing, retry-after, inference-header-content-length"
 """Headers of answers that a page of another origin may read."""
 
 
 class Router:
-    """Finds the endpoint of a path: in a dict of those that are known, else by their templates.
+    """Finds the endpoint of a path: in a dict of known paths, else by template.
 
     Args:
-        endpoints: by template, such as ``/v1/models/{model}:predict``; the first one that matches counts.
-        models: the names that stand for ``{model}`` in paths that are known.
+        endpoints: by template, such as ``/v1/models/{model}:predict``; the first match counts.
+        models: the names that stand for ``{model}`` in known paths.
     """
 
     def __init__(self, endpoints: Iterable[tuple[str, Handler]], models: Sequence[str]) -> None:
@@ -72,7 +73,7 @@ class Router:
 
 
 class Cors:
-    """Which pages of other origins may ask (--cors_allow_origin).
+    """Which pages of other origins may send requests (--cors_allow_origin).
 
     Source: https://fetch.spec.whatwg.org/#http-cors-protocol
     """
@@ -82,7 +83,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def lines(self, request: Request) -> HeaderLines:
-        """The lines of CORS for the answer to a request; none if it has no Origin."""
+        """The header lines of CORS for an answer; none for a request without Origin."""
         origin = request.headers.get(b"origin")
         if origin is None:
             return []
@@ -93,7 +94,7 @@ class Cors:
         return [(b"access-control-allow-origin", allowed), (b"access-control-expose-headers", EXPOSED), *vary]
 
     def preflight(self, request: Request) -> Response | None:
-        """The answer to a browser that asks whether it may ask; None for any other request."""
+        """The answer to a browser's preflight request; None for any other request."""
         headers = request.headers
         if request.method != "OPTIONS" or b"access-control-request-method" not in headers or b"origin" not in headers:
             return None
@@ -108,13 +109,13 @@ class Cors:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What is done around every request; None or empty leaves it out.
+    """What the gateway does beside routing; None or empty leaves it out.
 
     Attributes:
-        keys: who may ask (--api_keys_file).
-        origins: pages of which origins may ask (--cors_allow_origin).
+        keys: --api_keys_file.
+        origins: --cors_allow_origin.
         access_log: the format of a line (--access_log_format), which ``logger`` gets.
-        trusted_proxies: addresses whose X-Forwarded-For is believed in the access log, as uvicorn reads them.
+        trusted_proxies: addresses whose X-Forwarded-For the access log believes, in uvicorn's form.
     """
 
     keys: ApiKeys | None = None
@@ -130,9 +131,9 @@ class Gateway:
     Args:
         router: finds endpoints.
         others: answers all other paths.
-        models: their names; everybody may ask whether they are ready.
+        models: their names; readiness needs no key.
         errors_by_path: the error body of the API that a path belongs to.
-        metrics: count the requests that have no key.
+        metrics: count requests without a key.
 
     Raises:
         ConfigError: the format of the access log has an atom that is not known.
@@ -161,7 +162,7 @@ class Gateway:
             check_format(settings.access_log)
 
     async def handle(self, request: Request) -> Response | Stream:
-        """Answers one request. Raises what no endpoint should, and ClientGone."""
+        """Answers one request. Raises ClientGone, and a fault of a handler."""
         given = request.headers.get(b"x-request-id")
         request.id = new_request_id() if given is None else _usable_id(given)
         if self._logger is not None:
@@ -175,7 +176,7 @@ class Gateway:
         return answer
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
-        """The answer to a request that the server can't take. If its head could not be read, it has no fields."""
+        """The answer to a request that the server can't take; without fields if its head could not be read."""
         answer = error_response(self._errors_by_path(request.path), message, status)
         if status == 503:
             answer.headers.append((b"retry-after", b"1"))
@@ -221,7 +222,7 @@ class Gateway:
 
 
 def _usable_id(given: bytes) -> str:
-    """The client's own id of a request if it can be logged, else a new one."""
+    """The client's own request id if it can be kept, else a new one."""
     return given.decode("latin-1") if _USABLE_ID.fullmatch(given) else new_request_id()
 
 

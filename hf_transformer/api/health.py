@@ -1,12 +1,11 @@
-"""For the cluster rather than for clients, and how all routes answer errors that are no endpoints.
+"""Liveness and metrics, and the errors of all routes that are not endpoints.
 
-GET /           {"status": "alive"}
-GET /metrics    Prometheus text
+    GET /           {"status": "alive"}
+    GET /metrics    Prometheus text
 
-A POST that belongs elsewhere is told so: to another route of this service, or to another server. OpenAI's clients are
-often given a base_url without the prefix, or without /v1; they show a message in OpenAI's form alone, so these get it
-wherever they ask. KServe's explanations are an explainer's business; its own server answers them with 501 where there
-is none.
+A 404 names the right route where the path looks like one. OpenAI's clients often get a base_url without the prefix, or
+without /v1; they show messages in OpenAI's form only, so such paths get it. KServe's own server answers explanations
+with 501 if there is no explainer.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
 from hf_transformer.api.base import JsonResponse, RenderError, Service, error_json
-from hf_transformer.api.openai.bodies import TASKS, render_error
+from hf_transformer.api.openai.fields import TASKS, render_error
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.errors import RequestError
 from hf_transformer.observability.metrics import CONTENT_TYPE
 
 
 class Hint(NamedTuple):
-    """An answer: its status, what it says of the path, and the form of its body."""
+    """An answer to a POST of a path that takes none: its status, its message, and the form of its body."""
 
     status: int
     said: str
@@ -37,12 +36,11 @@ class Hint(NamedTuple):
 
 
 Hints = Callable[[str, int], Hint | None]
-"""What is said of a path that takes no POST, and of the status that it would be answered with; None where nothing is
-known of it."""
+"""The hint for a path, and the status that it has otherwise; None if there is none."""
 
 _EXPLAIN = re.compile(r"/v1/models/[^/]+:explain|/v2/models/[^/]+(/versions/[^/]+)?/explain")
 _OTHERS = ("/v1/models/", "/v2/")
-"""Models may be called as OpenAI's routes are."""
+"""Models may have the names of OpenAI's routes."""
 _EXPLAINS = "no explanations are given here, only predictions; an InferenceService has them of its explainer"
 
 
@@ -86,11 +84,11 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 def error_handlers(errors_by_path: Callable[[str], RenderError], hints: Hints) -> dict[Any, ExceptionHandler]:
-    """What answers an error that an ordinary route raised, and Starlette's own (no such path, wrong method).
+    """The handlers of errors that a route raised, and of Starlette's own (no such path, wrong method).
 
     Args:
         errors_by_path: the error body of the API that a path belongs to.
-        hints: what is said of a POST that belongs elsewhere.
+        hints: for POST requests of other paths.
     """
 
     def respond(request: Request, message: str, status: int, headers: Any) -> Response:

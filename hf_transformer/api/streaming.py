@@ -1,83 +1,131 @@
-"""Answers that are sent piece by piece, over HTTP and gRPC, and how the end of the service ends those that still run.
+"""Text that is sent while it is written: a stream is an async iterator of bytes, over HTTP and over gRPC.
 
-Over HTTP a stream is an async iterator of bytes, which the server writes as fast as the client reads. The status waits
-for the first piece, so an error before that has its usual status and body. An error after it stands in the stream, in
-the API's own form.
+Over HTTP the status waits for the first piece, so an error before it has its usual status and body. A later error
+stands in the stream, in the API's own form. When the service ends, streams end with an error within the grace period.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Final, Self
 
-from hf_transformer.errors import RequestError, Unavailable
-from hf_transformer.generation.types import Piece
+from hf_transformer.api.base import Model, error_json, renamed
+from hf_transformer.errors import InvalidInput, Unavailable
+from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.generation.writing import Generation
-from hf_transformer.types import Context, HeaderLines
-
-logger = logging.getLogger(__name__)
+from hf_transformer.tasks.base import Servable
+from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.types import Context, HeaderLines, Json
 
 EVENTS = b"text/event-stream"
 """Server-sent events. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 LINES = b"application/jsonl"
 """A JSON value per line. Source: https://jsonlines.org"""
-LAST_WORDS = 1.0
-"""Seconds of the grace period that are kept to tell clients that their streams end, a fifth of it at most."""
-
-
 UNBUFFERED: HeaderLines = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """Keeps proxies from collecting pieces (the second one is nginx's)."""
+LAST_WORDS: Final = 1.0
+"""Seconds of the grace period in which clients learn that their streams end; at most a fifth of it."""
+STREAM = "stream"
+"""The parameter that asks for pieces."""
 
 
-class StreamForm(Protocol):
-    """An answer that is sent piece by piece, under status 200: texts while they are written, and their form in an API.
+def wants_stream(task: Servable, parameters: Mapping[str, Json]) -> bool:
+    """Whether a request asks for pieces. The task itself refuses a value that is not a boolean."""
+    return parameters.get(STREAM) is True and isinstance(task, TextGeneration)
 
-    Attributes: ``texts`` is how many there are.
+
+def one_answer(name: str) -> InvalidInput:
+    """The error for a request that asks for pieces where none are given."""
+    return InvalidInput(
+        f"{name}: one answer is given here, expected false; V1, generate_stream, OpenAI's endpoints and "
+        "ModelStreamInfer over gRPC give the text as it comes"
+    )
+
+
+class TextStream(ABC):
+    """The texts of one request in the form of an API; by default server-sent events with errors as V1 and V2 have them.
+
+    Attributes:
+        left: how many texts are not finished.
+        running: the texts, from ``start`` on.
     """
 
-    __slots__ = ("texts",)
+    __slots__ = ("_context", "_model", "_request", "left", "running")
+    content_type: ClassVar[bytes] = EVENTS
+    running: Generation
 
-    content_type: ClassVar[bytes]
-    texts: int
+    def __init__(self, model: Model, request: GenerationRequest, context: Context) -> None:
+        self._model = model
+        self._request = request
+        self._context = context
+        self.left = len(request.prompts) * request.sampling.n
 
-    @abstractmethod
-    def start(self) -> Awaitable[Generation]:
-        """Begins to write them. Raises RequestError."""
+    async def start(self) -> Generation:
+        """Begins to write the texts. Raises RequestError."""
+        self.running = await self._model.generate(self._request, self._context)
+        return self.running
 
     @abstractmethod
     def piece(self, piece: Piece) -> bytes:
-        """A piece in the API's form; nothing is sent where it is empty."""
+        """A piece in the API's form; empty if the API sends nothing for it."""
 
-    def end(self, running: Generation) -> bytes:
+    def end(self) -> bytes:
         """What follows the last piece; may be empty."""
         return b""
 
-    @abstractmethod
     def error(self, message: str, status: int) -> bytes:
-        """An error in the middle, in the API's form; it ends the stream."""
+        """An error that ends the stream."""
+        return event(error_json(message, status))
 
-    def named(self, error: RequestError) -> RequestError:
-        """The same error with the names that this API's clients know."""
-        return error
+    def as_sent(self, message: str) -> str:
+        """An error's message with the names that the client used."""
+        return message
+
+
+async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stream. None are empty, but for those of a stream that has no others.
+
+    Raises:
+        RequestError: the texts can't be written, or no further; Unavailable at the end of the service.
+    """
+    has_begun, last = False, b""
+    with streams.one() as end, renamed(stream.as_sent):
+        try:
+            async with await stream.start() as running:
+                async for piece in running:
+                    if piece.finish is not None:
+                        stream.left -= 1
+                    written = stream.piece(piece)
+                    if not stream.left:
+                        last = written  # it goes together with what follows it
+                    elif written:
+                        has_begun = end.is_sending = True
+                        yield written
+                        end.sent()
+                last += stream.end()
+        except asyncio.CancelledError:
+            if not end.has_cancelled():
+                raise
+            raise shutting_down() from None
+    if last or not has_begun:
+        yield last
 
 
 class StreamEnd:
-    """Breaks off one stream because the service ends. Entered while the stream runs.
+    """Breaks off one stream at the end of the service. Entered while the stream runs.
 
-    A piece that is being sent is sent whole: the task is only cancelled while it waits for the next one.
+    A piece that is being sent is sent whole: the task is only cancelled while it waits for the next piece.
     """
 
-    __slots__ = ("_broken", "_open", "_sends", "_task")
+    __slots__ = ("_is_broken", "_open", "_task", "is_sending")
 
     def __init__(self, open_ones: set[StreamEnd]) -> None:
         self._task: asyncio.Task[object] | None = asyncio.current_task()
         self._open = open_ones
-        self._broken = False
-        self._sends = False
+        self._is_broken = self.is_sending = False
 
     def __enter__(self) -> Self:
         self._open.add(self)
@@ -89,46 +137,38 @@ class StreamEnd:
         self._open.discard(self)
 
     def break_off(self) -> None:
-        self._broken = True
-        if self._task is not None and not self._sends:
+        """Ends the stream."""
+        self._is_broken = True
+        if self._task is not None and not self.is_sending:
             self._task.cancel()
 
-    def begin_piece(self) -> None:
-        """A piece goes to whoever sends it."""
-        self._sends = True
-
-    def end_piece(self) -> None:
-        """The piece was sent. Raises Unavailable where the service has ended meanwhile."""
-        self._sends = False
-        if self._broken:
+    def sent(self) -> None:
+        """Notes that a piece was sent. Raises Unavailable if the service has ended meanwhile."""
+        self.is_sending = False
+        if self._is_broken:
             raise shutting_down()
 
     def has_cancelled(self) -> bool:
-        """Whether a cancellation that has arrived is this one's, and no other."""
-        return self._broken and self._task is not None and self._task.uncancel() == 0
-
-
-def shutting_down() -> Unavailable:
-    """What a stream ends with."""
-    return Unavailable("the service is shutting down")
+        """Whether a cancellation came from ``break_off`` and from nowhere else."""
+        return self._is_broken and self._task is not None and self._task.uncancel() == 0
 
 
 class OpenStreams:
-    """The streams that run. When the service ends they have the grace period, less what it takes to tell clients."""
+    """The streams that run. At the end of the service they have the grace period, less the time to tell clients."""
 
     def __init__(self) -> None:
         self._open: set[StreamEnd] = set()
-        self._over = False
+        self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
 
     def end_within(self, grace: float) -> None:
-        """Ends them shortly before ``grace`` seconds are over; called on the event loop."""
+        """Ends all streams shortly before ``grace`` seconds are over; called on the event loop."""
         if self._timer is None:
             wait = grace - min(LAST_WORDS, grace / 5)
             self._timer = asyncio.get_running_loop().call_later(wait, self._end)
 
     def _end(self) -> None:
-        self._over = True
+        self._is_over = True
         for one in tuple(self._open):
             one.break_off()
 
@@ -138,64 +178,15 @@ class OpenStreams:
             self._timer.cancel()
 
     def one(self) -> StreamEnd:
-        """For a stream of the current task. Raises Unavailable where the service is about to end."""
-        if self._over:
+        """For a stream of the current task. Raises Unavailable once streams have ended."""
+        if self._is_over:
             raise shutting_down()
         return StreamEnd(self._open)
 
 
-async def pieces(
-    form: StreamForm, streams: OpenStreams, context: Context, failed: Callable[[int], None]
-) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream; none are empty but the first, if it has no others.
-
-    Args:
-        failed: is told the status of an error that ends the stream behind its first piece.
-
-    Raises:
-        RequestError: what went wrong before the first piece.
-    """
-    has_begun, last = False, b""
-    failure: tuple[str, int] | None = None
-    with streams.one() as end:
-        try:
-            async with await form.start() as running:
-                left = form.texts
-                async for piece in running:
-                    written = form.piece(piece)
-                    if piece.finish is not None:
-                        left -= 1
-                        if not left:
-                            last = written  # what follows it goes with it
-                            continue
-                    if written:
-                        has_begun = True
-                        end.begin_piece()
-                        yield written
-                        end.end_piece()
-                last += form.end(running)
-        except asyncio.CancelledError:
-            if not end.has_cancelled():
-                raise
-            if not has_begun:
-                raise shutting_down() from None
-            failure = str(shutting_down()), shutting_down().status
-        except RequestError as error:
-            if not has_begun:
-                raise form.named(error) from error
-            failure = str(form.named(error)), error.status
-        except Exception:
-            if not has_begun:
-                raise
-            # The last resort for a fault of our own, as in Endpoint.
-            named = {"request_id": context.request_id}
-            logger.exception("request %s failed by a fault of the service", context.request_id, extra=named)
-            failure = f"internal error; the log has it under {context.request_id}", 500
-    if failure is not None:
-        failed(failure[1])
-        last = form.error(*failure)
-    if last or not has_begun:
-        yield last
+def shutting_down() -> Unavailable:
+    """The error of requests and streams at the end of the service."""
+    return Unavailable("the service is shutting down")
 
 
 def event(data: bytes) -> bytes:

@@ -1,40 +1,46 @@
-"""What the V2 protocol over REST and over gRPC share: tensors -> Query, Answers -> tensors."""
+"""The V2 protocol over REST and over gRPC: tensors -> Query, Answers -> tensors.
+
+A model that generates text also takes the tensors of Triton's backends for language models, so that their clients work
+as they are. Inputs mean the same as the fields of the generate extension (generate.py), and may be [1, 1] too:
+
+    text_input BYTES [1], stream BOOL [1], sampling_parameters BYTES [1], exclude_input_in_output BOOL [1], ...
+    -> text_output BYTES [n], finish_reason BYTES [n], num_input_tokens UINT32 [1], num_output_tokens UINT32 [n]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
-import orjson
+import numpy as np
 
-from hf_transformer.api.base import Model
-from hf_transformer.api.generation import refuse_stream
-from hf_transformer.errors import InvalidInput, TooLarge, UnknownModel
+from hf_transformer.api.base import Model, generating_task
+from hf_transformer.api.generate import (
+    ABOUT,
+    ANSWER,
+    BAD_WORDS,
+    FURTHER,
+    PROMPT,
+    GenerateRequest,
+    Outputs,
+    json_parameters,
+    read_body,
+    whole,
+)
+from hf_transformer.api.streaming import STREAM, one_answer, wants_stream
+from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
-from hf_transformer.protocol.json_text import SMALL
-from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.tasks.base import Servable, describe
+from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
-from hf_transformer.types import Answers, Context, Json, Query, Tensor
+from hf_transformer.tasks.text_generation import STOP, TextGeneration
+from hf_transformer.types import Context, Json, Query, Tensor, Texts
 
 MORE_PARAMETERS = "parameters"
 """A request's parameter with further ones as JSON text: over gRPC a parameter is a string, a number or a boolean, and
 some tasks have lists."""
-
-
-class clients_fault:
-    """Turns what a codec finds wrong with a client's bytes into InvalidInput."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        """What follows may raise."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Malformed):
-            raise InvalidInput(str(error)) from error
+LISTS = ("stop_token_ids",)
+"""Inputs of the backends that are lists, also of one element."""
+SEVERAL = (*STOP, BAD_WORDS, *LISTS)
+"""Inputs of the backends that may have any number of elements."""
 
 
 async def infer(model: Model, request: InferRequest, context: Context) -> InferResponse:
@@ -44,11 +50,17 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
         InvalidInput: an input, an output or a parameter is not what the task takes.
         RequestError: whatever else keeps it from being answered.
     """
+    if is_for_backend(model, request):
+        return await _infer_as_backend(model, request, context)
     query = to_query(model.task, request)
-    refuse_stream(model.task, query.parameters)
-    version = model.describe().version  # before the answer: the model may be bound to another one meanwhile
+    if query.parameters and wants_stream(model.task, query.parameters):
+        raise one_answer(f"parameters.{STREAM}")
+    version = model.describe().version  # before the answer: another model may take its place meanwhile
     answers = await model.predict(query, context)
-    return InferResponse(model.name, version, _outputs(answers, request), request.id)
+    if answers.tensor is None:
+        raise AssertionError("the query asked for a tensor")
+    outputs = _wanted(request, [answers.tensor, *answers.outputs])
+    return InferResponse(model.name, version, outputs, request.id)
 
 
 def to_query(task: Servable, request: InferRequest) -> Query:
@@ -58,53 +70,110 @@ def to_query(task: Servable, request: InferRequest) -> Query:
         InvalidInput: an input, an output or a parameter has an unknown name or a value that does not fit.
     """
     parameters = all_parameters(request.parameters)
-    for wanted in request.outputs:
-        switch = task.switched_on_by.get(wanted.name)
-        if switch is not None:
-            if parameters.setdefault(switch, True) is not True:
-                raise InvalidInput(f"outputs: {wanted.name!r} is asked for, and parameters.{switch} switches it off")
-        elif wanted.name != OUTPUT:
-            known = ", ".join((OUTPUT, *task.switched_on_by))
-            raise InvalidInput(f"outputs: {wanted.name[:100]!r} is unknown, expected one of {known}")
-    return Query(read_instances(request.inputs, task.fields), parameters, tensors=True)
+    if request.outputs:
+        _switch_on(request, parameters, OUTPUT, task.switched_on_by, "parameters.")
+    return Query(read_instances(request.inputs, task.fields), parameters, True)
 
 
 def all_parameters(given: Mapping[str, Json]) -> dict[str, Json]:
-    """A request's parameters, those included that it has as JSON text. Raises InvalidInput or TooLarge."""
-    if MORE_PARAMETERS not in given:
-        return dict(given)
-    more = json_parameters(given[MORE_PARAMETERS], f"parameters.{MORE_PARAMETERS}")
-    rest = {name: value for name, value in given.items() if name != MORE_PARAMETERS}
-    twice = sorted(rest.keys() & more.keys())
+    """A request's parameters, also those that stand in one as JSON text. Raises InvalidInput or TooLarge."""
+    found = dict(given)
+    if MORE_PARAMETERS not in found:
+        return found
+    more = json_parameters(found.pop(MORE_PARAMETERS), f"parameters.{MORE_PARAMETERS}")
+    twice = sorted(found.keys() & more.keys())
     if twice:
         raise InvalidInput(f"parameters.{twice[0][:40]}: given twice, once in parameters.{MORE_PARAMETERS}")
-    return rest | more
+    return found | more
 
 
-def json_parameters(given: Json, where: str) -> dict[str, Json]:
-    """Parameters that may stand as JSON text. Raises InvalidInput or TooLarge, beginning with ``where``."""
-    if isinstance(given, str):
-        if len(given) > SMALL:
-            raise TooLarge(f"{where}: {len(given)} characters, at most {SMALL} are taken of parameters as text")
-        try:
-            given = orjson.loads(given)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"{where}: not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise InvalidInput(f"{where}: expected a JSON object, got {describe(given)}")
-    return given
+def _switch_on(
+    request: InferRequest, parameters: dict[str, Json], output: str, switches: Mapping[str, str], where: str
+) -> None:
+    """Sets the parameters that ask for the outputs which a request names.
+
+    Args:
+        output: the name of the output that always comes.
+        switches: the parameter that asks for an output, by the output's name; ``where`` stands before it in messages.
+
+    Raises:
+        InvalidInput: an output is unknown, or the request's own parameter switches it off.
+    """
+    for wanted in request.outputs:
+        switch = switches.get(wanted.name)
+        if switch is not None:
+            if parameters.setdefault(switch, True) is not True:
+                raise InvalidInput(f"outputs: {wanted.name!r} is asked for, and {where}{switch} switches it off")
+        elif wanted.name != output:
+            known = ", ".join((output, *switches))
+            raise InvalidInput(f"outputs: {wanted.name[:100]!r} is unknown, expected one of {known}")
 
 
-def _outputs(answers: Answers, request: InferRequest) -> list[Tensor]:
+def _wanted(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
     """All outputs, or those that the request names, in its order."""
-    if answers.tensor is None:
-        raise AssertionError("the query asked for a tensor")
-    tensors = {tensor.name: tensor for tensor in (answers.tensor, *answers.outputs)}
-    return [tensors[wanted.name] for wanted in request.outputs] if request.outputs else list(tensors.values())
+    if not request.outputs:
+        return outputs
+    by_name = {tensor.name: tensor for tensor in outputs}
+    return [by_name[wanted.name] for wanted in request.outputs]
 
 
-def check_version(model: Model, version: str) -> None:
-    """Raises UnknownModel for a version that is not the one that is served; empty is any."""
-    if version and version != (served := model.describe().version):
-        known = f"served: {served}" if served else "its predictor tells none"
-        raise UnknownModel(f"version {version[:40]!r} of model {model.name!r} is not served here; {known}")
+# The tensors of Triton's backends
+
+
+def is_for_backend(model: Model, request: InferRequest) -> bool:
+    """Whether a request is in the form of Triton's backends; ``text_input`` alone is a name of V2's own input, too."""
+    if PROMPT not in request.inputs or not isinstance(model.task, TextGeneration):
+        return False
+    return len(request.inputs) > 1 or any(one.name == ANSWER or one.name in FURTHER for one in request.outputs)
+
+
+def read_as_backend(model: Model, request: InferRequest) -> GenerateRequest:
+    """A request in the form of Triton's backends.
+
+    Raises:
+        RequestError: an input, an output or a parameter is not what is expected.
+    """
+    body = {name: _value(tensor) for name, tensor in request.inputs.items()}
+    _switch_on(request, body, ANSWER, FURTHER, "")
+    body["parameters"] = all_parameters(request.parameters)
+    return read_body(generating_task(model, "a text"), body)
+
+
+async def _infer_as_backend(model: Model, request: InferRequest, context: Context) -> InferResponse:
+    asked = read_as_backend(model, request)
+    if asked.stream:
+        raise one_answer(STREAM)
+    version = model.describe().version
+    outputs = await whole(model, asked, context)
+    return InferResponse(model.name, version, backend_tensors(outputs, request), request.id)
+
+
+def backend_tensors(outputs: Outputs, request: InferRequest) -> list[Tensor]:
+    """The tensors of all outputs, or of those that the request names."""
+    return _wanted(request, [_tensor(name, values) for name, values in outputs.items()])
+
+
+def _value(tensor: Tensor | Texts) -> Json:
+    """An input as JSON has it."""
+    name = tensor.name
+    if name in ABOUT or name == "parameters":
+        raise InvalidInput(f"inputs: {name!r} is unknown, expected {PROMPT!r} and parameters of it")
+    count = len(tensor.texts) if isinstance(tensor, Texts) else tensor.data.size
+    if count != 1 and name not in SEVERAL:
+        raise InvalidInput(f"inputs: {name!r} has the shape {list(tensor.shape)}, expected one element: [1] or [1, 1]")
+    values = tensor.texts if isinstance(tensor, Texts) else _numbers(tensor)
+    return values[0] if count == 1 and name not in LISTS else values
+
+
+def _numbers(tensor: Tensor) -> list[Json]:
+    # A float as it is written: float32's 0.1 becomes the 0.1 of JSON.
+    return [float(str(one)) if isinstance(one, np.floating) else one.item() for one in tensor.data.reshape(-1)]
+
+
+def _tensor(name: str, values: list[str] | list[int]) -> Tensor:
+    texts = [one.encode() for one in values if isinstance(one, str)]
+    if not texts:
+        return Tensor(name, "UINT32", np.array(values, np.uint32))
+    data = np.empty(len(texts), np.object_)
+    data[:] = texts
+    return Tensor(name, "BYTES", data)

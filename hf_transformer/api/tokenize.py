@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import orjson
 
-from hf_transformer.api.base import Call, Service, error_json, reply
+from hf_transformer.api.base import Call, Model, Service, error_json, reply, require_few
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.v1 import parse
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import Servable, Task, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
@@ -41,35 +40,35 @@ Result = TypeVar("Result")
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by the templates of their paths."""
-    models, executor = service.models, service.executor
+
+    def read(call: Call) -> tuple[Model, Tokenizer, Query]:
+        model = service.models[call.path["model"]]
+        query = parse(call.json())
+        require_few(query.name, query.instances, service.max_texts)
+        # NotReady comes here: the tokenizer may still have to learn from the predictor how long a text can be.
+        return model, model.tokenizer, query
+
+    async def off_loop(tokens: int, function: Callable[[], Result]) -> Result:
+        """Calls a function, in a thread if it is about many tokens."""
+        if tokens <= INLINE_TOKENS:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(service.executor, function)
 
     async def tokenize(call: Call) -> Response:
-        model = models[call.path["model"]]
-        query = read_query(call, service.max_texts)
-        # Not ready comes first: the tokenizer may still have to learn from the predictor how long a text can be.
-        tokenizer = model.tokenizer
-        given = read_tokenize(query, model.task)
-        how = Tokenization(
-            detail=given.tokens,
-            whole=True,
-            special_tokens=given.special_tokens,
-            token_values=TOKEN_VALUES if given.tokens else 0,
-        )
-        encodings = [one for [one] in await model.encode([text.sent for text in given.texts], how)]
-        tokens = sum(map(len, encodings)) if given.tokens else 0
-        answer = await _off_loop(executor, tokens, lambda: render(given.texts, encodings, tokenizer.max_length))
-        return reply(answer)
+        model, tokenizer, query = read(call)
+        texts, how = read_tokenize(query, model.task)
+        encodings = [one for [one] in await model.encode([text.sent for text in texts], how)]
+        tokens = sum(map(len, encodings)) if how.detail else 0
+        return reply(await off_loop(tokens, lambda: render(texts, encodings, tokenizer.max_length)))
 
     async def detokenize(call: Call) -> Response:
-        model = models[call.path["model"]]
-        query = read_query(call, service.max_texts)
+        model, tokenizer, query = read(call)
         skip = Parameters(query.parameters, ("skip_special_tokens",)).flag("skip_special_tokens", False)
-        tokenizer = model.tokenizer
         texts = read_lists(query)
         # Ids are not encoded, but counted: they are under the limits of texts.
         await model.encode(texts, Tokenization(whole=True, token_values=1))
-        await _off_loop(executor, sum(len(one.ids) for one in texts), lambda: check_ids(texts, query.name, tokenizer))
-        predictions = await tokenizer.decode_off_loop([one.ids for one in texts], executor, skip)
+        await off_loop(sum(len(one.ids) for one in texts), lambda: check_ids(texts, query.name, tokenizer))
+        predictions = await tokenizer.decode_off_loop([one.ids for one in texts], service.executor, skip)
         return reply(orjson.dumps({"predictions": predictions}))
 
     return [
@@ -78,49 +77,17 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     ]
 
 
-async def _off_loop(executor: Executor | None, tokens: int, function: Callable[[], Result]) -> Result:
-    """Calls a function, in a thread if it is about many tokens."""
-    if tokens <= INLINE_TOKENS:
-        return function()
-    return await asyncio.get_running_loop().run_in_executor(executor, function)
-
-
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A text or a pair, as the client gave it and as it is ``sent`` to the model, maybe with a prompt in front."""
+class SentText:
+    """A text or a pair, as the client gave it and as the model gets it, maybe with a prompt in front."""
 
     given: TextInput
     sent: TextInput
     prompt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenize:
-    """What a request asks for. ``special_tokens`` is None for what the service does; ``tokens`` is false where the
-    counts alone are wanted."""
-
-    texts: Sequence[Text]
-    special_tokens: bool | None
-    tokens: bool
-
-
-def read_query(call: Call, max_texts: int) -> Query:
-    """A request's instances and parameters.
-
-    Raises:
-        TooLarge: there are more instances than any flags allow; that is found before they are looked at one by one.
-        RequestError: the body can't be read or has another shape.
-    """
-    query = parse(call.json())
-    if len(query.instances) > max_texts:
-        raise TooLarge(
-            f"{query.name}: {len(query.instances)} in a request, at most {max_texts} are taken (--max_instances)"
-        )
-    return query
-
-
-def read_tokenize(query: Query, task: Servable) -> Tokenize:
-    """Checks a request.
+def read_tokenize(query: Query, task: Servable) -> tuple[list[SentText], Tokenization]:
+    """The texts of a request, and how they are tokenized.
 
     Raises:
         InvalidInput: an instance or a parameter is not what is expected.
@@ -129,16 +96,18 @@ def read_tokenize(query: Query, task: Servable) -> Tokenize:
     prompts = PROMPTS if task.reads_sentence_transformers else ()
     parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
     special = parameters.flag("add_special_tokens", True) if "add_special_tokens" in parameters else None
+    tokens = parameters.flag("return_tokens", True)
     given = [read_text_or_pair(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
-    texts = [Text(text, text) for text in given]
+    texts = [SentText(text, text) for text in given]
     if isinstance(task, Task) and prompts:
         options = task.options({name: query.parameters[name] for name in prompts if name in query.parameters})
-        # Such a task takes no pairs: these stay as they are.
+        # Such a task takes no pairs, which stay as they are.
         texts = [
-            Text(text, task.texts(text, options)[0], options.prompt) if isinstance(text, str) else Text(text, text)
-            for text in given
+            SentText(text, task.texts(text, options)[0], options.prompt) if isinstance(text, str) else one
+            for text, one in zip(given, texts, strict=True)
         ]
-    return Tokenize(texts, special, parameters.flag("return_tokens", True))
+    how = Tokenization(tokens, whole=True, special_tokens=special, token_values=TOKEN_VALUES if tokens else 0)
+    return texts, how
 
 
 def read_lists(query: Query) -> list[TokenIds]:
@@ -168,19 +137,19 @@ def check_ids(texts: Sequence[TokenIds], name: str, tokenizer: Tokenizer) -> Non
                 raise InvalidInput(f"{where}: token {found.ids.index(number)} is {number}, which is no token's id")
 
 
-def render(texts: Sequence[Text], encodings: Sequence[Encoding], max_length: int) -> bytes:
+def render(texts: Sequence[SentText], encodings: Sequence[Encoding], max_length: int) -> bytes:
     """The response to a tokenize request.
 
     Args:
         encodings: of the whole texts; with all details, or none.
         max_length: tokens that the model takes, special ones included.
     """
-    predictions = [prediction(text, one, max_length) for text, one in zip(texts, encodings, strict=True)]
+    predictions = [_prediction(text, one, max_length) for text, one in zip(texts, encodings, strict=True)]
     return orjson.dumps({"predictions": predictions})
 
 
-def prediction(text: Text, encoding: Encoding, max_length: int) -> Mapping[str, Json]:
-    """What is told of one instance. Spans and offsets are null where the tokenizer has none."""
+def _prediction(text: SentText, encoding: Encoding, max_length: int) -> Mapping[str, Json]:
+    """The answer for one instance. Spans and offsets are null if the tokenizer has none."""
     cut = encoding.cut
     if cut is None:
         raise AssertionError("a whole text is told what would be cut off of it")
@@ -209,7 +178,7 @@ def prediction(text: Text, encoding: Encoding, max_length: int) -> Mapping[str, 
     }
 
 
-def _places(text: Text) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
+def _places(text: SentText) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
     """From characters of what is sent to those of what was given; None if they are the same.
 
     A prompt's tokens get (0, 0). Lower-casing makes one character (the dotted capital I) two.

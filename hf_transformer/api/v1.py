@@ -22,42 +22,43 @@ Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import orjson
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.api.base import Call, JsonResponse, Model, Service, error_json, reply
+from hf_transformer.api.base import (
+    Call,
+    JsonResponse,
+    Model,
+    Service,
+    error_json,
+    generating_task,
+    readiness,
+    reply,
+    require_few,
+)
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.generation import TextStream, generating, refuse_many, wants_stream
-from hf_transformer.api.streaming import LINES, StreamForm
-from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.api.streaming import LINES, TextStream, wants_stream
+from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import Piece
 from hf_transformer.tasks.base import describe
+from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Answers, Context, Json, Query, Response
 
 INSTANCES = ("instances", "inputs")
 """The two names that clients use for the list; KServe reads the second for V2-minded clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class MoreFields:
-    """What another API that shares the routes about models says there: beside the list, and of each model by name."""
-
-    of_list: Mapping[str, Json] = field(default_factory=dict)
-    of_models: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
-
-
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by the templates of their paths."""
     models = service.models
 
-    async def predict(call: Call) -> Response | StreamForm:
+    async def predict(call: Call) -> Response | TextStream:
         model = models[call.path["model"]]
         query = parse(call.json())
-        if len(query.instances) > service.max_texts:
-            refuse_many(model.task, query, service.max_texts)
+        if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
+            require_few(query.name, query.instances, service.max_texts)  # it would read them before it counts them
         if query.parameters and wants_stream(model.task, query.parameters):
             return V1Stream(model, query, call.context)
         return reply(render(await model.predict(query, call.context)))
@@ -65,28 +66,19 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
 
 
-def routes(service: Service, more: MoreFields | None = None) -> list[BaseRoute]:
-    """The other routes of this API; ``more`` is added to what they answer."""
-    more = more or MoreFields()
+def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = None) -> list[BaseRoute]:
+    """The other routes of this API. ``cards`` are what the OpenAI API says of each model, if it shares the routes."""
     models = service.models
 
     async def list_models(request: Request) -> JsonResponse:
-        return JsonResponse({"models": models.names, **more.of_list})
+        more = {} if cards is None else {"object": "list", "data": list(cards.values())}
+        return JsonResponse({"models": models.names, **more})
 
     async def model_ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
-        beside = more.of_models.get(model.name, {})
-        try:
-            await model.require_ready()
-        except NotReady as error:
-            body = {"name": model.name, "ready": False, "error": str(error), **beside}
-            return JsonResponse(body, 503, {"Retry-After": str(error.retry_after)})
-        return JsonResponse({"name": model.name, "ready": True, **beside})
+        return await readiness([model], {"name": model.name, **({} if cards is None else cards[model.name])})
 
-    return [
-        Route("/v1/models", list_models),
-        Route("/v1/models/{model}", model_ready),
-    ]
+    return [Route("/v1/models", list_models), Route("/v1/models/{model}", model_ready)]
 
 
 def render(answers: Answers) -> bytes:
@@ -124,7 +116,7 @@ def parse(payload: Json) -> Query:
 
 
 class V1Stream(TextStream):
-    """The answer to one request."""
+    """A line for each piece, with the whole text in the last one."""
 
     __slots__ = ("_several", "_so_far")
 
@@ -132,7 +124,7 @@ class V1Stream(TextStream):
 
     def __init__(self, model: Model, query: Query, context: Context) -> None:
         """Raises RequestError for a request that is wrong in itself."""
-        request = generating(model, "a stream").request(query)
+        request = generating_task(model, "a stream").request(query)
         super().__init__(model, request, context)
         self._so_far = [[""] * request.sampling.n for _ in request.prompts]
         self._several = request.sampling.n > 1

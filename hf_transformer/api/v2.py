@@ -20,24 +20,33 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Call, JsonResponse, Model, Models, Service, error_json, reply
+from hf_transformer.api.base import (
+    V2_PATHS,
+    Call,
+    JsonResponse,
+    Model,
+    Models,
+    Service,
+    error_json,
+    readiness,
+    reply,
+)
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
-from hf_transformer.api.tensors import check_version, clients_fault
-from hf_transformer.api.triton_tensors import infer
-from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.api.tensors import infer
+from hf_transformer.errors import InvalidInput
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
 from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
-from hf_transformer.types import Json, Response, TensorSpec
+from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types import Json, ModelDescription, Response, TensorSpec
 
 SERVER = "hf_transformer"
 EXTENSIONS = ("binary_tensor_data", "model_configuration")
 """What of Triton's extensions to the protocol is understood."""
 PLATFORM = "hf_transformer"
 """What the protocol calls the framework and format of a model."""
-PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 BINARY = b"application/octet-stream"
 HEADER = HEADER_LENGTH.lower().encode()
 """The length of the JSON in front of raw tensors, as ASGI spells headers."""
@@ -49,12 +58,13 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def answer(call: Call) -> Response:
         model = _find(service.models, call.path)
         request = _parse(call, service.max_texts)
-        _check_named(model, request)
+        if request.model_name or request.model_version:
+            _check_named(model, request)
         body, length = encode_infer_response(await infer(model, request, call.context), request)
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
     endpoint = Endpoint("v2", answer, error_json, service)
-    return [(f"{path}/infer", endpoint) for path in PATHS]
+    return [(f"{path}/infer", endpoint) for path in V2_PATHS]
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -70,12 +80,7 @@ def _server_routes(models: Models) -> list[BaseRoute]:
         return JsonResponse({"live": True})
 
     async def ready(request: Request) -> JsonResponse:
-        try:
-            for name in models.names:
-                await models[name].require_ready()
-        except NotReady as error:
-            return _not_ready(error, {})
-        return JsonResponse({"ready": True})
+        return await readiness(models.values(), {})
 
     async def list_models(request: Request) -> JsonResponse:
         return JsonResponse({"models": models.names})
@@ -89,52 +94,37 @@ def _server_routes(models: Models) -> list[BaseRoute]:
 
 
 def _model_routes(models: Models) -> list[BaseRoute]:
-    async def metadata(request: Request) -> JsonResponse:
-        return JsonResponse(_metadata(_find(models, request.path_params)))
+    async def show(request: Request) -> JsonResponse:
+        return JsonResponse(metadata(_find(models, request.path_params).describe()))
 
-    async def config(request: Request) -> JsonResponse:
-        return JsonResponse(_config(_find(models, request.path_params)))
+    async def show_config(request: Request) -> JsonResponse:
+        return JsonResponse(configuration(_find(models, request.path_params).describe()))
 
     async def ready(request: Request) -> JsonResponse:
-        try:
-            model = models[request.path_params["model"]]
-            await model.require_ready()
-            check_version(model, request.path_params.get("version", ""))
-        except NotReady as error:
-            return _not_ready(error, {"name": model.name})
-        return JsonResponse({"name": model.name, "ready": True})
+        model = models[request.path_params["model"]]
+        answer = await readiness([model], {"name": model.name})
+        if answer.status_code == 200:
+            _find(models, request.path_params)  # a version that is not served is unknown
+        return answer
 
     return [
         route
-        for path in PATHS
+        for path in V2_PATHS
         for route in (
             Route(f"{path}/ready", ready),
-            Route(f"{path}/config", config),
-            Route(path, metadata),
+            Route(f"{path}/config", show_config),
+            Route(path, show),
         )
     ]
 
 
 def _find(models: Models, path: Mapping[str, str]) -> Model:
-    """The model that a path names.
-
-    Raises:
-        UnknownModel: another model, or another version of it.
-        NotReady: a version is named before the predictor has told its own.
-    """
-    model = models[path["model"]]
-    check_version(model, path.get("version", ""))
-    return model
+    """The model that a path names. Raises UnknownModel or NotReady."""
+    return models.find(path["model"], path["version"]) if "version" in path else models[path["model"]]
 
 
-def _not_ready(error: NotReady, about: Mapping[str, Json]) -> JsonResponse:
-    body = {**about, "ready": False, "error": str(error)}
-    return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})
-
-
-def _metadata(model: Model) -> Json:
-    """A model's metadata. Raises NotReady before the predictor has been found."""
-    about = model.describe()
+def metadata(about: ModelDescription) -> dict[str, Json]:
+    """A model's metadata."""
     return {
         "name": about.name,
         **({"versions": [about.version]} if about.version else {}),
@@ -144,13 +134,12 @@ def _metadata(model: Model) -> Json:
     }
 
 
-def _config(model: Model) -> Json:
-    """What perf_analyzer and other clients of Triton ask for. There is no batch axis of Triton's own, so shapes are
-    whole. Raises NotReady before the predictor has been found."""
-    about = model.describe()
+def configuration(about: ModelDescription) -> dict[str, Json]:
+    """A model in the form of Triton's configuration, for perf_analyzer and other clients. There is no batch axis of
+    Triton's own, so shapes are whole."""
 
     def tensor(one: TensorSpec) -> dict[str, Json]:
-        return {"name": one.name, "data_type": data_type(one.datatype), "dims": one.shape}
+        return {"name": one.name, "data_type": data_type(one.datatype), "dims": list(one.shape)}
 
     return {
         "name": about.name,
@@ -164,17 +153,14 @@ def _config(model: Model) -> Json:
 
 
 def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:
-    return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in specs]
+    return [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in specs]
 
 
 def _check_named(model: Model, request: InferRequest) -> None:
-    """Raises InvalidInput for a body that names another model or version than its path, or than is served."""
-    if not (request.model_name or request.model_version):
-        return
-    served = model.describe().version
+    """Raises InvalidInput for a body that names another model or version than the one that is asked."""
     for field, named, expected in (
         ("model_name", request.model_name, model.name),
-        ("model_version", request.model_version, served),
+        ("model_version", request.model_version, model.describe().version),
     ):
         if named and named != expected:
             raise InvalidInput(f"{field}: {named[:100]!r} differs from what is asked here, {expected!r}")
@@ -187,7 +173,9 @@ def _parse(call: Call, max_texts: int) -> InferRequest:
         RequestError: the body is not a request, see decode_infer_request.
     """
     given = call.headers.get(HEADER)
-    with clients_fault():
-        length = None if given is None else parse_header_length(given)
-        body = to_utf8(call.body, call.headers) if length is None else call.body
-        return decode_infer_request(body, length, max_texts)
+    try:
+        if given is None:
+            return decode_infer_request(to_utf8(call.body, call.headers), None, max_texts)
+        return decode_infer_request(call.body, parse_header_length(given), max_texts)
+    except Malformed as error:
+        raise InvalidInput(str(error)) from error

@@ -230,7 +230,7 @@ class RestPredictor(Transport):
                 return await self._client.request(request)
         except TimeoutError as exc:
             raise failures.too_late(self._where, self._seconds) from exc
-        except (OSError, http.HttpError) as exc:
+        except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
 
     def _raise_for_status(self, answer: http.Answer, destination: Destination | None = None) -> None:

@@ -14,7 +14,6 @@ from itertools import repeat
 from typing import TypeAlias
 
 from hf_transformer.errors import TooLarge
-from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.grpc import (
     DELIMITED,
     EMPTY_FINAL_RESPONSE,
@@ -49,7 +48,7 @@ from hf_transformer.protocol.tensors import (
     raw_view,
     shorten,
 )
-from hf_transformer.types import Json, ModelDescription, Tensor, TensorSpec, Texts
+from hf_transformer.types import Json, Tensor, Texts
 
 MOST_PARTS = 1000
 """Fields of a message, and of each of its inputs and outputs."""
@@ -148,35 +147,6 @@ def encode_stream_error(error: str, request_id: str) -> bytes:
     message.infer_response.id = request_id
     message.infer_response.parameters[FINAL_RESPONSE].bool_param = True
     return message.SerializeToString()
-
-
-def encode_model_metadata(about: ModelDescription, platform: str) -> bytes:
-    """A serialized ModelMetadataResponse."""
-    return pb.ModelMetadataResponse(
-        name=about.name,
-        versions=[about.version] if about.version else [],
-        platform=platform,
-        inputs=_specs(about.inputs),
-        outputs=_specs(about.outputs),
-    ).SerializeToString()
-
-
-def encode_model_config(about: ModelDescription, backend: str) -> bytes:
-    """A serialized ModelConfigResponse, Triton's extension. max_batch_size is 0, so shapes have their batch axis."""
-    inputs = [
-        pb.ModelInput(name=one.name, data_type=data_type(one.datatype), dims=one.shape, optional=one.optional)
-        for one in about.inputs
-    ]
-    outputs = [
-        pb.ModelOutput(name=one.name, data_type=data_type(one.datatype), dims=one.shape) for one in about.outputs
-    ]
-    config = pb.ModelConfig(name=about.name, max_batch_size=0, input=inputs, output=outputs, backend=backend)
-    return pb.ModelConfigResponse(config=config).SerializeToString()
-
-
-def _specs(specs: Sequence[TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-    kind = pb.ModelMetadataResponse.TensorMetadata
-    return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in specs]
 
 
 def _take_apart(body: memoryview, max_elements: int) -> tuple[bytes, list[memoryview]]:

@@ -10,7 +10,6 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 
@@ -46,6 +45,8 @@ REQUEST_KEYS = ("id", "parameters", "inputs", "outputs", "model_name", "model_ve
 """The keys of a request; clients may repeat the model's name and version from the path."""
 INPUT_KEYS = ("name", "datatype", "shape", "parameters", "data")
 OUTPUT_KEYS = ("name", "parameters")
+NOTHING = memoryview(b"")
+NO_PARAMETERS: Mapping[str, Json] = {}
 
 
 def decode_infer_request(body: bytes, header_length: int | None, max_elements: int) -> InferRequest:
@@ -60,20 +61,21 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
         Malformed: the body breaks the protocol, uses an unknown extension of it, or has BYTES that are not UTF-8.
         TooLarge: a tensor has more than ``max_elements`` elements, or the JSON more parts than such tensors have.
     """
-    text, raw = (body, memoryview(b"")) if header_length is None else split_body(memoryview(body), header_length)
+    text, raw = (body, NOTHING) if header_length is None else split_body(memoryview(body), header_length)
     header = json_object(parse_json(text, JsonLimits.of_tensors(max_elements)))
     check_keys("body", header, REQUEST_KEYS)
-    parameters = dict(_parameters("parameters", header))
-    binary = read_flag(f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT, None))
-    room = len(text)  # an element takes two bytes of JSON: "1,"
+    parameters = _parameters("parameters", header) if "parameters" in header else {}
+    binary = BINARY_DATA_OUTPUT in parameters and read_flag(
+        f"parameters.{BINARY_DATA_OUTPUT}", parameters.pop(BINARY_DATA_OUTPUT)
+    )
     return InferRequest(
-        inputs=_inputs(header.get("inputs"), raw, room // 2 + 1, max_elements),
-        outputs=_outputs(header.get("outputs")),
-        parameters=parameters,
-        id=_string("id", header),
-        binary=binary or False,
-        model_name=_string("model_name", header),
-        model_version=_string("model_version", header),
+        _inputs(header.get("inputs"), raw, len(text) // 2 + 1, max_elements),  # an element takes two bytes: "1,"
+        _outputs(header["outputs"]) if "outputs" in header else [],
+        parameters,
+        _string("id", header) if "id" in header else "",
+        binary or False,
+        _string("model_name", header) if "model_name" in header else "",
+        _string("model_version", header) if "model_version" in header else "",
     )
 
 
@@ -106,70 +108,65 @@ def encode_infer_response(response: InferResponse, request: InferRequest) -> tup
 
 def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dict[str, Tensor | Texts]:
     """The input tensors by name; the JSON holds at most ``room`` elements."""
-    if not isinstance(entries, list):
-        raise Malformed(f"inputs: expected a list of tensors, got {json_kind(entries)}")
-    check_number("inputs", len(entries))
     tensors: dict[str, Tensor | Texts] = {}
     position = 0
-    for index, entry in enumerate(entries):
-        name = _entry_name(f"inputs[{index}]", entry, INPUT_KEYS)
+    for index, entry in enumerate(_entries("inputs", entries)):
+        name = _name(f"inputs[{index}]", entry, INPUT_KEYS)
         if name in tensors:
             raise Malformed(f"inputs: tensor {name!r} comes twice")
-        parameters = _parameters(f"inputs: the parameters of tensor {name!r}", entry)
-        check_input_parameters(name, parameters)
-        size = binary_size(name, parameters, len(raw) - position)
-        data = None if size is None else raw[position : position + size]
-        position += size or 0
-        tensors[name] = _input(name, entry, data, room, max_elements)
+        size = None
+        if "parameters" in entry:
+            parameters = _parameters(f"inputs: the parameters of tensor {name!r}", entry)
+            check_input_parameters(name, parameters)
+            size = binary_size(name, parameters, len(raw) - position)
+        datatype = checked_datatype(name, entry.get("datatype"))
+        shape = checked_shape(name, entry.get("shape"))
+        data = entry.get("data")
+        if size is None:
+            tensors[name] = _read_json(name, datatype, shape, data, room, max_elements)
+        elif data is None:
+            tensors[name] = read_raw(name, datatype, shape, raw[position : position + size], max_elements)
+            position += size
+        else:
+            raise Malformed(f"tensor {name!r} has both data and {BINARY_DATA_SIZE}")
     if position != len(raw):
         raise Malformed(f"body: {len(raw) - position} bytes stand behind the last tensor")
     return tensors
 
 
-def _input(
-    name: str, entry: Mapping[str, Json], raw: memoryview | None, room: int, max_elements: int
+def _read_json(
+    name: str, datatype: str, shape: tuple[int, ...], data: Json, room: int, max_elements: int
 ) -> Tensor | Texts:
-    datatype = checked_datatype(name, entry.get("datatype"))
-    shape = checked_shape(name, entry.get("shape"))
-    data = entry.get("data")
-    if raw is not None and data is not None:
-        raise Malformed(f"tensor {name!r} has both data and {BINARY_DATA_SIZE}")
-    if raw is None:
-        if data is None:
-            raise Malformed(f"tensor {name!r} has neither data nor {BINARY_DATA_SIZE}")
-        check_count(name, shape, room, max_elements)
-        if datatype == "BYTES":
-            return Texts(name, shape, json_strings(name, shape, data))
-        return Tensor(name, datatype, decode_json(name, datatype, shape, data))
-    return read_raw(name, datatype, shape, raw, max_elements)
+    if data is None:
+        raise Malformed(f"tensor {name!r} has neither data nor {BINARY_DATA_SIZE}")
+    check_count(name, shape, room, max_elements)
+    if datatype == "BYTES":
+        return Texts(name, shape, json_strings(name, shape, data))
+    return Tensor(name, datatype, decode_json(name, datatype, shape, data))
 
 
 def _outputs(entries: Json) -> list[RequestedOutput]:
     if entries is None:
         return []
-    if not isinstance(entries, list):
-        raise Malformed(f"outputs: expected a list, got {json_kind(entries)}")
-    check_number("outputs", len(entries))
     return requested_outputs(
         (
-            name := _entry_name(f"outputs[{index}]", one, OUTPUT_KEYS),
-            _parameters(f"outputs: the parameters of {name!r}", one),
+            name := _name(f"outputs[{index}]", one, OUTPUT_KEYS),
+            _parameters(f"outputs: the parameters of {name!r}", one) if "parameters" in one else NO_PARAMETERS,
         )
-        for index, one in enumerate(entries)
+        for index, one in enumerate(_entries("outputs", entries))
     )
 
 
-def _string(name: str, header: Mapping[str, Json]) -> str:
-    """An optional string, empty if it is missing."""
-    value = header.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise Malformed(f"{name}: expected a string, got {json_kind(value)}")
-    return value
+def _entries(what: str, entries: Json) -> list[Json]:
+    """The list of inputs or outputs, which holds no more than any task has."""
+    if not isinstance(entries, list):
+        raise Malformed(f"{what}: expected a list of tensors, got {json_kind(entries)}")
+    check_number(what, len(entries))
+    return entries
 
 
-def _entry_name(where: str, entry: Json, keys: Sequence[str]) -> str:
+def _name(where: str, entry: Json, keys: Sequence[str]) -> str:
+    """The name of one input or output, an object with no other keys than ``keys``."""
     if not isinstance(entry, dict):
         raise Malformed(f"{where}: expected an object with a name, got {json_kind(entry)}")
     check_keys(where, entry, keys)
@@ -179,10 +176,17 @@ def _entry_name(where: str, entry: Json, keys: Sequence[str]) -> str:
     return checked_name(name)
 
 
-def _parameters(where: str, holder: Mapping[str, Json]) -> Mapping[str, Any]:
-    parameters = holder.get("parameters")
-    if parameters is None:
-        return {}
-    if not isinstance(parameters, dict):
+def _string(name: str, header: Mapping[str, Json]) -> str:
+    """An optional string, empty for null."""
+    value = header[name]
+    if not isinstance(value, str | None):
+        raise Malformed(f"{name}: expected a string, got {json_kind(value)}")
+    return value or ""
+
+
+def _parameters(where: str, holder: Mapping[str, Json]) -> dict[str, Json]:
+    """The parameters of a request or a tensor; none for null."""
+    parameters = holder["parameters"]
+    if not isinstance(parameters, dict | None):
         raise Malformed(f"{where}: expected an object, got {json_kind(parameters)}")
-    return parameters
+    return {} if parameters is None else parameters

@@ -51,6 +51,8 @@ _JSON_TYPES: dict[str, frozenset[type]] = {
     "f": frozenset({int, float}),
 }
 """The types of JSON values that are elements of each kind of numpy dtype."""
+_STRINGS = frozenset({str})
+"""The same for BYTES."""
 
 _JSON_KINDS: dict[type, str] = {
     type(None): "null",
@@ -89,7 +91,7 @@ def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
         raise Malformed(f"tensor {name!r} has {len(shape)} axes, more than {_MAX_RANK}")
     if shape and (set(map(type, shape)) != {int} or min(shape) < 0):
         raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
-    if math.prod(filter(None, shape)) > _MAX_ELEMENTS:
+    if extent_of(shape) > _MAX_ELEMENTS:
         raise Malformed(f"tensor {name!r} has the absurd shape {shorten(shape)}")
     return tuple(shape)
 
@@ -106,7 +108,7 @@ def checked_datatype(name: str, datatype: Json) -> str:
 
 def extent_of(shape: Sequence[int]) -> int:
     """The product of the axes, where an empty axis counts as one element: empty rows cost memory, too."""
-    return math.prod(filter(None, shape))
+    return math.prod(shape) or math.prod([size or 1 for size in shape])
 
 
 def check_count(name: str, shape: Sequence[int], room: int, most: int) -> None:
@@ -233,9 +235,8 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> A
     """
     if datatype == "BYTES":
         return _object_array(shape, [element.encode() for element in json_strings(name, shape, data)])
-    elements = _flattened(name, shape, data)
-    allowed = _JSON_TYPES[_AS_VALUES[datatype].kind]
-    wrong = sorted(kind.__name__ for kind in set(map(type, elements)) - allowed)
+    elements, kinds = _flattened(name, shape, data)
+    wrong = sorted(kind.__name__ for kind in kinds - _JSON_TYPES[_AS_VALUES[datatype].kind])
     if wrong:
         raise Malformed(f"tensor {name!r} is {datatype}, but its data holds {', '.join(wrong)}")
     return from_elements(name, datatype, shape, elements)
@@ -243,8 +244,8 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Json) -> A
 
 def json_strings(name: str, shape: Sequence[int], data: Json) -> list[str]:
     """The elements of a BYTES tensor in JSON. Raises Malformed unless all are strings, as many as the shape takes."""
-    elements = _flattened(name, shape, data)
-    if not set(map(type, elements)) <= {str}:
+    elements, kinds = _flattened(name, shape, data)
+    if not kinds <= _STRINGS:
         raise Malformed(f"tensor {name!r} is BYTES, so every element of its data is a string")
     return elements
 
@@ -276,14 +277,15 @@ def _object_array(shape: Sequence[int], values: Sequence[bytes]) -> Array:
     return array.reshape(shape)
 
 
-def _flattened(name: str, shape: Sequence[int], data: Json) -> list[Any]:
-    """The elements of nested lists of one depth, as many as the shape takes.
+def _flattened(name: str, shape: Sequence[int], data: Json) -> tuple[list[Any], set[type]]:
+    """The elements of nested lists of one depth, as many as the shape takes, and their types.
 
     A level that is larger than the shape, or deeper than it by more than one, is refused before it is read.
     """
     if not isinstance(data, list):
         raise Malformed(f"the data of tensor {name!r} is {json_kind(data)}, expected a list")
     elements: list[Any] = data
+    kinds: set[type] = set()
     count, most = len(elements), extent_of(shape)
     depth = 1
     while count <= most and list in (kinds := set(map(type, elements))):
@@ -296,7 +298,7 @@ def _flattened(name: str, shape: Sequence[int], data: Json) -> list[Any]:
         if count <= most:
             elements = list(chain.from_iterable(elements))
     check_sizes_agree(name, shape, count)
-    return elements
+    return elements, kinds
 
 
 def shorten(value: object, limit: int = 80) -> str:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import GatewaySettings
+from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.app import gateway, starlette_app
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -119,6 +120,7 @@ class Bench:
             self.metrics,
             2**20,
             100,
+            OpenStreams(),
             server_timing=self.timing,
         )
         self.app = application(self.service)

@@ -152,20 +152,6 @@ def test_every_atom_has_its_test() -> None:
     assert set(Exchange(SCOPE).atoms()) <= tested
 
 
-async def test_widths_as_in_percent_formatting(log: Lines) -> None:
-    await request("%(s)05d|%(m)6s|")
-    assert log.lines == ["00201|  POST|"]
-
-
-async def test_the_answer_passes_unchanged_but_for_its_id(log: Lines) -> None:
-    assert await request("%(s)s") == [
-        {"type": "http.response.start", "status": 201, "headers": [*HEADERS, (b"x-request-id", b"r1")]},
-        {"type": "http.response.body", "body": b"hello ", "more_body": True},
-        {"type": "http.response.body", "body": b"world", "more_body": True},
-        {"type": "http.response.body"},
-    ]
-
-
 async def test_an_application_that_fails_is_answered(log: Lines) -> None:
     async def fail(request: Request) -> Response:
         raise ZeroDivisionError
@@ -176,19 +162,6 @@ async def test_an_application_that_fails_is_answered(log: Lines) -> None:
     assert log.lines == [f"500 {len(body['body'])}"]
 
 
-async def test_an_application_that_fails_midway(log: Lines) -> None:
-    async def fail(request: Request) -> Stream:
-        async def parts() -> AsyncGenerator[bytes, None]:
-            raise ZeroDivisionError
-            yield b""
-
-        return Stream(200, b"first", parts(), [])
-
-    with pytest.raises(ZeroDivisionError):
-        await request("%(s)s %({content-type}o)s %(B)s", fail)
-    assert log.lines == ["200 - 5"]
-
-
 async def test_a_client_that_goes_away(log: Lines) -> None:
     async def wait(request: Request) -> Response:
         await asyncio.Event().wait()
@@ -196,14 +169,6 @@ async def test_a_client_that_goes_away(log: Lines) -> None:
 
     assert await request("%(s)s %(st)s %(B)s %(b)s %({content-type}o)s", wait, leaves=True) == []
     assert log.lines == ["499 - 0 - -"]
-
-
-async def test_a_client_that_goes_away_within_its_body(log: Lines) -> None:
-    async def fail(request: Request) -> Response:
-        raise ClientGone
-
-    assert await request("%(s)s %(st)s", fail) == []
-    assert log.lines == ["499 -"]
 
 
 async def test_a_whole_response(log: Lines) -> None:
@@ -260,24 +225,6 @@ async def test_a_request_can_not_forge_a_line(log: Lines) -> None:
     assert log.lines == ['POST /a%0Ab%0D%20c HTTP/1.1 a=\\x1b[31m x\\x00y\\x85z "-"']
 
 
-async def test_other_scopes_pass_without_a_line(log: Lines) -> None:
-    seen: list[Scope] = []
-
-    async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope)
-
-    async def receive() -> Message:
-        raise AssertionError("nothing is read")
-
-    async def send(message: Message) -> None:
-        raise AssertionError("nothing is sent")
-
-    scope = {"type": "lifespan"}
-    await AsgiApplication(gateway("%(s)s"), lifespan)(scope, receive, send)
-    assert len(seen) == 1 and seen[0] is scope
-    assert log.lines == []
-
-
 @pytest.mark.parametrize(
     ("format", "problem"),
     [
@@ -286,17 +233,13 @@ async def test_other_scopes_pass_without_a_line(log: Lines) -> None:
         ("%(h)d", "expected atoms such as %(h)s, got '%(h)d'"),
         ("%(h", "expected atoms such as %(h)s, got '%(h'"),
         ("%(h)s 100%", "expected atoms such as %(h)s"),
-        ("", "expected atoms such as %(h)s, got ''"),
-        ("100%%", "expected atoms such as %(h)s, got '100%%'"),
         ("%(h)s %s", "expected atoms such as %(h)s, got '%(h)s %s'"),
-        ("%s", "expected atoms such as %(h)s"),
         ("combined", "expected atoms such as %(h)s, got 'combined'"),
     ],
 )
 def test_formats_that_are_refused_at_the_start(format: str, problem: str) -> None:
-    if format:  # without one there is no access log
-        with pytest.raises(ConfigError) as caught:
-            gateway(format)
-        assert str(caught.value).startswith(f"--access_log_format: {problem}")
+    with pytest.raises(ConfigError) as caught:
+        gateway(format)
+    assert str(caught.value).startswith(f"--access_log_format: {problem}")
     with pytest.raises(ConfigError, match=r"^SOURCE: "):
         check_format(format, "SOURCE")

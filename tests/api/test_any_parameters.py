@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api.openai import chat as openai_chat
-from hf_transformer.api.openai import completions as openai_completions
+from hf_transformer.api.openai import chat, completions
 from hf_transformer.tasks.text_generation import PARAMETERS
 from hf_transformer.types import ModelSpec, TensorSpec
 from tests.api.declared import declared
@@ -22,39 +21,14 @@ pytestmark = pytest.mark.asyncio
 REQUESTS = 1000
 """Of each model."""
 NUMBERS = (
-    *("0 1 -1 2 3 16 17 127 128 255 256 32767 65536 2147483647 2147483648 -2147483649 4294967296").split(),
-    *("9223372036854775807 -9223372036854775808 18446744073709551615 18446744073709551616 0.5 1.0 2.0 -2.0").split(),
-    *("1e-7 1e-6 0.01 100.0 1e308 -1e308 5e-324 1e400 -0.0 NaN").split(),
-    f"1{'0' * 400}",
-)
+    "0 1 -1 2 3 16 17 127 128 255 256 32767 65536 2147483647 2147483648 -2147483649 4294967296 9223372036854775807 "
+    "-9223372036854775808 18446744073709551615 18446744073709551616 0.5 1.0 2.0 -2.0 1e-7 1e-6 0.01 100.0 1e308 -1e308 "
+    f"5e-324 1e400 -0.0 NaN 1{'0' * 400}"
+).split()
 """As JSON, or nearly so: Python's own writer has no form for all of them."""
-STRINGS = (
-    "",
-    "a",
-    "\0",
-    "\ud800",
-    "é",
-    "\U0001f600",
-    "a" * 1001,
-    "5",
-    "-1",
-    "٣",
-    "1_0",
-    "text",
-    "auto",
-    "{{ x }}",
-    "%s",
-)
-LITERALS = (
-    "null",
-    "true",
-    "false",
-    "[]",
-    "{}",
-    "[" * 600 + "]" * 600,
-    f"[{'1,' * 2000}1]",
-    '{"a":' * 400 + "1" + "}" * 400,
-)
+STRINGS = [*"0 \ud800 é \U0001f600 5 -1 ٣ 1_0 text auto %s".split(), "", "\0", "a" * 1001, "{{ x }}"]
+LITERALS = "null true false [] {}".split()
+LITERALS += ["[" * 600 + "]" * 600, f"[{'1,' * 2000}1]", '{"a":' * 400 + "1" + "}" * 400]
 USUAL = {
     "stream": ("true", "false"),
     "temperature": ("0", "0.5"),
@@ -64,12 +38,8 @@ USUAL = {
     "stop": ('"a"', '["a","b"]'),
     "stop_token_ids": ("[5]", "[2,5]"),
     "n": ("1", "2"),
-    "max_tokens": ("1", "5", "200"),
-    "max_new_tokens": ("5", "200"),
-    "max_completion_tokens": ("5", "200"),
-    "min_tokens": ("1", "130"),
-    "min_new_tokens": ("1",),
-    "max_length": ("200",),
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "max_completion_tokens", "max_length"), ("5", "200")),
+    **dict.fromkeys(("min_tokens", "min_new_tokens"), ("1", "130")),
     "logit_bias": ('{"5":100}',),
     "logprobs": ("true", "0"),
     "echo": ("true",),
@@ -77,7 +47,7 @@ USUAL = {
     "chat_template_kwargs": ('{"documents":5}',),
 }
 """Values that are taken, so that what stands behind them is come to."""
-
+OF_BACKENDS = ("exclude_input_in_output", "bad_words", "end_id", "pad_id", "random_seed", "parameters", "id")
 OUTPUTS = (
     *(spec(name, "INT32", -1) for name in ("output_ids", "sequence_length")),
     spec("output_log_probs", "FP32", -1),
@@ -101,7 +71,6 @@ TEXT = [spec("text_input", "BYTES"), spec("sampling_parameters", "BYTES", option
 MODELS: dict[str, tuple[ModelSpec, Response]] = {
     "tokens of 8 bits": (tokens("INT8", "FP16", decoupled=True), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
     "tokens, unsigned": (tokens("UINT16", "BF16", decoupled=False), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
-    "tokens": (tokens("INT32", "FP32", decoupled=True), ids(5, scores=[-1.0])),
     "text": (model(TEXT, [spec("text_output", "BYTES")]), text("paris")),
     "text, whole": (model(TEXT[:1], [spec("text_output", "BYTES")], decoupled=False), text("paris")),
 }
@@ -115,46 +84,23 @@ class Requests:
 
     def next(self) -> tuple[str, bytes]:
         """A path and a body."""
-        api = self._random.choice((self._predict, self._generate, self._completion, self._chat))
-        path, members = api()
-        body = ",".join(f"{json.dumps(name)}:{value}" for name, value in members.items())
-        return path, f"{{{body}}}".encode("utf-8", "surrogatepass")
+        prompt = json.dumps(PROMPT)
+        path = self._random.choice(("v1", "generate", "generate_stream", "completions", "chat/completions"))
+        if path == "v1":
+            given = {"instances": f"[{prompt}]", "parameters": _object(self._given(PARAMETERS))}
+            return "/v1/models/gpt2:predict", self._body(given, {})
+        if path.startswith("generate"):
+            given = self._given((*PARAMETERS, *OF_BACKENDS))
+            return f"/v2/models/gpt2/{path}", self._body({"text_input": prompt}, given)
+        if path == "completions":
+            prompt = self._random.choice((prompt, "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))
+            return f"/openai/v1/{path}", self._body({"prompt": prompt}, {**self._given(completions.FIELDS), **NAMED})
+        messages = f'[{{"role":"user","content":{self._mostly(prompt)}}}]'
+        return f"/openai/v1/{path}", self._body({"messages": messages}, {**self._given(chat.FIELDS), **NAMED})
 
-    def _predict(self) -> tuple[str, dict[str, str]]:
-        given = self._given(PARAMETERS)
-        inside = ",".join(f"{json.dumps(name)}:{value}" for name, value in given.items())
-        return "/v1/models/gpt2:predict", {
-            "instances": self._mostly(json.dumps([PROMPT])),
-            "parameters": self._mostly(f"{{{inside}}}"),
-        }
-
-    def _generate(self) -> tuple[str, dict[str, str]]:
-        path = f"/v2/models/gpt2/generate{self._random.choice(('', '_stream'))}"
-        names = (
-            *PARAMETERS,
-            "exclude_input_in_output",
-            "bad_words",
-            "end_id",
-            "pad_id",
-            "random_seed",
-            "parameters",
-            "id",
-        )
-        return path, {"text_input": self._mostly(json.dumps(PROMPT)), **self._given(names)}
-
-    def _completion(self) -> tuple[str, dict[str, str]]:
-        prompt = self._random.choice((json.dumps(PROMPT), "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))
-        return "/openai/v1/completions", {**self._given(openai_completions.FIELDS), **self._asked(prompt=prompt)}
-
-    def _chat(self) -> tuple[str, dict[str, str]]:
-        message = f'{{"role":"user","content":{self._mostly(json.dumps(PROMPT))}}}'
-        return "/openai/v1/chat/completions", {
-            **self._given(openai_chat.FIELDS),
-            **self._asked(messages=f"[{message}]"),
-        }
-
-    def _asked(self, **members: str) -> dict[str, str]:
-        return {"model": '"gpt2"'} | {name: self._mostly(value) for name, value in members.items()}
+    def _body(self, mostly: dict[str, str], members: dict[str, str]) -> bytes:
+        usual = {name: self._mostly(value) for name, value in mostly.items()}
+        return _object({**members, **usual}).encode("utf-8", "surrogatepass")
 
     def _given(self, names: Any) -> dict[str, str]:
         """A few parameters, about half of them with values that are taken."""
@@ -177,9 +123,14 @@ class Requests:
         if kind < 0.8 or depth > 2:
             return self._random.choice(LITERALS)
         inside = [self._any(depth + 1) for _ in range(self._random.choice((1, 2, 17)))]
-        if kind < 0.9:
-            return f"[{','.join(inside)}]"
-        return f"{{{','.join(f'{json.dumps(self._random.choice(STRINGS))}:{one}' for one in inside)}}}"
+        return f"[{','.join(inside)}]" if kind < 0.9 else _object({self._random.choice(STRINGS): one for one in inside})
+
+
+NAMED = {"model": '"gpt2"'}
+
+
+def _object(members: dict[str, str]) -> str:
+    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in members.items())}}}"
 
 
 @pytest.mark.parametrize(("found", "answer"), MODELS.values(), ids=MODELS)

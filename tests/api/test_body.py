@@ -5,11 +5,10 @@ import zlib
 
 import pytest
 
-from hf_transformer.api.body import parse_json, read_body, to_utf8
+from hf_transformer.api.body import read_body, to_utf8
 from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnsupportedEncoding
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.types import ClientGone
 from tests.api.plain_request import PlainRequest
 
@@ -36,7 +35,8 @@ def request(*chunks: bytes, encoding: bytes = b"", length: bytes = b"") -> Plain
 
 
 async def test_chunks_are_joined() -> None:
-    assert await read(BODY[:3], BODY[3:]) == BODY
+    assert await read(BODY[:3], BODY[3:], encoding=b"identity") == BODY
+    assert await read(b"x" * 400, b"x" * 600) == b"x" * 1000, "a body of the limit is taken"
 
 
 async def test_a_client_that_left_is_noticed() -> None:
@@ -51,10 +51,6 @@ async def test_gzip_is_honoured(encoding: bytes) -> None:
 
 async def test_gzip_members_are_joined() -> None:
     assert await read(gzip.compress(BODY[:7]) + gzip.compress(BODY[7:]), encoding=b"gzip") == BODY
-
-
-async def test_identity_is_no_compression() -> None:
-    assert await read(BODY, encoding=b"identity") == BODY
 
 
 @pytest.mark.parametrize(
@@ -115,15 +111,9 @@ async def test_what_the_head_says_is_refused_before_anything_is_read(
     assert refused(metrics) == (status == 429)
 
 
-async def test_a_body_of_the_limit_is_taken() -> None:
-    assert len(await read(b"x" * 1000)) == 1000
-
-
 @pytest.mark.parametrize(
     ("content_type", "charset"),
     [
-        (b"", "utf-8"),
-        (b"application/json", "utf-8"),
         (b"application/json; charset=UTF-8", "utf-8"),
         (b"application/json", "utf-8-sig"),
         (b"text/plain; charset=latin-1", "latin-1"),
@@ -149,15 +139,6 @@ async def test_many_gzip_members_are_refused() -> None:
 def test_a_body_in_another_charset_is_refused(charset: bytes) -> None:
     with pytest.raises(InvalidInput, match="charset"):
         to_utf8(b"\xff\xfe\xff", {b"content-type": b"text/plain; charset=" + charset})
-
-
-def test_json() -> None:
-    limits = JsonLimits(parts=9, values=9)
-    assert parse_json(BODY, limits) == {"instances": ["a"]}
-    with pytest.raises(InvalidInput, match=r"^body: not JSON: "):
-        parse_json(BODY[:-1], limits)
-    with pytest.raises(TooLarge, match=r"^body: 40000 lists, objects and keys, at most 9"):
-        parse_json(b"[]" * 40_000, limits)
 
 
 async def test_bodies_have_a_limit_together() -> None:

@@ -49,14 +49,6 @@ def keys(tmp_path: Path) -> ApiKeys:
     return ApiKeys(str(tmp_path / "keys"))
 
 
-async def test_by_default_nothing_is_said() -> None:
-    async with client_of() as client:
-        answer = await client.post(PREDICT, json={"instances": [PROMPT]}, headers={"origin": APP})
-        assert answer.status_code == 200 and told(answer) == {}
-        preflight = await client.options(PREDICT, headers={"origin": APP, **ASKING})
-        assert preflight.status_code == 405 and told(preflight) == {}
-
-
 @pytest.mark.parametrize("path", [PREDICT, CHAT, "/v2/models/gpt2", "/no/such/path"])
 @pytest.mark.parametrize("keyed", [False, True], ids=["no keys", "keys"])
 async def test_a_preflight_needs_no_key(path: str, keyed: bool, keys: ApiKeys) -> None:
@@ -84,25 +76,30 @@ async def test_other_requests_with_options_are_no_preflights(lacking: str) -> No
         assert (await client.options(PREDICT, headers=headers)).status_code == 405
 
 
-@pytest.mark.parametrize("body", [{"instances": [PROMPT]}, {"instances": 7}, "nonsense"], ids=["200", "400", "no JSON"])
-async def test_an_origin_that_is_allowed_may_read_the_answer(body: object) -> None:
+STREAM = {"model": "gpt2", "prompt": PROMPT, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (PREDICT, {"instances": [PROMPT]}, 200),
+        (PREDICT, {"instances": 7}, 400),
+        (CHAT, STREAM, 200),
+        ("/no/such/path", {}, 404),
+    ],
+    ids=["answer", "error", "stream", "no route"],
+)
+async def test_an_origin_that_is_allowed_may_read_the_answer(path: str, body: object, status: int) -> None:
+    async with client_of() as client:
+        assert told(await client.post(path, json=body, headers={"origin": APP})) == {}, "by default nothing is said"
     async with client_of(APP) as client:
-        answer = await client.post(PREDICT, json=body, headers={"origin": APP})
+        assert told(await client.post(path, json=body)) == {}, "this client is no browser"
+        answer = await client.post(path, json=body, headers={"origin": APP})
+        assert answer.status_code == status
         found = told(answer)
         assert (found["allow-origin"], found["vary"]) == (APP, "origin")
         assert {"x-request-id", "retry-after", "server-timing"} <= set(found["expose-headers"].split(", "))
         assert "allow-credentials" not in found
-
-
-async def test_answers_of_all_kinds_say_so() -> None:
-    async with client_of(APP) as client:
-        streamed = {"model": "gpt2", "prompt": PROMPT, "stream": True}
-        for answer, status in (
-            (await client.post(CHAT, json=streamed, headers={"origin": APP}), 200),
-            (await client.get("/v2/health/live", headers={"origin": APP}), 200),
-            (await client.get("/no/such/path", headers={"origin": APP}), 404),
-        ):
-            assert answer.status_code == status and told(answer)["allow-origin"] == APP
 
 
 async def test_without_a_key_the_answer_can_be_read_too(keys: ApiKeys) -> None:
@@ -121,11 +118,6 @@ async def test_other_origins_are_not_allowed(origin: str) -> None:
         assert answer.status_code == 200 and told(answer) == {"vary": "origin"}
         preflight = await client.options(PREDICT, headers={"origin": origin, **ASKING})
         assert "allow-origin" not in told(preflight)
-
-
-async def test_clients_that_are_no_browsers_are_told_nothing() -> None:
-    async with client_of(APP) as client:
-        assert told(await client.post(PREDICT, json={"instances": [PROMPT]})) == {}
 
 
 @pytest.mark.parametrize("origin", [APP, OTHER, "null"])
@@ -158,8 +150,6 @@ async def test_the_flag(given: tuple[str, ...], origins: tuple[str, ...]) -> Non
         "https://*.example.com",
         "https://App.example.com",
         f"{APP}/",
-        f"{APP}/page",
-        "https://",
         "",
         f"{APP},{APP}",
     ],

@@ -13,7 +13,7 @@ import pytest
 
 from hf_transformer.api.base import Call, Models, Service, context_of, error_json, reply
 from hf_transformer.api.endpoint import Endpoint, server_timing
-from hf_transformer.api.streaming import LINES, StreamForm
+from hf_transformer.api.streaming import LINES, OpenStreams, TextStream
 from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import Piece
@@ -21,31 +21,32 @@ from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import ClientGone, Context, Response, Stream
 from tests.api.plain_request import PlainRequest
+from tests.observability.measured import measured
 
 pytestmark = pytest.mark.asyncio
 
 
-class ScriptedForm(StreamForm):
+class ScriptedForm(TextStream):
     """A stream of two pieces, behind the first of which ``fails`` is raised; it is its own generation."""
 
     content_type: ClassVar[bytes] = LINES
 
     def __init__(self, fails: Exception | None = None) -> None:
-        self.texts = 1
+        self.left = 1
         self.fails = fails
-        self.running = False
+        self.entered = False
 
     async def start(self) -> Generation:
         return cast(Generation, self)
 
     async def __aenter__(self) -> Self:
-        self.running = True
+        self.entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.running = False
+        self.entered = False
 
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
         yield Piece(0, 0, "one")
@@ -64,17 +65,23 @@ class Work:
     """An endpoint whose handler waits for ``future``."""
 
     def __init__(self, *, server_timing: bool = True) -> None:
-        self.future: asyncio.Future[bytes | StreamForm] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[bytes | TextStream] = asyncio.get_running_loop().create_future()
         self.metrics = Metrics("model")
         self.admission = Admission(1, 100, self.metrics)
         self.service = Service(
-            Models([]), self.admission, self.metrics, max_bytes=1000, max_texts=9, server_timing=server_timing
+            Models([]),
+            self.admission,
+            self.metrics,
+            max_bytes=1000,
+            max_texts=9,
+            streams=OpenStreams(),
+            server_timing=server_timing,
         )
         self.endpoint = Endpoint("v1", self.handle, error_json, self.service)
         self.contexts: list[Context] = []
         self.predict = 0.0
 
-    async def handle(self, call: Call) -> Response | StreamForm:
+    async def handle(self, call: Call) -> Response | TextStream:
         call.context.predict = self.predict
         self.contexts.append(call.context)
         found = await self.future
@@ -134,7 +141,7 @@ async def begun(work: Work, form: ScriptedForm) -> Stream:
     work.future.set_result(form)
     answer = await work.endpoint(PlainRequest(b"body"))
     assert isinstance(answer, Stream) and (answer.status, answer.first) == (200, b"one")
-    assert work.held[:2] == (4, 1) and form.running and not work.counted
+    assert work.held[:2] == (4, 1) and form.entered and not work.counted
     return answer
 
 
@@ -156,7 +163,7 @@ async def test_a_stream_gives_all_back_with_its_last_piece(fails: Exception | No
     assert isinstance(answer, Stream) and work.held[:2] == (4, 1) and not work.counted
     assert [part async for part in answer.parts] == [last]
     await answer.parts.aclose()
-    assert work.held == (0, 0, 0) and work.counted == {status: 1} and not form.running
+    assert work.held == (0, 0, 0) and work.counted == {status: 1} and not form.entered
 
 
 async def test_a_stream_that_nobody_reads_on_gives_all_back_once_it_is_closed() -> None:
@@ -164,7 +171,7 @@ async def test_a_stream_that_nobody_reads_on_gives_all_back_once_it_is_closed() 
     answer = await begun(work, form)
     await answer.parts.aclose()
     await answer.parts.aclose()
-    assert work.held == (0, 0, 0) and work.counted == {"499": 1} and not form.running
+    assert work.held == (0, 0, 0) and work.counted == {"499": 1} and not form.entered
 
 
 async def test_a_client_that_leaves_within_its_body_is_counted() -> None:
@@ -224,3 +231,15 @@ async def test_an_answer_tells_how_long_it_took(timed: bool, predict: float) -> 
     expected = [(b"server-timing", server_timing(work.contexts[0]))] if timed and predict else []
     assert answer.headers == [(b"content-type", b"application/json"), *expected]
     assert not expected or b"predict;dur=250.000" in expected[0][1]
+
+
+@pytest.mark.parametrize("predict", [0.0009, 0.0100004, 59.9999])
+async def test_stages_in_milliseconds(predict: float) -> None:
+    context = measured(queue=0.0002, predict=predict, postprocess=0.0000126, parse=0.0001, tokenize=0.0000004)
+    rest = predict - 0.0002
+    expected = f"parse;dur=0.100, tokenize;dur=0.000, queue;dur=0.200, predict;dur={rest * 1e3:.3f}, decode;dur=0.013"
+    assert server_timing(context) == expected.encode()
+
+
+async def test_a_queue_longer_than_the_prediction() -> None:
+    assert b"predict;dur=0.000," in server_timing(measured(queue=0.002, predict=0.001))

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from hf_transformer.api.base import Model
-from hf_transformer.api.generate_request import FURTHER
-from hf_transformer.api.generation import generating
+from hf_transformer.api.base import Model, generating_task
+from hf_transformer.api.generate import FURTHER
 from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
@@ -17,7 +16,7 @@ from tests.integration.api.grpc_model import ScriptedModel
 
 pytestmark = pytest.mark.asyncio
 
-SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER, True)
+SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER.values(), True)
 ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
 HEAD = {"model_name": "gpt2", "model_version": "1"}
 
@@ -34,10 +33,6 @@ async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
         content = await exchange.rest()
         assert (status, headers["content-type"]) == (200, "text/event-stream"), content
         return events(content)
-
-
-def versioned(route: str) -> str:
-    return f"/v2/models/gpt2{'/versions/1' if 'versions' in route else ''}"
 
 
 async def test_a_prompt_and_its_text() -> None:
@@ -134,7 +129,7 @@ async def test_what_is_told_beside_the_text() -> None:
             "num_output_tokens": 2,
         }
         found = await generate(made, return_finish_reason=True, n=2, temperature=0.5)
-        assert found["finish_reason"] == ["stop", "stop"]
+        assert (found["finish_reason"], found["text_output"]) == (["stop"] * 2, [f"{PROMPT} paris."] * 2)
         assert "finish_reason" not in await generate(made, return_finish_reason=False)
 
 
@@ -153,26 +148,15 @@ async def test_what_is_told_beside_a_stream() -> None:
             assert own[-1]["finish_reason"] == "stop"
 
 
-async def test_several_texts_are_a_list() -> None:
+async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event() -> None:
     async with bench() as made:
-        assert (await generate(made, n=2, temperature=0.5))["text_output"] == [f"{PROMPT} paris."] * 2
-
-
-@pytest.mark.parametrize("extra", [{}, {"stream": True}, {"parameters": {"stream": True}}], ids=str)
-async def test_a_stream_gives_the_new_text_in_pieces(extra: dict[str, Any]) -> None:
-    async with bench() as made:
-        found = await stream(made, **extra)
-        assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
-        assert "".join(one["text_output"] for one in found) == " paris."
-
-
-async def test_a_stream_may_have_the_prompt_or_be_one_event() -> None:
-    async with bench() as made:
+        for extra in ({}, {"stream": True}, {"parameters": {"stream": True}}):
+            found = await stream(made, **extra)
+            assert len(found) > 1 and all(one.keys() == {*HEAD, "text_output"} for one in found)
+            assert "".join(one["text_output"] for one in found) == " paris."
         found = await stream(made, exclude_input_in_output=False)
         assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
         assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
-        found = await stream(made, n=2, temperature=0.5)
-        assert {one["choice"] for one in found} == {0, 1}
 
 
 async def test_a_stream_without_any_text_is_one_event() -> None:
@@ -202,11 +186,9 @@ async def test_an_error_in_the_middle() -> None:
     ("body", "says"),
     [
         ({"text_input": None}, "text_input: expected a string, got nothing"),
-        ({"text_input": ["a"]}, "text_input: expected a string, got a list"),
         ({"parameters": 3}, "parameters: expected an object, got a number"),
         ({"stream": True}, "stream: one answer is given here, expected false"),
         ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
-        ({"parameters": {"top_q": 1}}, "parameters.top_q: unknown"),
         ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: given twice, with another value beside it"),
         ({"bad_words": ["x"]}, "bad_words: they can't be kept out of a text here"),
         ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
@@ -225,7 +207,6 @@ async def test_an_error_in_the_middle() -> None:
             "parameters.sampling_parameters.skip_special_tokens: it can't be asked for here, expected true",
         ),
         ({"sampling_parameters": "{}", "parameters": {"sampling_parameters": ""}}, "sampling_parameters: given twice"),
-        ({"parameters": {"best_of": 2}}, "parameters.best_of: it can't be asked for here, expected 1"),
         ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
         ({"id": 7}, "id: expected a string, got a number"),
     ],
@@ -255,6 +236,6 @@ async def test_the_limit_of_new_tokens() -> None:
 
 async def test_a_model_that_predicts_says_what_it_does() -> None:
     with pytest.raises(InvalidInput) as raised:
-        generating(cast(Model, ScriptedModel()), "generate")
+        generating_task(cast(Model, ScriptedModel()), "generate")
     expected = "model 'bert' does fill_mask, but generate needs text_generation or text2text_generation"
     assert str(raised.value) == expected

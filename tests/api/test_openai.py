@@ -1,94 +1,113 @@
-"""Parsers and renderers of the OpenAI API by themselves; tests/integration/test_openai.py has the rest."""
+"""Fields, answers and errors of the OpenAI API without a model; tests/integration/test_openai.py has the rest."""
 
 from __future__ import annotations
 
 import base64
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from hf_transformer.api.base import Call, Model, Models, error_json
-from hf_transformer.api.openai import embeddings as openai_embeddings
-from hf_transformer.api.openai import rerank as openai_rerank
-from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields, render_error
-from hf_transformer.api.openai.routes import errors_by_path, model_cards, model_list, root_of
-from hf_transformer.errors import InvalidInput, PredictorError, RequestError, TooLarge, TooManyRequests, UnknownModel
+from hf_transformer.api.base import Call, Model, Models, Service, error_json, renamed
+from hf_transformer.api.openai import embeddings, rerank
+from hf_transformer.api.openai.fields import as_sent, read_request, render_error
+from hf_transformer.api.openai.routes import errors_by_path, model_cards, root_of
+from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnknownModel
 from hf_transformer.protocol.json_text import JsonLimits
+from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Answers, Context
 
-KNOWN = ("model", "input", "user")
-
-
-class Task:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class NamedModel:
-    """A model as far as its name and task go."""
-
-    def __init__(self, name: str, task: str) -> None:
-        self.name = name
-        self.task = Task(task)
+LABELS = {
+    **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
+    **{"store": False, "service_tier": "auto"},
+    "metadata": {"team": "search"},
+}
+"""Fields of every endpoint but rerank that ask for nothing."""
 
 
 def models(task: str = "text_embedding") -> Models:
-    return Models([cast(Model, NamedModel("mini", task))])
+    return Models([cast(Model, SimpleNamespace(name="mini", task=SimpleNamespace(name=task)))])
 
 
-def fields_of(body: bytes, **headers: bytes) -> dict[str, Any]:
+def read(body: Any, task: str = "text_embedding", **headers: bytes) -> Parameters:
+    """The fields of an embeddings request."""
     found = {name.replace("_", "-").encode(): value for name, value in headers.items()}
-    return read_fields(Call({}, found, body, Context("id", {}), JsonLimits(9, 9)), KNOWN)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    service = cast(Service, SimpleNamespace(models=models(task)))
+    with renamed(as_sent):
+        call = Call({}, found, content, Context("id", {}), JsonLimits(99, 99))
+        model, given = read_request(service, call, "embeddings", embeddings.FIELDS)
+    assert model.name == "mini"
+    return given
 
 
-def test_fields() -> None:
-    assert fields_of(b'{"model": "mini", "user": null}') == {"model": "mini"}
-    assert fields_of(b'{"model": "mini", "service_tier": null}') == {"model": "mini"}
-    utf16 = '{"input": "é"}'.encode("utf-16")
-    assert fields_of(utf16, content_type=b"application/json; charset=utf-16") == {"input": "é"}
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (b"{", "body: not JSON: "),
-        (b"[1]", "body: expected an object, got a list"),
-        (b'{"inputs": []}', "inputs: unknown, expected some of model, input, user"),
-        (b'{"a": 1, "b": 2}', "body: unknown fields 'a', 'b', expected some of model"),
-        (json.dumps(dict.fromkeys("abcdefgh", 1)).encode(), "'a', 'b', 'c', 'd', 'e' and 3 more, expected"),
-    ],
-)
-def test_wrong_bodies(body: bytes, says: str) -> None:
-    with pytest.raises(InvalidInput) as raised:
-        fields_of(body)
+def wrong(kind: type[RequestError], says: str, function: Any, *arguments: Any) -> None:
+    with pytest.raises(kind) as raised, renamed(as_sent):
+        function(*arguments)
     assert says in str(raised.value)
 
 
-def test_the_model_is_found() -> None:
-    assert find_model(models(), {"model": "mini"}, "embeddings").name == "mini"
-    assert find_model(models("rerank"), {"model": "mini"}, "rerank").name == "mini"
+def test_fields_that_are_null_were_not_sent() -> None:
+    given = read({"model": "mini", "user": None, "input": "a", "n": None})
+    assert given.get("input") == "a" and "user" not in given
+
+
+def test_the_charset_counts() -> None:
+    body = '{"model": "mini", "input": "é"}'.encode("utf-16")
+    assert read(body, content_type=b"application/json; charset=utf-16").get("input") == "é"
 
 
 @pytest.mark.parametrize(
-    ("task", "fields", "kind", "says"),
+    ("body", "kind", "says"),
     [
-        ("text_embedding", {}, InvalidInput, "model: missing, expected the name of the model that is served: mini"),
-        ("text_embedding", {"model": 3}, InvalidInput, "model: expected a string, got a number"),
-        ("text_embedding", {"model": "gpt"}, UnknownModel, "model: 'gpt' is not served here; served: mini"),
-        (
-            "rerank",
-            {"model": "mini"},
-            InvalidInput,
-            "model: 'mini' does rerank, but embeddings needs text_embedding",
-        ),
+        (b"{", InvalidInput, "body: not JSON: "),
+        ([1], InvalidInput, "body: expected an object, got a list"),
+        ({"model": "mini", "inputs": []}, InvalidInput, "inputs: unknown, expected some of model, input, encoding"),
+        (dict.fromkeys("abcdefgh", 1), InvalidInput, "'a', 'b', 'c', 'd', 'e' and 3 more, expected"),
+        ({}, InvalidInput, "model: missing, expected the name of the model that is served: mini"),
+        ({"model": 3}, InvalidInput, "model: expected a string, got a number"),
+        ({"model": "gpt"}, UnknownModel, "model: 'gpt' is not served here; served: mini"),
     ],
+    ids=["JSON", "list", "unknown", "unknown ones", "no model", "model's type", "another model"],
 )
-def test_wrong_models(task: str, fields: Any, kind: type[RequestError], says: str) -> None:
-    with pytest.raises(kind) as raised, named_as_sent():
-        find_model(models(task), fields, "embeddings")
-    assert str(raised.value) == says
+def test_wrong_bodies(body: Any, kind: type[RequestError], says: str) -> None:
+    wrong(kind, says, read, body)
+
+
+def test_a_model_for_another_task() -> None:
+    says = "model: 'mini' does rerank, but embeddings needs text_embedding"
+    wrong(InvalidInput, says, read, {"model": "mini"}, "rerank")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("store", True, "nothing is stored here, expected false, got true"),
+        ("store", 0, "nothing is stored here, expected false, got a number"),
+        ("service_tier", "flex", "there is one here, expected auto or default, got 'flex'"),
+        ("service_tier", 1, "there is one here, expected auto or default, got a number"),
+        ("user", 7, "expected a string, got a number"),
+        ("safety_identifier", 7, "expected a string, got a number"),
+        ("prompt_cache_key", ["k"], "expected a string, got a list"),
+        ("prompt_cache_retention", 24, "expected a string, got a number"),
+        ("metadata", "x", "expected an object of strings, got a string"),
+        ("metadata", {"a": 1}, "the key 'a' has a number, expected a string"),
+        ("metadata", {"a" * 65: "x"}, "a key has 65 characters, at most 64 are taken"),
+        ("metadata", {"a": "x" * 513}, "the key 'a' has 513 characters, at most 512 are taken"),
+        ("metadata", {str(number): "x" for number in range(17)}, "17 keys, at most 16 are taken"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_asks_for_something_that_is_not_done(name: str, value: Any, says: str) -> None:
+    wrong(InvalidInput, f"{name}: {says}", read, {"model": "mini", name: value})
+
+
+def test_what_asks_for_nothing() -> None:
+    assert set(LABELS) < set(embeddings.FIELDS)
+    query, _ = embeddings.read_query(read({"model": "mini", "input": "a", **LABELS}), 9)
+    assert query == embeddings.read_query(read({"model": "mini", "input": "a", "service_tier": "default"}), 9)[0]
 
 
 @pytest.mark.parametrize(
@@ -96,49 +115,40 @@ def test_wrong_models(task: str, fields: Any, kind: type[RequestError], says: st
     [
         ("a", ["a"], True),
         (["a", "b"], ["a", "b"], False),
-        (["a"], ["a"], False),
         ([7, 8], [{"token_ids": [7, 8]}], True),
         ([[7], [8, 9]], [{"token_ids": [7]}, {"token_ids": [8, 9]}], False),
     ],
-    ids=["string", "strings", "one string", "ids", "lists of ids"],
+    ids=["string", "strings", "ids", "lists of ids"],
 )
 def test_forms_of_input(given: Any, instances: Any, single: bool) -> None:
-    request = openai_embeddings.parse({"model": "mini", "input": given, "user": "u"}, 2)
-    assert (request.query.instances, request.single, request.base64) == (instances, single, False)
-    assert (request.query.name, request.query.parameters, request.query.tensors) == ("input", {}, False)
-
-
-def test_parameters_of_embeddings() -> None:
     own = {"dimensions": 2, "prompt": "q", "prompt_name": "x", "normalize": True, "truncation": False, "stride": 1}
-    request = openai_embeddings.parse({"input": "a", "encoding_format": "base64", **own}, 9)
-    assert request.base64 and request.query.parameters == own
+    query, alone = embeddings.read_query(read({"model": "mini", "input": given, "encoding_format": "float", **own}), 2)
+    assert (query.instances, alone, query.name, query.parameters) == (instances, single, "input", own)
+
+
+FORMS = "input: expected a string, a list of strings, a list of token ids or a list of such lists, got "
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "says"),
+    ("given", "kind", "says"),
     [
-        ({}, InvalidInput, "input: expected a string, a list of strings, a list of token ids or a list of such lists"),
-        ({"input": []}, InvalidInput, "such lists, got an empty list"),
-        ({"input": {"text": "a"}}, InvalidInput, "such lists, got an object with the keys text"),
-        ({"input": ["a", {"text": "a"}]}, InvalidInput, "input[1]: expected a string or a list of token ids, got an"),
-        ({"input": [True]}, InvalidInput, "input[0]: expected a string or a list of token ids, got a boolean"),
-        ({"input": [None]}, InvalidInput, "input[0]: expected a string or a list of token ids, got null"),
-        ({"input": ["a"] * 4}, TooLarge, "input: 4 in a request, at most 3 are taken (--max_instances, --max_seq"),
-        ({"input": "a", "user": 1}, InvalidInput, "user: expected a string, got a number"),
-        ({"input": "a", "encoding_format": "int8"}, InvalidInput, "encoding_format: 'int8' is not one of float, base"),
+        (None, InvalidInput, f"{FORMS}nothing"),
+        ([], InvalidInput, f"{FORMS}an empty list"),
+        ({"text": "a"}, InvalidInput, f"{FORMS}an object with the keys text"),
+        (["a", {"text": "a"}], InvalidInput, "input[1]: expected a string or a list of token ids, got an object"),
+        ([True], InvalidInput, "input[0]: expected a string or a list of token ids, got a boolean"),
+        (["a"] * 4, TooLarge, "input: 4 in a request, at most 3 are taken (--max_instances, --max_sequences)"),
     ],
-    ids=str,
+    ids=["none", "empty", "object", "mixed", "booleans", "many"],
 )
-def test_wrong_embeddings_requests(fields: Any, kind: type[RequestError], says: str) -> None:
-    with pytest.raises(kind) as raised, named_as_sent():
-        openai_embeddings.parse(fields, 3)
-    assert says in str(raised.value)
+def test_wrong_input(given: Any, kind: type[RequestError], says: str) -> None:
+    wrong(kind, says, embeddings.read_query, Parameters({"input": given}, ("input",)), 3)
 
 
 @pytest.mark.parametrize("wanted", ["float", "base64"])
 def test_an_embeddings_response(wanted: str) -> None:
     vectors = np.array([[0.1, -2.5], [3, 1e-20]], np.float32)
-    body = openai_embeddings.render(Answers(list(vectors), tokens=9), "mini", wanted == "base64")
+    body = embeddings.render(Answers(list(vectors), tokens=9), "mini", wanted == "base64")
     found = json.loads(body)
     data = found.pop("data")
     assert found == {"object": "list", "model": "mini", "usage": {"prompt_tokens": 9, "total_tokens": 9}}
@@ -151,19 +161,20 @@ def test_an_embeddings_response(wanted: str) -> None:
 
 
 def test_base64_is_float32_in_little_endian() -> None:
-    assert base64.b64decode(openai_embeddings.to_base64(np.array([1, 9, -2, 9], ">f8")[::2])).hex() == (
-        "0000803f" + "000000c0"
-    )
+    found = base64.b64decode(embeddings.to_base64(np.array([1, 9, -2, 9], ">f8")[::2]))
+    assert found.hex() == "0000803f" + "000000c0"
+
+
+def reranking(**fields: Any) -> Any:
+    return rerank.read_query(Parameters(fields, rerank.FIELDS), 3)
 
 
 def test_a_rerank_request() -> None:
-    fields = {"model": "mini", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "user": "u"}
-    query = openai_rerank.parse(fields, 2)
+    query = reranking(query="q", documents=["a", {"text": "b"}], top_n=1)
     assert query.instances == [{"query": "q", "texts": ["a", "b"]}]
     assert query.parameters == {"top_n": 1, "return_documents": True, "output_format": "kserve"}
     more = {"return_documents": False, "truncation": False, "raw_scores": True}
-    parameters = openai_rerank.parse({"query": "q", "documents": ["a"], **more}, 2).parameters
-    assert parameters == {"output_format": "kserve", **more}
+    assert reranking(query="q", documents=["a"], **more).parameters == {"output_format": "kserve", **more}
 
 
 @pytest.mark.parametrize(
@@ -175,22 +186,18 @@ def test_a_rerank_request() -> None:
         ({"query": "q", "documents": "a"}, InvalidInput, "documents: expected a list of texts, got a string"),
         ({"query": "q", "documents": []}, InvalidInput, "documents: expected a list of texts, got an empty one"),
         ({"query": "q", "documents": ["a", 1]}, InvalidInput, "documents[1]: expected a string or {"),
-        ({"query": "q", "documents": [{"text": 1}]}, InvalidInput, "documents[0]: expected a string or {"),
         ({"query": "q", "documents": [{"title": "a"}]}, InvalidInput, "got an object with the keys title"),
         ({"query": "q", "documents": ["a"] * 4}, TooLarge, "documents: 4 in a request, at most 3 are taken"),
-        ({"query": "q", "documents": ["a"], "user": {}}, InvalidInput, "user: expected a string, got an empty object"),
     ],
     ids=str,
 )
 def test_wrong_rerank_requests(fields: Any, kind: type[RequestError], says: str) -> None:
-    with pytest.raises(kind) as raised, named_as_sent():
-        openai_rerank.parse(fields, 3)
-    assert says in str(raised.value)
+    wrong(kind, says, lambda: reranking(**fields))
 
 
 def test_a_rerank_response() -> None:
     answers = Answers([[{"index": 1, "score": 0.9, "text": "b"}, {"index": 0, "score": 0.5}]], tokens=4)
-    assert json.loads(openai_rerank.render(answers, "mini", "17")) == {
+    assert json.loads(rerank.render(answers, "mini", "17")) == {
         "id": "rerank-17",
         "model": "mini",
         "usage": {"prompt_tokens": 4, "total_tokens": 4},
@@ -201,28 +208,16 @@ def test_a_rerank_response() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("whole", "message", "expected"),
-    [
-        (None, "parameters.dimensions: 3 is too small", "dimensions: 3 is too small"),
-        (None, "input[0]: too long", "input[0]: too long"),
-        ("input", "input[0]: too long", "input: too long"),
-        ("input", "input[03]: too long", "input[03]: too long"),
-        ("documents", "documents: 3 sequences", "documents: 3 sequences"),
-    ],
-)
-def test_fields_are_named_as_they_were_sent(whole: str | None, message: str, expected: str) -> None:
-    for kind in (InvalidInput, TooManyRequests):
-        with pytest.raises(kind) as raised, named_as_sent(whole):
-            raise kind(message)
-        assert (type(raised.value), str(raised.value)) == (kind, expected)
+def test_errors_keep_their_kind_and_cause() -> None:
+    with pytest.raises(TooManyRequests, match=r"^n: 3 is too small$") as raised, renamed(as_sent):
+        raise TooManyRequests("parameters.n: 3 is too small")
+    assert isinstance(raised.value.__cause__, TooManyRequests)
 
 
 @pytest.mark.parametrize(
     ("status", "message", "kind", "param", "code"),
     [
         (400, "input[3]: expected a string", "invalid_request_error", "input[3]", None),
-        (400, "dimensions: 0 is too small", "invalid_request_error", "dimensions", None),
         (400, "messages[1].content: expected a string", "invalid_request_error", "messages[1].content", None),
         (400, "body: not JSON: unexpected end", "invalid_request_error", None, None),
         (400, "a stride of 3: too long", "invalid_request_error", None, None),
@@ -231,11 +226,8 @@ def test_fields_are_named_as_they_were_sent(whole: str | None, message: str, exp
         (404, "GET /openai/v1/x: Not Found", "invalid_request_error", None, None),
         (405, "GET /openai/v1/rerank: Method Not Allowed", "invalid_request_error", None, "method_not_supported"),
         (413, "input: 9 in a request", "invalid_request_error", "input", None),
-        (415, "Content-Type: charset 'x' is not taken", "invalid_request_error", None, None),
         (429, "9 requests are in flight", "requests", None, "rate_limit_exceeded"),
-        (500, "internal error; the log has it", "server_error", None, None),
         (502, "onnx: the predictor's own words", "server_error", None, None),
-        (503, "model 'mini' is not ready: why", "server_error", None, None),
     ],
 )
 def test_error_bodies(status: int, message: str, kind: str, param: str | None, code: str | None) -> None:
@@ -243,16 +235,7 @@ def test_error_bodies(status: int, message: str, kind: str, param: str | None, c
     assert found == {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def test_other_errors_keep_their_cause() -> None:
-    with pytest.raises(PredictorError, match="deliberate") as raised, named_as_sent("input"):
-        raise PredictorError("deliberate")
-    assert isinstance(raised.value.__cause__, PredictorError)
-
-
-@pytest.mark.parametrize(
-    ("prefix", "root"),
-    [("openai", "/openai"), ("/openai/", "/openai"), ("a/b", "/a/b"), ("", ""), ("/", "")],
-)
+@pytest.mark.parametrize(("prefix", "root"), [("openai", "/openai"), ("/a/b/", "/a/b"), ("", ""), ("/", "")])
 def test_the_prefix(prefix: str, root: str) -> None:
     assert root_of(prefix) == root
 
@@ -264,8 +247,6 @@ def test_the_prefix(prefix: str, root: str) -> None:
         ("/openai/", "/openai", True),
         ("openai", "/openai2/v1/embeddings", False),
         ("openai", "/v1/embeddings", False),
-        ("openai", "/v2/models", False),
-        ("", "/v1/embeddings", True),
         ("", "/v1/chat/completions", True),
         ("", "/v1/models", False),
         ("", "/v1/models/mini", False),
@@ -277,8 +258,6 @@ def test_which_paths_have_openais_errors(prefix: str, path: str, ours: bool) -> 
 
 
 def test_model_cards() -> None:
-    cards = model_cards(models())
-    created = cards["mini"].pop("created")
-    assert type(created) is int and created > 1_700_000_000
-    assert cards == {"mini": {"id": "mini", "object": "model", "owned_by": "hf_transformer"}}
-    assert model_list(cards) == {"object": "list", "data": [cards["mini"]]}
+    [card] = model_cards(models()).values()
+    assert card.pop("created") > 1_700_000_000
+    assert card == {"id": "mini", "object": "model", "owned_by": "hf_transformer"}

@@ -18,6 +18,7 @@ PATH = "/openai/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What is the capital of france?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 class Counting(ThreadPoolExecutor):
@@ -42,6 +43,12 @@ async def refused(made: Bench, status: int = 400, **fields: Any) -> tuple[str, s
     return found["error"]["message"], found["error"]["param"]
 
 
+def asked(made: Bench) -> str:
+    """The prompt of the last request."""
+    text: str = made.generator.asked[-1][0].text
+    return text
+
+
 def deltas(chunks: list[Any], index: int = 0) -> list[Any]:
     return [one["delta"] for chunk in chunks for one in chunk["choices"] if one["index"] == index]
 
@@ -51,7 +58,8 @@ async def test_the_shape_is_that_of_kserve_s_example() -> None:
         found = await chat(made)
         created, used = found.pop("created"), found.pop("usage")
         assert isinstance(created, int)
-        assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
+        prompt, new = len(made.generator.asked[0][0].ids), len(made.tokenizer.encode(["Paris."])[0].ids)
+        assert used == {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         message = {"content": "Paris.", "tool_calls": None, "role": "assistant", "function_call": None}
         assert found == {
             "id": "chatcmpl-7",
@@ -66,8 +74,7 @@ async def test_the_prompt_is_the_rendered_chat_and_nothing_is_added() -> None:
     async with bench() as made:
         await chat(made)
         [(prompt, sampling)] = made.generator.asked
-        rendered = template_of(tokenizer_of()).render(MESSAGES)
-        assert prompt.text == rendered and not prompt.special_tokens
+        assert prompt.text == template_of(tokenizer_of()).render(MESSAGES) and not prompt.special_tokens
         assert sampling.max_tokens == 256 - len(prompt.ids)
 
 
@@ -92,68 +99,67 @@ async def test_all_choices_have_a_role_of_their_own() -> None:
             assert first["role"] == "assistant"
             assert "".join(one.get("content", "") for one in rest) == "Paris."
         whole = await chat(made, n=3)
-        assert [one["message"]["content"] for one in whole["choices"]] == ["Paris."] * 3
+        assert [(one["index"], one["message"]["content"]) for one in whole["choices"]] == [
+            (index, "Paris.") for index in range(3)
+        ]
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-async def test_both_names_of_the_limit(name: str) -> None:
-    async with bench(text="Paris is large.") as made:
-        found = await chat(made, **{name: 2})
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "--max_new_tokens"])
+async def test_the_limit_of_new_tokens(name: str) -> None:
+    flag = name.startswith("--")
+    async with bench(text="Paris is large.", settings=GenerationSettings(max_new_tokens=2 if flag else None)) as made:
+        found = await chat(made, **({} if flag else {name: 2}))
         assert found["choices"][0]["finish_reason"] == "length" and found["usage"]["completion_tokens"] == 2
 
 
-async def test_the_service_s_limit_holds_where_nothing_is_said() -> None:
-    async with bench(text="Paris is large.", settings=GenerationSettings(max_new_tokens=2)) as made:
-        assert (await chat(made))["usage"]["completion_tokens"] == 2
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@either_way
 async def test_logprobs(stream: bool) -> None:
     async with bench(text="Paré.") as made:
-        found = await chat(made, logprobs=True, top_logprobs=2, stream=stream)
-        chunks = found[:-1] if stream else [found]
-        told = [one for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
-        assert bytes(byte for one in told for byte in one["bytes"]).decode() == "Paré."
-        assert {one["logprob"] for one in told} == {-0.5}
-        assert all(len(one["top_logprobs"]) == 2 for one in told)
-        assert all(one["top_logprobs"][0]["bytes"] == one["bytes"] for one in told)
+        for top, fields in ((2, {"top_logprobs": 2}), (0, {})):
+            found = await chat(made, logprobs=True, stream=stream, **fields)
+            chunks = found[:-1] if stream else [found]
+            told = [one for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+            assert bytes(byte for one in told for byte in one["bytes"]).decode() == "Paré."
+            assert {one["logprob"] for one in told} == {-0.5}
+            assert all(len(one["top_logprobs"]) == top for one in told)
+            assert not top or all(one["top_logprobs"][0]["bytes"] == one["bytes"] for one in told)
 
 
-async def test_logprobs_of_the_chosen_tokens_alone() -> None:
-    async with bench(text="Paris.") as made:
-        found = await chat(made, logprobs=True)
-        assert all(one["top_logprobs"] == [] for one in found["choices"][0]["logprobs"]["content"])
+NOTHING = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "rendered"),
     [
-        {"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}]},
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": "Hi", "name": "Anna"},
-        {"role": "assistant", "content": "Hello", "refusal": None, "tool_calls": None},
+        ({"content": [{"type": "text", "text": "What"}, {"type": "text", "text": "?"}]}, "user: What\n?"),
+        ({"role": "developer", "content": "Be brief."}, "system: Be brief."),
+        ({"content": "Hi", "name": "Anna"}, "user Anna: Hi"),
+        # As message.model_dump() of the openai package has an answer.
+        ({"role": "assistant", "content": "x", **NOTHING}, "assistant: x"),
+        ({"role": "assistant", "content": "x", **NOTHING, "annotations": [], "tool_calls": []}, "assistant: x"),
+        ({"role": "assistant", "refusal": "I can't."}, "assistant: I can't."),
+        ({"role": "assistant", "refusal": "I can't.", "content": ""}, "assistant: I can't."),
+        ({"role": "assistant", "content": "x", "refusal": ""}, "assistant: x"),
+        ({"content": "x", "tool_calls": [], "annotations": []}, "user: x"),
     ],
-    ids=["parts", "developer", "name", "nulls"],
+    ids=["parts", "developer", "name", "nulls", "empty lists", "refusal", "refused", "no refusal", "no calls"],
 )
-async def test_forms_of_messages(message: dict[str, Any]) -> None:
-    async with bench() as made:
-        await chat(made, messages=[message, *MESSAGES])
-        text = made.generator.asked[0][0].text
-        content = message["content"]
-        assert (content if isinstance(content, str) else "What is\nthis?") in text
-        assert ("<|im_start|>system\nBe brief." in text) is (message["role"] == "developer")
+async def test_forms_of_messages(message: dict[str, Any], rendered: str) -> None:
+    seen = "{{ m.role }}{{ ' ' + m.name if m.name else '' }}: {{ m.content }}"
+    unseen = "{{ '!' if 'tool_calls' in m or 'annotations' in m or 'refusal' in m else '' }}"
+    async with bench(template=f"{{% set m = messages[0] %}}{seen}{unseen}") as made:
+        await chat(made, messages=[{"role": "user", **message}])
+        assert asked(made) == rendered
 
 
 async def test_tools_are_rendered_and_calls_come_back() -> None:
     async with bench(text=f"Let me see.\n{CALL}") as made:
-        found = await chat(made, tools=TOOLS)
-        assert '"name": "weather"' in made.generator.asked[0][0].text
-        [choice] = found["choices"]
-        assert choice["finish_reason"] == "tool_calls"
-        assert choice["message"]["content"] == "Let me see."
+        [choice] = (await chat(made, tools=TOOLS))["choices"]
+        assert '"name": "weather"' in asked(made)
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me see."
         [call] = choice["message"]["tool_calls"]
-        assert call["type"] == "function" and call["id"].startswith("call_")
-        assert call["function"]["name"] == "weather"
+        assert call.keys() == {"id", "type", "function"} and call["type"] == "function"
+        assert call["id"].startswith("call_") and call["function"]["name"] == "weather"
         assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 
 
@@ -168,7 +174,7 @@ async def test_calls_in_a_stream_come_whole() -> None:
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@either_way
 async def test_one_call_is_given_where_several_are_not_wanted(stream: bool) -> None:
     async with bench(text=f"{CALL}{CALL}") as made:
         found = await chat(made, tools=TOOLS, parallel_tool_calls=False, stream=stream)
@@ -184,30 +190,27 @@ async def test_without_tools_a_call_is_text() -> None:
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             message = (await chat(made, **fields))["choices"][0]["message"]
             assert message["content"] == CALL and message["tool_calls"] is None
-            assert "weather" not in made.generator.asked[-1][0].text
+            assert "weather" not in asked(made)
+
+
+def history(arguments: Any, calls: int = 1) -> list[Any]:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    answer = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    return [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call] * calls}, answer]
 
 
 async def test_a_conversation_with_calls_is_rendered() -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
-    history = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
-    ]
     async with bench() as made:
-        await chat(made, messages=history, tools=TOOLS)
-        text = made.generator.asked[0][0].text
-        assert '{"name": "weather", "arguments": {"city": "Paris"}}' in text and "sunny" in text
+        await chat(made, messages=history('{"city": "Paris"}'), tools=TOOLS)
+        assert '{"name": "weather", "arguments": {"city": "Paris"}}' in asked(made) and "sunny" in asked(made)
 
 
 @pytest.mark.parametrize("calls", [1, 20], ids=["one call", "many calls"])
 async def test_arguments_of_calls_are_bounded_as_a_body_is(calls: int) -> None:
-    """They are JSON in a string, which nobody has counted: a list of two bytes becomes one of 56."""
+    """They are JSON in a string, which the limits of the body don't count: a list of two bytes becomes one of 56."""
     text = '{"a": [' + ",".join(["[]"] * (60_000 // calls)) + "]}"
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": text}}
-    history = [*MESSAGES, {"role": "assistant", "tool_calls": [call] * calls}]
     async with bench() as made:
-        message, _ = await refused(made, 413, messages=history)
+        message, _ = await refused(made, 413, messages=history(text, calls))
         assert message.startswith("body: ") and "lists, objects and keys, at most" in message
 
 
@@ -215,12 +218,9 @@ async def test_arguments_of_calls_are_bounded_as_a_body_is(calls: int) -> None:
 async def test_arguments_have_to_be_an_object(long: bool) -> None:
     text = '["' + "x" * (70_000 if long else 1)
     where = "messages[1].tool_calls[0].function.arguments"
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": text}}
     async with bench() as made:
         for arguments, got in ((text, "got a text that is not JSON"), (f'{text}"]', "got a list")):
-            call["function"] = {"name": "weather", "arguments": arguments}
-            history = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
-            message, param = await refused(made, messages=history)
+            message, param = await refused(made, messages=history(arguments))
             assert param == where and message == f"{where}: expected an object as JSON text, {got}"
 
 
@@ -240,11 +240,10 @@ async def test_a_long_chat_is_rendered_by_the_service_s_own_threads() -> None:
 async def test_the_template_gets_more_variables() -> None:
     async with bench(template="{{ messages[0].content }}{% if shout %}!{% endif %}") as made:
         await chat(made, chat_template_kwargs={"shout": True})
-        assert made.generator.asked[0][0].text == MESSAGES[0]["content"] + "!"
-        message, _ = await refused(made, chat_template_kwargs={"messages": []})
-        assert message.startswith("chat_template_kwargs.messages: is given by the request itself")
-        message, _ = await refused(made, chat_template_kwargs={"self": 1})
-        assert message.startswith("chat_template_kwargs.self: is given")
+        assert asked(made) == f"{MESSAGES[0]['content']}!"
+        for name in ("messages", "self"):
+            message, _ = await refused(made, chat_template_kwargs={name: []})
+            assert message.startswith(f"chat_template_kwargs.{name}: is given by the request itself")
         message, param = await refused(made, tools=TOOLS)
         assert message.startswith("tools: the chat template of 'gpt2' does not know tools") and param == "tools"
 
@@ -258,61 +257,90 @@ async def test_a_model_without_a_template_says_what_to_do() -> None:
 
 async def test_a_template_that_refuses_is_a_clients_mistake() -> None:
     async with bench(template="{{ raise_exception('roles must alternate') }}") as made:
-        message, _ = await refused(made)
-        assert "roles must alternate" in message
+        assert "roles must alternate" in (await refused(made))[0]
 
 
-STRICT = {"type": "function", "function": {"name": "weather", "strict": True}}
-IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+def tool(**function: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": function}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "says", "param"),
-    [
-        ({"messages": []}, "messages: expected a list of messages, got an empty list", "messages"),
-        ({"messages": None}, "messages: expected a list of messages, got nothing", "messages"),
-        ({"messages": ["Hi"]}, "messages[0]: expected an object, got a string", "messages[0]"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content: expected a string or", "messages[0].content"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role: expected one of system", "messages[0].role"),
-        ({"messages": [{"role": "me", "content": "x"}]}, "messages[0].role: expected one of", "messages[0].role"),
-        (
-            {"messages": [{"role": "user", "content": [IMAGE]}]},
-            "messages[0].content[0]: expected a part",
-            "messages[0].content[0]",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "x", "audio": {}}]},
-            "messages[0].audio: not understood here",
-            "messages[0].audio",
-        ),
-        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: means the same as", "max_tokens"),
-        ({"top_logprobs": 3}, 'top_logprobs: needs "logprobs": true', "top_logprobs"),
-        ({"logprobs": 3}, "logprobs: expected true or false, got a number", "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format: the model gives text", "response_format"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice: the model can't be made", "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice: the model can't", "tool_choice"),
-        ({"tool_choice": "auto"}, "tool_choice: there are no tools", "tool_choice"),
-        ({"tools": [{"type": "x"}]}, "tools[0]: expected", "tools[0]"),
-        ({"tools": [STRICT]}, "tools[0].function.strict: the model can't be held", "tools[0].function.strict"),
-        ({"functions": []}, "functions: unknown, expected some of", "functions"),
-        ({"prompt": "x"}, "prompt: unknown", "prompt"),
-        ({"best_of": 1}, "best_of: unknown", "best_of"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-async def test_what_is_wrong_is_named(fields: dict[str, Any], says: str, param: str) -> None:
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages: expected a list of messages, got an empty list"),
+    ({"messages": None}, "messages: expected a list of messages, got nothing"),
+    ({"messages": ["Hi"]}, "messages[0]: expected an object, got a string"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role: expected one of system"),
+    ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: means the same as"),
+    ({"top_logprobs": 3}, 'top_logprobs: needs "logprobs": true'),
+    ({"logprobs": 3}, "logprobs: expected true or false, got a number"),
+    ({"response_format": {"type": "json_object"}}, "response_format: the model gives text"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice: the model can't be made"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice: the model can't"),
+    ({"tool_choice": "auto"}, "tool_choice: there are no tools"),
+    ({"tools": 1}, "tools: expected a list, got a number"),
+    ({"tools": [{"type": "x"}]}, "tools[0]: expected"),
+    (tool(name=""), "tools[0].function: expected an object with a name"),
+    (tool(name="weather", strict=True), "tools[0].function.strict: the model can't be held"),
+    (tool(name="weather", parameters=[]), "tools[0].function.parameters: expected an object, got a list"),
+    ({"chat_template_kwargs": 0}, "chat_template_kwargs: expected an object, got a number"),
+    ({"functions": []}, "functions: unknown, expected some of"),
+    ({"best_of": 1}, "best_of: unknown"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction: unknown, expected some of"),
+    ({"user": 7}, "user: expected a string, got a number"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: nothing"),
+    ({"modalities": ["text", "audio"]}, 'modalities: the model writes text alone, expected ["text"], got a list'),
+    ({"verbosity": "low"}, "verbosity: it can't be asked for here, expected medium, got 'low'"),
+    ({"reasoning_effort": "low"}, "reasoning_effort: it can't be asked for here; a chat template that knows it"),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), FIELDS, ids=[says[:24] for _, says in FIELDS])
+async def test_what_is_wrong_is_named(fields: dict[str, Any], says: str) -> None:
     async with bench() as made:
-        message, found = await refused(made, **fields)
-        assert message.startswith(says) and found == param
+        message, param = await refused(made, **fields)
+        assert message.startswith(says) and param == says.partition(":")[0]
         assert made.generator.asked == []
 
 
-async def test_response_format_text_is_what_is_given_anyway() -> None:
-    async with bench(text="Paris.") as made:
-        assert (await chat(made, response_format={"type": "text"}))["choices"][0]["message"]["content"] == "Paris."
+async def test_what_asks_for_nothing_is_taken() -> None:
+    async with bench(honours=()) as made:
+        for fields in (
+            {"modalities": ["text"], "verbosity": "medium", "response_format": {"type": "text"}, "prediction": None},
+            {"user": "me", "store": False, "service_tier": "auto", "metadata": {"a": "b"}, "stop_token_ids": []},
+            {"logprobs": False, "top_logprobs": 0, "logit_bias": {}, "chat_template_kwargs": {}, "tools": []},
+        ):
+            await chat(made, **fields)
+        await chat(made, stream=True, stream_options={"include_obfuscation": False})
 
 
-async def test_a_chat_that_is_too_long_is_named() -> None:
+CITED = [{"type": "url_citation"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({}, "content: expected a string or a list of parts, got nothing"),
+        ({"role": "me", "content": "x"}, "role: expected one of system, developer"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "content[0]: expected a part"),
+        ({"content": "x", "audio": {"id": "1"}}, "audio: not understood here"),
+        ({"content": "x", "name": 7}, "name: expected a string, got a number"),
+        ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: beside a content, expected one of the two"),
+        ({"role": "assistant", "refusal": 7}, "refusal: expected a string, got a number"),
+        ({"refusal": "y"}, "refusal: only a message of the assistant has one"),
+        ({"content": "x", "annotations": CITED}, "annotations: they can't be told to the model, expected an empty"),
+        ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
+        ({"content": "x", "tool_calls": [{}]}, "tool_calls: only a message of the assistant has them"),
+        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object with the string name"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+async def test_what_a_message_can_not_be(message: dict[str, Any], says: str) -> None:
+    async with bench() as made:
+        said, param = await refused(made, messages=[{"role": "user", **message}])
+        assert said.startswith(f"messages[0].{says}") and param == f"messages[0].{says.partition(':')[0]}"
+
+
+async def test_what_is_too_much_is_named() -> None:
     async with bench() as made:
         message, _ = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
         assert message.startswith("messages: the prompt has ")
+        assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: 129 in a request, at most 128 are taken"

@@ -1,4 +1,4 @@
-"""OpenAI's completions, whole and as a stream, over a scripted model."""
+"""OpenAI's completions and their logprobs, whole and as a stream, over a scripted model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.api.openai.completions import CompletionForm
+from hf_transformer.api.openai.generation import WholeText
 from hf_transformer.errors import PredictorError, PredictorUnavailable
-from hf_transformer.generation.types import Sampling
+from hf_transformer.generation.types import Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.generation_settings import GenerationSettings
 from hf_transformer.tasks.text2text_generation import Text2TextGeneration
 from tests.api.generating import PROMPT, Bench, bench, post
@@ -15,6 +17,7 @@ from tests.api.generating import PROMPT, Bench, bench, post
 pytestmark = pytest.mark.asyncio
 
 PATH = "/openai/v1/completions"
+either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -73,18 +76,24 @@ async def test_the_usage_is_the_last_chunk_where_it_is_asked_for() -> None:
         assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def text_of(found: Any, index: int = 0) -> str:
+    """The text of one choice, whole or in chunks."""
+    chunks = found[:-1] if isinstance(found, list) else [found]
+    return "".join(one["text"] for chunk in chunks for one in chunk["choices"] if one["index"] == index)
+
+
+def seeded(prompt: Prompt, sampling: Sampling) -> list[Step]:
+    """Tells the texts of a prompt apart: each has the next seed."""
+    return [Step(text=f"{prompt.ids[-1]}"), Step(text=f" {sampling.seed}"), Step(finish="stop")]
+
+
+@either_way
 async def test_all_choices_of_all_prompts_are_numbered(stream: bool) -> None:
     async with bench() as made:
-        found = await complete(made, prompt=["A", [40, 41]], n=2, stream=stream)
-        texts = ["", "", "", ""]
-        for one in found[:-1] if stream else [found]:
-            for choice in one["choices"]:
-                texts[choice["index"]] += choice["text"]
-        assert texts == [" paris."] * 4
-        prompts = [prompt.ids for prompt, _ in made.generator.asked]
-        ids = tuple(made.tokenizer.encode(["A"])[0].ids)
-        assert prompts == [ids, ids, (40, 41), (40, 41)]
+        made.generator._script = seeded
+        found = await complete(made, prompt=[[40, 41], [42]], n=2, seed=7, stream=stream)
+        assert [text_of(found, index) for index in range(4)] == ["41 7", "41 8", "42 7", "42 8"]
+        assert [prompt.ids for prompt, _ in made.generator.asked] == [(40, 41), (40, 41), (42,), (42,)]
 
 
 async def test_the_fields_reach_the_model() -> None:
@@ -106,14 +115,16 @@ async def test_the_fields_reach_the_model() -> None:
         assert sampling.stop == ("a", "b") and sampling.stop_token_ids == (7, 0)
 
 
-async def test_the_defaults_are_openai_s_and_not_the_service_s() -> None:
-    async with bench(settings=GenerationSettings(max_length=5, temperature=0.2, top_k=3, do_sample=False)) as made:
+@pytest.mark.parametrize(("most", "tokens"), [(None, 16), (8, 8)])
+async def test_the_defaults_are_openai_s_and_not_the_service_s(most: int | None, tokens: int) -> None:
+    settings = GenerationSettings(max_length=5, temperature=0.2, top_k=3, do_sample=False, max_new_tokens=most)
+    async with bench(settings=settings) as made:
         await complete(made)
         [(_, sampling)] = made.generator.asked
         neutral = Sampling()
         for name in ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs"):
             assert getattr(sampling, name) == getattr(neutral, name), name
-        assert sampling.max_tokens == 16
+        assert sampling.max_tokens == tokens
 
 
 async def test_temperature_zero_is_greedy() -> None:
@@ -123,12 +134,12 @@ async def test_temperature_zero_is_greedy() -> None:
         assert sampling.greedy and (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, None)
 
 
-async def test_stop_strings_end_a_text() -> None:
+@either_way
+async def test_stop_strings_end_a_text(stream: bool) -> None:
     async with bench(text=" paris. It is large.") as made:
-        found = await complete(made, stop="It", max_tokens=50)
-        assert found["choices"][0]["text"] == " paris. " and found["choices"][0]["finish_reason"] == "stop"
-        *chunks, _ = await complete(made, stop=["zz", "It"], max_tokens=50, stream=True)
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " paris. "
+        found = await complete(made, stop=["zz", "It"], max_tokens=50, stream=stream)
+        assert text_of(found) == " paris. "
+        assert (found[-2] if stream else found)["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_max_tokens_end_it_for_their_length() -> None:
@@ -138,55 +149,102 @@ async def test_max_tokens_end_it_for_their_length() -> None:
         assert found["usage"]["completion_tokens"] == 1
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@either_way
 async def test_echo_puts_the_prompt_in_front(stream: bool) -> None:
     async with bench() as made:
-        found = await complete(made, echo=True, stream=stream)
-        chunks = found[:-1] if stream else [found]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == f"{PROMPT} paris."
+        assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
+
+
+async def told_of(made: Bench, **fields: Any) -> tuple[str, dict[str, list[Any]]]:
+    """The text of the only choice, and what is told of all its tokens."""
+    found = await complete(made, **fields)
+    told = dict[str, list[Any]](tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    for chunk in found[:-1] if fields["stream"] else [found]:
+        for name, values in chunk["choices"][0]["logprobs"].items():
+            told[name] += values
+    return text_of(found), told
+
+
+@either_way
+async def test_logprobs(stream: bool) -> None:
+    async with bench() as made:
+        text, told = await told_of(made, logprobs=2, stream=stream)
+        tokens = told["tokens"]
+        assert "".join(tokens) == text == " paris." and len(tokens) > 1
+        assert told["token_logprobs"] == [-0.5] * len(tokens)
+        assert told["text_offset"] == [len("".join(tokens[:number])) for number in range(len(tokens))]
+        assert all(
+            top[token] == -0.5 and len(top) == 2 for token, top in zip(tokens, told["top_logprobs"], strict=True)
+        )
+        chosen = (await complete(made, logprobs=0))["choices"][0]["logprobs"]
+        assert chosen["top_logprobs"] is None and set(chosen["token_logprobs"]) == {-0.5}
+
+
+@either_way
+async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(stream: bool) -> None:
+    async with bench(text=" 🇴. It") as made:
+        text, told = await told_of(made, logprobs=1, stream=stream, stop=". ", max_tokens=50)
+        assert text == " 🇴"
+        assert told["tokens"][-4:] == [r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x87", r"bytes:\xb4"]
+        assert told["top_logprobs"] == [{token: -0.5} for token in told["tokens"]]
+        assert told["text_offset"] == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("fields", "says", "param"),
+    ("raw", "name"),
+    [(b" \xe2\x80", r"bytes: \xe2\x80"), (b"\n'\xe2", r"bytes:\n'\xe2"), ("\ufffd".encode(), "\ufffd")],
+)
+async def test_the_likeliest_that_are_no_characters_are_told_in_bytes(raw: bytes, name: str) -> None:
+    other = TokenText("\ufffd", b"\xf0", -0.1)
+    chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (other,))
+    found: Any = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
+    assert found["logprobs"]["tokens"] == [name]
+    assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
+
+
+async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
+    """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
+    other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
+    chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
+    impossible = TokenText("x", b"x", float("-inf"))
+    found: Any = CompletionForm(3).choice(0, WholeText("z", [chosen, impossible], "stop"))
+    assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
     [
-        ({"best_of": 3}, "best_of: 3, expected as many as n, 1", "best_of"),
-        ({"temperature": -1}, "temperature: -1 is out of range, expected 0 to 100", "temperature"),
-        ({"temperature": 5e-324}, "temperature: 4.94066e-324 is out of range, expected 0, or 1e-06", "temperature"),
-        ({"repetition_penalty": 5e-324}, "repetition_penalty: 4.94066e-324 is out of", "repetition_penalty"),
-        ({"temperature": "hot"}, "temperature: expected a number, got a string", "temperature"),
-        ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1", "top_p"),
-        ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more", "max_tokens"),
-        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3", "min_tokens"),
-        ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many", "min_tokens"),
-        ({"stop": [""]}, "stop: string 0 is empty", "stop"),
-        ({"stop": 3}, "stop: expected a string or a list of strings, got a number", "stop"),
-        ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number", "stop_token_ids"),
-        ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767", "stop_token_ids"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids: token 0 is -1, expected 0 to 767", "stop_token_ids"),
-        ({"suffix": "x"}, "suffix: text in front of something else can't be generated", "suffix"),
-        ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known", "logprobs"),
-        ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767", "logit_bias"),
-        ({"logit_bias": {"5": 200}}, "logit_bias: token 5 has 200, expected -100 to 100", "logit_bias"),
-        ({"logit_bias": [1]}, "logit_bias: expected an object, got a list", "logit_bias"),
-        ({"stream_options": {}}, "stream_options: only a stream has them", "stream_options"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: unknown", "stream_options.x"),
-        ({"prompt": []}, "prompt: expected a string, a list of strings", "prompt"),
-        ({"prompt": None}, "prompt: expected a string, a list of strings", "prompt"),
-        ({"prompt": ["a", 1]}, "prompt[1]: expected a string or a list of token ids", "prompt[1]"),
-        ({"prompt": [1, 4000]}, "prompt: token 1 is 4000, expected 0 to 767", "prompt"),
-        ({"prompt": ""}, "prompt: the prompt has no tokens", "prompt"),
-        ({"num_beams": 4}, "num_beams: unknown, expected some of", "num_beams"),
-        ({"model": "bert"}, "model: 'bert' is not served here", "model"),
+        ({"best_of": 3}, "best_of: 3, expected as many as n, 1"),
+        ({"temperature": -1}, "temperature: -1 is out of range, expected 0 to 100"),
+        ({"temperature": 5e-324}, "temperature: 4.94066e-324 is out of range, expected 0, or 1e-06"),
+        ({"temperature": "hot"}, "temperature: expected a number, got a string"),
+        ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1"),
+        ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3"),
+        ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many"),
+        ({"stop": [""]}, "stop: string 0 is empty"),
+        ({"stop": 3}, "stop: expected a string or a list of strings, got a number"),
+        ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number"),
+        ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767"),
+        ({"suffix": "x"}, "suffix: text in front of something else can't be generated"),
+        ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767"),
+        ({"logit_bias": {"5": 200}}, "logit_bias: token 5 has 200, expected -100 to 100"),
+        ({"stream_options": {}}, "stream_options: only a stream has them"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: unknown"),
+        ({"prompt": []}, "prompt: expected a string, a list of strings"),
+        ({"prompt": ["a", 1]}, "prompt[1]: expected a string or a list of token ids"),
+        ({"prompt": [1, 4000]}, "prompt: token 1 is 4000, expected 0 to 767"),
+        ({"prompt": ""}, "prompt: the prompt has no tokens"),
+        ({"num_beams": 4}, "num_beams: unknown, expected some of"),
+        ({"model": "bert"}, "model: 'bert' is not served here"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_what_is_wrong_is_named(fields: dict[str, Any], says: str, param: str, stream: bool) -> None:
+async def test_what_is_wrong_is_named(fields: dict[str, Any], says: str) -> None:
     async with bench() as made:
-        if "stream_options" not in fields:
-            fields = {**fields, "stream": stream}
-        message, found = await refused(made, 404 if fields.get("model") else 400, **fields)
-        assert message.startswith(says) and found == param
+        message, param = await refused(made, 404 if fields.get("model") else 400, **fields)
+        assert message.startswith(says) and param == says.partition(":")[0]
         assert made.generator.asked == []
 
 
@@ -210,14 +268,7 @@ async def test_what_is_too_much_is_named(fields: dict[str, Any], says: str) -> N
         assert message.startswith(says)
 
 
-async def test_the_limit_of_new_tokens_is_the_default_too() -> None:
-    async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
-        await complete(made)
-        [(_, sampling)] = made.generator.asked
-        assert sampling.max_tokens == 8
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@either_way
 async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool) -> None:
     async with bench(honours=["temperature"]) as made:
         await complete(made, temperature=0.5, n=2, stop="x")

@@ -18,12 +18,8 @@ from starlette.routing import Route
 from hf_transformer import __version__
 from hf_transformer.api import docs, openapi
 from hf_transformer.api.gateway import Gateway
-from hf_transformer.api.generate_request import FURTHER
-from hf_transformer.api.openai import chat as openai_chat
-from hf_transformer.api.openai import completions as openai_completions
-from hf_transformer.api.openai import embeddings as openai_embeddings
-from hf_transformer.api.openai import messages as openai_messages
-from hf_transformer.api.openai import rerank as openai_rerank
+from hf_transformer.api.generate import FURTHER
+from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.app import build_app
 from hf_transformer.errors import RequestError
 from hf_transformer.server.asgi import AsgiApplication
@@ -95,12 +91,9 @@ def keys(value: Any) -> Iterator[str]:
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Path, method and operation; its parameters are those of the path too."""
+    """Path, method and operation."""
     for path, item in document["paths"].items():
-        for method, operation in item.items():
-            if method != "parameters":
-                parameters = [*item.get("parameters", ()), *operation.get("parameters", ())]
-                yield path, method, {**operation, "parameters": parameters}
+        yield from ((path, method, operation) for method, operation in item.items() if method != "parameters")
 
 
 def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
@@ -153,22 +146,14 @@ def test_every_reference_leads_somewhere_and_every_component_is_used(document: d
 
 
 def test_the_document_keeps_the_rules_of_openapi(document: dict[str, Any]) -> None:
-    assert document["openapi"] == "3.1.0"
+    """Those that no validator of tests/clients knows."""
     assert document["info"]["title"] == "hf_transformer: m"
     assert document["info"]["version"] == __version__
     assert not [key for key in keys(document) if not KEY.fullmatch(key)]
     assert not [key for key in keys(document) if key.startswith("x-") and key != "x-api-key"]
-    tags = {tag["name"] for tag in document["tags"]}
-    names = [operation["operationId"] for _, _, operation in operations(document)]
-    assert len(names) == len(set(names))
-    parameters = document["components"]["parameters"]
-    for path, method, operation in operations(document):
-        used = [parameters[one["$ref"].rpartition("/")[2]] for one in operation["parameters"]]
-        assert {one["name"] for one in used if one["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
-        assert all(one["required"] for one in used if one["in"] == "path")
-        assert set(operation["tags"]) <= tags
+    for _, method, operation in operations(document):
+        assert set(operation["tags"]) <= {tag["name"] for tag in document["tags"]}
         assert ("requestBody" in operation) == (method == "post")
-        assert all(re.fullmatch(r"[1-5]\d\d", status) for status in operation["responses"])
     for schema in [*every(document["paths"], "schema"), *document["components"]["schemas"].values()]:
         Draft202012Validator.check_schema(schema)
 
@@ -214,14 +199,17 @@ async def test_parameters_are_those_that_the_task_takes(task: str) -> None:
 @pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
 async def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> None:
     schemas = (await document_of(build(task)))["components"]["schemas"]
-    assert set(schemas["EmbeddingsRequest"]["properties"]) == set(openai_embeddings.FIELDS)
-    assert set(schemas["RerankRequest"]["properties"]) == set(openai_rerank.FIELDS)
-    assert set(schemas["CompletionRequest"]["properties"]) == set(openai_completions.FIELDS)
-    assert set(schemas["ChatRequest"]["properties"]) == set(openai_chat.FIELDS)
-    assert set(schemas["ChatMessage"]["properties"]) == set(openai_messages.KNOWN)
-    of_generate = {"text_input", "parameters", "id", "model_name", "model_version"}
-    more = {"exclude_input_in_output", "bad_words", "sampling_parameters", "end_id", "pad_id", "random_seed", *FURTHER}
-    assert set(schemas["GenerateRequest"]["properties"]) == {*of_generate, *more, *text_generation.PARAMETERS}
+    more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
+    generate = {*more.split(), "end_id", "pad_id", "random_seed", *FURTHER.values(), *text_generation.PARAMETERS}
+    for name, fields in {
+        "EmbeddingsRequest": embeddings.FIELDS,
+        "RerankRequest": rerank.FIELDS,
+        "CompletionRequest": completions.FIELDS,
+        "ChatRequest": chat.FIELDS,
+        "ChatMessage": chat.IN_MESSAGES,
+        "GenerateRequest": generate,
+    }.items():
+        assert set(schemas[name]["properties"]) == set(fields), name
 
 
 @pytest.mark.parametrize("task", MODELS)
@@ -253,13 +241,8 @@ async def test_values_of_parameters_are_described_too() -> None:
         assert not parameters.is_valid(wrong)
 
 
-async def test_the_page_is_served_only_if_it_is_wanted() -> None:
-    app = build("fill_mask")
-    for path in ("/docs", "/docs/swagger-ui.css"):
-        assert (await get(app, path)).status_code == 404
-
-
 async def test_the_page_loads_nothing_from_elsewhere() -> None:
+    assert (await get(build("fill_mask"), "/docs")).status_code == 404, "it is served only if it is wanted"
     app = build("fill_mask", "--enable_docs_url=true")
     page = await get(app, "/docs")
     assert page.status_code == 200
@@ -275,11 +258,6 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
     own = page.text + (await get(app, "/docs/start.js")).text
     assert "//" not in own.replace("// ", "")
     assert "SwaggerUIBundle" in (await get(app, "/docs/swagger-ui-bundle.js")).text
-
-
-async def test_the_page_is_not_part_of_what_it_describes() -> None:
-    document = await document_of(build("fill_mask", "--enable_docs_url=true"))
-    assert not [path for path in document["paths"] if path.startswith("/docs")]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.gateway import GatewaySettings
-from hf_transformer.api.streaming import OpenStreams, StreamEnd
-from hf_transformer.errors import PredictorTimeout, Unavailable
+from hf_transformer.api.streaming import StreamEnd
 from hf_transformer.generation.writing import QUEUED_PIECES
 from tests.api.generating import PROMPT, Bench, Exchange, application, bench, events, post
 
@@ -29,63 +28,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - there is nothing that tells of a change
             await asyncio.sleep(0.001)
-
-
-async def test_the_place_is_held_until_the_end() -> None:
-    gate = asyncio.Semaphore(0)
-    async with bench(gate=gate, concurrent=1) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
-            gate.release()
-            assert (await exchange.head())[0] == 200
-            assert made.in_flight == 1
-            assert (await post(made, PATH, body()))[0] == 429
-            assert made.requests("openai", 200) == 0
-            for _ in range(20):
-                gate.release()
-            await exchange.rest()
-        assert made.in_flight == 0 and made.requests("openai", 200) == 1
-
-
-async def test_a_piece_is_sent_before_the_next_one_is_made() -> None:
-    gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
-        gate.release()
-        await exchange.head()
-        first = await exchange.piece()
-        assert first is not None and events(first)[0]["choices"][0]["text"]
-        assert made.generator.given == 1
-        for _ in range(20):
-            gate.release()
-        assert events(await exchange.rest())[-1] == "[DONE]"
-
-
-async def test_the_status_waits_for_the_first_piece() -> None:
-    gate = asyncio.Semaphore(0)
-    async with bench(gate=gate, fails=PredictorTimeout("it took too long")) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
-            await until(lambda: made.generator.running == 1)
-            assert exchange.offered == 0
-            gate.release()
-            status, headers = await exchange.head()
-            assert status == 504 and headers["content-type"] == "application/json"
-        assert made.requests("openai", 504) == 1
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "after it"])
-async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> None:
-    gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
-            if begun:
-                gate.release()
-                await exchange.head()
-                await exchange.piece()
-            await until(lambda: made.generator.running == 1)
-            # No token comes any more, and nothing is being sent: the connection alone tells.
-            exchange.leave()
-            await exchange.task
-            assert made.generator.running == 0
-        assert made.requests("openai", 499) == 1 and made.in_flight == 0
 
 
 @pytest.mark.parametrize(
@@ -116,21 +58,6 @@ async def test_a_client_that_does_not_read_may_leave() -> None:
         assert made.requests("openai", 499) == 1
 
 
-async def test_the_end_of_the_service_ends_a_stream_with_an_error() -> None:
-    gate = asyncio.Semaphore(0)
-    async with bench(gate=gate) as made:
-        async with Exchange(made.app, PATH, body()) as exchange:
-            gate.release()
-            await exchange.head()
-            made.service.streams.end_within(0.05)
-            *_, last = events(await exchange.rest())
-            assert last["error"]["message"] == "the service is shutting down"
-        assert made.requests("openai", 503) == 1
-        # One that would begin now is told at once, and nothing is begun for it.
-        assert (await post(made, PATH, body()))[0] == 503
-        assert len(made.generator.asked) == 1
-
-
 async def test_the_end_of_the_service_while_the_client_does_not_read_the_head() -> None:
     async with bench() as made:
         async with Exchange(made.app, PATH, body(), reads=False) as exchange:
@@ -158,24 +85,6 @@ async def test_streams_that_are_over_in_time_are_left_alone() -> None:
         status, found = await post(made, PATH, body())
         assert status == 200 and found[-1] == "[DONE]"
         made.service.streams.close()
-
-
-async def test_the_headers_of_a_stream() -> None:
-    async with bench() as made, Exchange(made.app, PATH, body(), x_request_id="17") as exchange:
-        _, headers = await exchange.head()
-        await exchange.rest()
-        assert headers["content-type"] == "text/event-stream"
-        assert headers["x-request-id"] == "17"
-        assert headers["cache-control"] == "no-cache" and "content-length" not in headers
-        stages = dict(one.split(";dur=") for one in headers["server-timing"].split(", "))
-        assert stages.keys() == {"parse", "tokenize", "queue", "predict", "decode"}
-        assert float(stages["predict"]) > 0
-
-
-async def test_times_may_be_left_out() -> None:
-    async with bench(timing=False) as made, Exchange(made.app, PATH, body()) as exchange:
-        assert "server-timing" not in (await exchange.head())[1]
-        await exchange.rest()
 
 
 async def test_a_stream_is_observed_once_it_is_over() -> None:
@@ -231,22 +140,6 @@ async def test_a_cancellation_from_elsewhere_is_none_of_its_own() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(1)
     assert end.has_cancelled()
-
-
-async def test_a_stream_that_is_over_is_not_broken_off() -> None:
-    streams = OpenStreams()
-    with streams.one() as end:
-        streams.end_within(0)
-    await asyncio.sleep(0.01)
-    assert not end.has_cancelled()
-
-
-async def test_no_stream_begins_after_the_end() -> None:
-    streams = OpenStreams()
-    streams.end_within(0)
-    await asyncio.sleep(0.01)
-    with pytest.raises(Unavailable), streams.one():
-        raise AssertionError("it began")
 
 
 async def test_another_model_closes_the_old_generator_once_nobody_uses_it() -> None:

@@ -1,4 +1,4 @@
-"""How the tokenize and detokenize routes read requests and put answers together, without a service."""
+"""How the tokenize and detokenize routes read requests and put answers together; tests/integration has the rest."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 
 from hf_transformer.api import tokenize
-from hf_transformer.api.base import Call, Models, Service
-from hf_transformer.api.tokenize import Text, Tokenize, check_ids, read_lists, read_query, read_tokenize, render
+from hf_transformer.api.base import Models, Service
+from hf_transformer.api.streaming import OpenStreams
+from hf_transformer.api.tokenize import SentText, check_ids, read_lists, read_tokenize, render
 from hf_transformer.core.limits import Admission
-from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.errors import InvalidInput
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Context, Cut, Encoding, Query, Response, TokenIds, Tokenization
+from hf_transformer.types import Cut, Encoding, Query, Response, TokenIds, Tokenization
 from tests.api.plain_request import PlainRequest
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
@@ -36,34 +36,34 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(FOLDER, {})
 
 
-def read(tokenizer: Tokenizer, *instances: Any, files: SentenceTransformers | None = None, **given: Any) -> Tokenize:
+def read(
+    tokenizer: Tokenizer, *instances: Any, files: SentenceTransformers | None = None, **given: Any
+) -> tuple[list[SentText], Tokenization]:
     task = (TextEmbedding if files else FillMask)(TaskSettings({}, tokenizer, sentence_transformers=files))
     return read_tokenize(Query(instances, given), task)
 
 
-def rendered(tokenizer: Tokenizer, asked: Tokenize) -> Any:
-    encodings = [one for [one] in tokenizer.encode_windows([text.sent for text in asked.texts], WHOLE)]
-    return json.loads(render(asked.texts, encodings, tokenizer.max_length))["predictions"]
+def rendered(tokenizer: Tokenizer, texts: Sequence[SentText]) -> Any:
+    encodings = [one for [one] in tokenizer.encode_windows([text.sent for text in texts], WHOLE)]
+    return json.loads(render(texts, encodings, tokenizer.max_length))["predictions"]
 
 
 def test_requests(tokenizer: Tokenizer) -> None:
-    asked = read(tokenizer, "a", {"text": "b"}, {"text": "c", "text_pair": "d"}, {"text": "e", "text_pair": None})
-    assert [text.sent for text in asked.texts] == ["a", "b", ("c", "d"), "e"]
-    assert (asked.special_tokens, asked.tokens) == (None, True)
-    asked = read(tokenizer, "a", add_special_tokens=False, return_tokens=False)
-    assert (asked.special_tokens, asked.tokens) == (False, False)
+    pairs = {"text": "c", "text_pair": "d"}, {"text": "e", "text_pair": None}
+    texts, how = read(tokenizer, "a", {"text": "b"}, *pairs)
+    assert [text.sent for text in texts] == ["a", "b", ("c", "d"), "e"]
+    assert how == Tokenization(detail=True, whole=True, token_values=tokenize.TOKEN_VALUES)
+    _, how = read(tokenizer, "a", add_special_tokens=False, return_tokens=False)
+    assert how == Tokenization(whole=True, special_tokens=False)
 
 
 @pytest.mark.parametrize(
     ("instance", "parameters", "says"),
     [
-        (7, {}, r"instances\[1\]: expected a string.* got a number"),
         (["a", "b"], {}, r"instances\[1\]: .*a pair of texts is an object, not a list"),
         ({"text": 1}, {}, r"instances\[1\]\.text: expected a string, got a number"),
-        ({"text": "a", "pair": "b"}, {}, r"instances\[1\]: .* the keys pair, text"),
         ("a", {"add_special_tokens": 1}, r"parameters\.add_special_tokens: expected true or false, got a number"),
         ("a", {"return_tokens": "no"}, r"parameters\.return_tokens: expected true or false, got a string"),
-        ("a", {"special_tokens": True}, r"parameters\.special_tokens: unknown, expected one of add_special_tokens"),
         ("a", {"prompt": "a"}, r"parameters\.prompt: unknown"),
     ],
 )
@@ -72,38 +72,20 @@ def test_wrong_requests(tokenizer: Tokenizer, instance: Any, parameters: Any, sa
         read(tokenizer, "a", instance, **parameters)
 
 
-def test_many_instances_are_counted_before_they_are_looked_at() -> None:
-    body = json.dumps({"instances": [None] * 3}).encode()
-    call = Call({}, {}, body, Context("id", {}), JsonLimits.of(2, len(body)))
-    with pytest.raises(TooLarge, match=r"instances: 3 in a request, at most 2 are taken \(--max_instances\)"):
-        read_query(call, 2)
-    assert read_query(call, 3).instances == [None] * 3
-
-
-def test_lists_of_ids(tokenizer: Tokenizer) -> None:
-    size = tokenizer.vocab_size
-    texts = read_lists(Query([[2, 0, size - 1], {"token_ids": [3]}, []], {}))
-    assert texts == [TokenIds((2, 0, size - 1)), TokenIds((3,)), TokenIds(())]
-    check_ids(texts, "instances", tokenizer)
-
-
 @pytest.mark.parametrize(
     ("instance", "says"),
     [
-        (2, r"instances\[1\]: expected a list of token ids .*got a number"),
-        ("2", r"instances\[1\]: .* got a string"),
-        ({"ids": [2]}, r"instances\[1\]: .* the keys ids"),
-        ([2, 3, -1], r"instances\[1\]: token 2 is -1, expected 0 to \d+"),
-        ([2, 10**6], r"instances\[1\]: token 1 is 1000000, expected 0 to \d+"),
-        ([2, 10**30], r"instances\[1\]: token 1 is 10+, expected 0 to \d+"),
-        ([True], r"instances\[1\]: token 0 is a boolean"),
-        ([2, 3.0], r"instances\[1\]: token 1 is a number, expected a whole number"),
-        ([[2]], r"instances\[1\]: token 0 is a list"),
+        ({"ids": [2]}, r"instances\[3\]: .* the keys ids"),
+        ([2, 3, -1], r"instances\[3\]: token 2 is -1, expected 0 to \d+"),
+        ([2, 10**30], r"instances\[3\]: token 1 is 10+, expected 0 to \d+"),
+        ([True], r"instances\[3\]: token 0 is a boolean"),
+        ([2, 3.0], r"instances\[3\]: token 1 is a number, expected a whole number"),
     ],
 )
 def test_wrong_ids(tokenizer: Tokenizer, instance: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
-        check_ids(read_lists(Query([[2], instance], {})), "instances", tokenizer)
+        texts = read_lists(Query([[2], {"token_ids": [tokenizer.vocab_size - 1]}, [], instance], {}))
+        check_ids(texts, "instances", tokenizer)
 
 
 def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,69 +95,56 @@ def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest
         check_ids([TokenIds((2, 4, 3))], "instances", tokenizer)
 
 
-def test_the_form_of_a_prediction() -> None:
-    encoding = Encoding(
-        [2, 9, 3, 7, 3],
-        [0, 0, 0, 1, 1],
-        offsets=[(0, 0), (0, 1), (0, 0), (0, 4), (0, 0)],
-        special_mask=[1, 0, 1, 0, 1],
-        sequence_ids=[None, 0, None, 1, None],
-        tokens=["[CLS]", "a", "[SEP]", "long", "[SEP]"],
-        cut=Cut(1, (None, (0, 4))),
-    )
-    pair = ("a", "long")
-    [found] = json.loads(render([Text(pair, pair)], [encoding], 4))["predictions"]
-    assert found == {
-        "ids": [2, 9, 3, 7, 3],
-        "tokens": ["[CLS]", "a", "[SEP]", "long", "[SEP]"],
-        "offsets": [[0, 0], [0, 1], [0, 0], [0, 4], [0, 0]],
-        "special_tokens_mask": [1, 0, 1, 0, 1],
-        "type_ids": [0, 0, 0, 1, 1],
-        "sequence_ids": [None, 0, None, 1, None],
+@pytest.mark.parametrize("detail", [True, False], ids=["tokens", "counts alone"])
+def test_the_form_of_a_prediction(detail: bool) -> None:
+    encoding = Encoding([2, 9, 3, 7, 3], [0, 0, 0, 1, 1], cut=Cut(1, (None, (0, 4))))
+    expected: dict[str, Any] = {
         "count": 5,
         "max_length": 4,
         "kept": 4,
         "truncated": 1,
         "truncated_text": [None, [0, 4]],
     }
-
-
-def test_counts_alone() -> None:
-    encoding = Encoding([2, 9, 3], [0, 0, 0], cut=Cut(0, None))
-    [found] = json.loads(render([Text("a", "a")], [encoding], 4))["predictions"]
-    assert found == {"count": 3, "max_length": 4, "kept": 3, "truncated": 0, "truncated_text": None}
+    if detail:
+        encoding.offsets = [(0, 0), (0, 1), (0, 0), (0, 4), (0, 0)]
+        encoding.special_mask = [1, 0, 1, 0, 1]
+        encoding.sequence_ids = [None, 0, None, 1, None]
+        encoding.tokens = ["[CLS]", "a", "[SEP]", "long", "[SEP]"]
+        expected |= {"ids": encoding.ids, "tokens": encoding.tokens, "type_ids": encoding.type_ids}
+        expected |= {"offsets": [[0, 0], [0, 1], [0, 0], [0, 4], [0, 0]], "special_tokens_mask": [1, 0, 1, 0, 1]}
+        expected["sequence_ids"] = encoding.sequence_ids
+    pair = ("a", "long")
+    assert json.loads(render([SentText(pair, pair)], [encoding], 4)) == {"predictions": [expected]}
 
 
 @pytest.mark.parametrize("lower_case", [False, True])
-@pytest.mark.parametrize("text", ["Paris is the capital", TURKISH, "", "\u0130"])
+@pytest.mark.parametrize("text", ["Paris is the capital", TURKISH, ""])
 @pytest.mark.parametrize("prompt", ["Query: ", "\u0130\u0130 ", ""])
 def test_offsets_are_in_the_clients_own_text(tokenizer: Tokenizer, text: str, prompt: str, lower_case: bool) -> None:
     """The prompt's tokens have none; the others have those that the text has without the prompt."""
     files = SentenceTransformers(prompts={"query": prompt}, default_prompt_name="query", lower_case=lower_case)
-    asked = read(tokenizer, text, files=files)
+    texts, _ = read(tokenizer, text, files=files)
     whole = prompt + text
-    assert asked.texts[0].sent == (whole.lower() if lower_case else whole)
-    [found] = rendered(tokenizer, asked)
-    [plain] = rendered(tokenizer, Tokenize([Text(text, text)], None, True))
+    assert texts[0].sent == (whole.lower() if lower_case else whole)
+    [found], [plain] = rendered(tokenizer, texts), rendered(tokenizer, [SentText(text, text)])
     front = found["count"] - plain["count"]
     assert found["ids"][1 + front :] == plain["ids"][1:]
     assert found["offsets"][1 + front :] == plain["offsets"][1:]
     assert found["offsets"][: 1 + front] == [[0, 0]] * (1 + front)
 
 
-def test_what_is_cut_off_behind_a_prompt(tokenizer: Tokenizer) -> None:
-    files = SentenceTransformers(prompts=PROMPTS, lower_case=True)
-    for text in ("a b \u0130 c d", "a b c d"):
-        for name in PROMPTS:
-            asked = read(tokenizer, text, files=files, prompt_name=name)
-            front = len(tokenizer.encode([PROMPTS[name].lower()])[0]) - 2
-            [found] = rendered(tokenizer.with_max_length(2 + front + 2), asked)
-            assert (found["kept"], found["truncated_text"]) == (4 + front, [[4, len(text)]])
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("text", ["a b \u0130 c d", "a b c d"])
+def test_what_is_cut_off_behind_a_prompt(tokenizer: Tokenizer, text: str, name: str) -> None:
+    texts, _ = read(tokenizer, text, files=SentenceTransformers(prompts=PROMPTS, lower_case=True), prompt_name=name)
+    front = len(tokenizer.encode([PROMPTS[name].lower()])[0]) - 2
+    [found] = rendered(tokenizer.with_max_length(2 + front + 2), texts)
+    assert (found["kept"], found["truncated_text"]) == (4 + front, [[4, len(text)]])
 
 
 def test_prompts_are_checked_by_the_task(tokenizer: Tokenizer) -> None:
     files = SentenceTransformers(prompts=PROMPTS)
-    assert read(tokenizer, "a", files=files, prompt="b ").texts[0].sent == "b a"
+    assert read(tokenizer, "a", files=files, prompt="b ")[0][0].sent == "b a"
     with pytest.raises(InvalidInput, match="prompt_name: 'other' is unknown, expected one of query, none"):
         read(tokenizer, "a", files=files, prompt_name="other")
 
@@ -201,15 +170,23 @@ class Loaded:
 
 
 @pytest.mark.asyncio
-async def test_long_work_is_done_in_the_threads_of_the_service() -> None:
+async def test_long_work_is_done_in_threads_and_too_many_instances_are_not_looked_at() -> None:
     tokenizer = load_tokenizer(FOLDER, {})
     model, metrics = Loaded(tokenizer), Metrics("bert")
-    with ThreadPoolExecutor(1, "tokenizer") as executor:
-        models = Models([cast(Any, model)])
-        service = Service(models, Admission(9, 2**20, metrics), metrics, 2**24, 100, executor=executor)
-        request = PlainRequest(json.dumps({"instances": [[tokenizer.unk_id] * 200_000]}).encode())
+
+    async def ask(instances: list[Any]) -> Response:
+        request = PlainRequest(json.dumps({"instances": instances}).encode())
         request.params = {"model": "bert"}
-        answer = await dict(tokenize.endpoints(service))["/v1/models/{model}:detokenize"](request)
-    assert isinstance(answer, Response) and answer.status == 200
-    assert len(json.loads(answer.body)["predictions"]) == 1
-    assert model.threads == {"tokenizer_0"}
+        answer = await endpoint(request)
+        assert isinstance(answer, Response)
+        return answer
+
+    with ThreadPoolExecutor(1, "tokenizer") as executor:
+        admission = Admission(9, 2**20, metrics)
+        service = Service(Models([cast(Any, model)]), admission, metrics, 2**24, 100, OpenStreams(), executor=executor)
+        endpoint = dict(tokenize.endpoints(service))["/v1/models/{model}:detokenize"]
+        answer = await ask([[tokenizer.unk_id] * 200_000])
+        assert answer.status == 200 and len(json.loads(answer.body)["predictions"]) == 1
+        assert model.threads == {"tokenizer_0"}
+        answer = await ask([None] * 101)
+        assert answer.status == 413 and b"instances: 101 in a request, at most 100 are taken" in answer.body

@@ -599,6 +599,19 @@ async def test_readiness_that_can_not_be_told() -> None:
         assert hanging.cancelled == 0
 
 
+async def test_questions_with_malformed_answers() -> None:
+    async def handler(request: bytes, context: Any) -> bytes:
+        return b"\xff\xff"
+
+    async with (
+        serving(ModelReady=handler, ModelMetadata=handler, ServerMetadata=handler, RepositoryIndex=handler) as host,
+        predictor(host) as client,
+    ):
+        for ask in (client.model_ready, client.model_spec, client.describe_server, client.repository_index):
+            with pytest.raises(PredictorError, match="response is malformed"):
+                await ask()
+
+
 async def test_what_the_doctor_asks() -> None:
     def giving(message: Any) -> Handler:
         async def handler(request: bytes, context: Any) -> bytes:

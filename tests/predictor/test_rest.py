@@ -594,6 +594,21 @@ async def test_a_question_without_an_answer_in_time() -> None:
         assert not rest._client.idle
 
 
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [(b"[]", ()), (bytes(100_000), ("Inference-Header-Content-Length: many",))],
+    ids=["no object", "no number"],
+)
+async def test_a_question_with_a_malformed_answer(body: bytes, headers: tuple[str, ...]) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer("200 OK", body, *headers)
+
+    async with scripted(script) as host, predictor(host) as rest:
+        with pytest.raises(PredictorError, match="response is malformed"):
+            await rest.describe_server()
+
+
 async def test_questions_about_the_server() -> None:
     answers = {
         "GET /v2/health/live": ("200 OK", b""),

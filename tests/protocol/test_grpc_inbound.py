@@ -14,7 +14,6 @@ from hf_transformer.protocol.grpc_inbound import (
     MOST_PARTS,
     decode_infer_request,
     encode_infer_response,
-    encode_model_metadata,
     encode_stream_error,
     encode_stream_response,
     request_id,
@@ -22,7 +21,7 @@ from hf_transformer.protocol.grpc_inbound import (
 from hf_transformer.protocol.inbound import MOST_TENSORS, InferRequest, InferResponse, RequestedOutput
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import ModelDescription, Tensor, TensorSpec, Texts
+from hf_transformer.types import Tensor, Texts
 from tests.protocol.fuzz_v2_grpc import assert_bounded, fuzz, raw_request, typed_request
 from tests.protocol.fuzz_v2_rest import RAW_TEXTS, framed
 from tests.protocol.fuzzing import MAX_ELEMENTS
@@ -334,20 +333,3 @@ def test_an_error_in_a_stream() -> None:
     message = pb.ModelStreamInferResponse.FromString(encode_stream_error("text: too long", "7"))
     assert (message.error_message, message.infer_response.id) == ("text: too long", "7")
     assert message.infer_response.parameters["triton_final_response"].bool_param
-
-
-def test_metadata() -> None:
-    about = ModelDescription(
-        "bert",
-        "3",
-        "fill_mask",
-        (TensorSpec("text", "BYTES", (-1,)),),
-        (TensorSpec("output-0", "FP32", (-1, 384)),),
-        512,
-    )
-    message = pb.ModelMetadataResponse.FromString(encode_model_metadata(about, "x"))
-    assert (message.name, list(message.versions), message.platform) == ("bert", ["3"], "x")
-    assert [(one.name, one.datatype, list(one.shape)) for one in (*message.inputs, *message.outputs)] == [
-        ("text", "BYTES", [-1]),
-        ("output-0", "FP32", [-1, 384]),
-    ]

@@ -107,7 +107,7 @@ WRONG_REQUESTS = {
     "many inputs": ({"inputs": [1] * 17}, "inputs: more than 16 tensors"),
     "many outputs": ({"inputs": [ENTRY], "outputs": [1] * 17}, "outputs: more than 16 tensors"),
     "a tensor twice": ({"inputs": [ENTRY, ENTRY]}, "inputs: tensor 'text' comes twice"),
-    "outputs": ({"inputs": [ENTRY], "outputs": "output-0"}, "outputs: expected a list, got a string"),
+    "outputs": ({"inputs": [ENTRY], "outputs": "output-0"}, "outputs: expected a list of tensors, got a string"),
     "output": ({"inputs": [ENTRY], "outputs": ["output-0"]}, r"outputs\[0\]: expected an object with a name"),
     "output's name": ({"inputs": [ENTRY], "outputs": [{"name": 1}]}, r"outputs\[0\].name: expected a string"),
     "output's key": ({"inputs": [ENTRY], "outputs": [{"name": "a", "kind": 1}]}, r"outputs\[0\]: 'kind' is not"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,14 +19,15 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Model, Models
-from hf_transformer.api.grpc.calls import Caller, CallsInProgress, Rpc
-from hf_transformer.api.tensors import check_version, clients_fault
-from hf_transformer.api.v2 import EXTENSIONS, PLATFORM, SERVER
-from hf_transformer.errors import NotReady
+from hf_transformer.api.base import Model, Models, find_not_ready
+from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
+from hf_transformer.api.v2 import EXTENSIONS, SERVER, configuration, metadata
+from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
-from hf_transformer.protocol.grpc_inbound import encode_model_config, encode_model_metadata
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types import Context
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
@@ -34,42 +35,44 @@ HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
 WATCH_SECONDS = 1.0
 """Seconds between two looks at a watched service."""
 
+Asked = TypeVar("Asked", pb.ModelReadyRequest, pb.ModelMetadataRequest, pb.ModelConfigRequest)
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 
 
 def questions(models: Models, calls: CallsInProgress) -> Handlers:
     """The methods of the V2 protocol that infer nothing."""
 
-    async def server_live(body: bytes, caller: Caller) -> bytes:
+    def asked(kind: type[Asked], body: bytes) -> Model:
+        try:
+            message = decode(kind, body)
+        except Malformed as error:
+            raise InvalidInput(str(error)) from error
+        return models.find(message.name, message.version)
+
+    async def server_live(body: bytes, context: Context) -> bytes:
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
-    async def server_ready(body: bytes, caller: Caller) -> bytes:
-        ready = all([await _is_ready(models[name], "") for name in models.names])
-        return pb.ServerReadyResponse(ready=ready).SerializeToString()
+    async def server_ready(body: bytes, context: Context) -> bytes:
+        return pb.ServerReadyResponse(ready=await find_not_ready(models.values()) is None).SerializeToString()
 
-    async def model_ready(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelReadyRequest, body)
-        ready = await _is_ready(models[asked.name], asked.version)
+    async def model_ready(body: bytes, context: Context) -> bytes:
+        try:
+            ready = await find_not_ready([asked(pb.ModelReadyRequest, body)]) is None
+        except NotReady:  # it has no version yet
+            ready = False
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
-    async def server_metadata(body: bytes, caller: Caller) -> bytes:
+    async def server_metadata(body: bytes, context: Context) -> bytes:
         about = pb.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
         return about.SerializeToString()
 
-    async def model_metadata(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelMetadataRequest, body)
-        model = models[asked.name]
-        check_version(model, asked.version)
-        return encode_model_metadata(model.describe(), PLATFORM)
+    async def model_metadata(body: bytes, context: Context) -> bytes:
+        about = metadata(asked(pb.ModelMetadataRequest, body).describe())
+        return from_json(pb.ModelMetadataResponse, about).SerializeToString()
 
-    async def model_config(body: bytes, caller: Caller) -> bytes:
-        with clients_fault():
-            asked = decode(pb.ModelConfigRequest, body)
-        model = models[asked.name]
-        check_version(model, asked.version)
-        return encode_model_config(model.describe(), PLATFORM)
+    async def model_config(body: bytes, context: Context) -> bytes:
+        about = configuration(asked(pb.ModelConfigRequest, body).describe())
+        return from_json(pb.ModelConfigResponse, {"config": about}).SerializeToString()
 
     return {
         "ServerLive": calls.unary(server_live),
@@ -81,21 +84,11 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
     }
 
 
-async def _is_ready(model: Model, version: str) -> bool:
-    """Raises UnknownModel for a version that is not served."""
-    try:
-        await model.require_ready()
-        check_version(model, version)
-    except NotReady:
-        return False
-    return True
-
-
 class Health:
     """grpc.health.v1: whether all models are served (the empty name, or the V2 service), or the one of that name.
 
-    Each call asks the models themselves. The servicer of grpcio-health-checking tells what was set before, and one
-    client that stops watching a service there ends the news of all others.
+    The servicer of grpcio-health-checking is not used: it tells what was set before, and one watcher that leaves ends
+    the news of the others. Here each call asks the models themselves.
 
     Args:
         closing: once it is set nothing is served any more, and watches end.
@@ -150,10 +143,7 @@ class Health:
             return HealthCheckResponse.SERVICE_UNKNOWN
         if self._closing.is_set():
             return HealthCheckResponse.NOT_SERVING
-        try:
-            for name in self._names[service]:
-                await self._models[name].require_ready()
-        except NotReady:
+        if await find_not_ready(self._models[name] for name in self._names[service]) is not None:
             return HealthCheckResponse.NOT_SERVING
         return HealthCheckResponse.SERVING
 

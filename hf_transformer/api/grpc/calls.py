@@ -1,24 +1,21 @@
-"""What all gRPC methods share: the caller, the calls in progress, and how a failure is answered."""
+"""What all gRPC methods share: a call's context, the calls in progress, and how a call is refused."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.base import FORWARDED, FORWARDED_PREFIX, new_request_id
-from hf_transformer.errors import RequestError, Unavailable
+from hf_transformer.api.base import FORWARDED, FORWARDED_PREFIX, as_request_error, new_request_id
+from hf_transformer.api.endpoint import server_timing
+from hf_transformer.errors import RequestError
 from hf_transformer.types import Context
-
-logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 _FORWARDED = frozenset((REQUEST_ID, *(name.decode() for name in FORWARDED)))
@@ -32,72 +29,42 @@ PATIENCE = 3.0
 """Seconds that a client has to take a message once the server is closing."""
 
 Rpc = grpc.aio.ServicerContext[Any, Any]
-Answer = Callable[[bytes, "Caller"], Awaitable[bytes]]
+Answer = Callable[[bytes, Context], Awaitable[bytes]]
 """A method's own part: serialized request -> serialized response."""
 
 
-@dataclass(slots=True)
-class Caller:
-    """Who calls: the metadata for the predictor, the deadline on the event loop's clock, and the request id, empty
-    until it is known.
+class CallsInProgress:
+    """Counts the calls that are worked on; ``begun`` counts all. An answer may still be on its way to its client.
 
-    ``arrived`` is when the request was there (time.perf_counter), ``served`` the context of the request once it is
-    read, and ``trailers`` the metadata of the answer beside the id.
+    Args:
+        keys: whether clients send API keys, which the predictor does not get.
+        timing: whether answers tell how long they took.
     """
 
-    headers: dict[str, str]
-    deadline: float | None
-    request_id: str
-    arrived: float = field(default_factory=time.perf_counter)
-    served: Context | None = None
-    trailers: tuple[tuple[str, str], ...] = ()
-
-    def identify(self, message_id: str = "") -> str:
-        """The request id: that of the metadata, else that of the message, else a new one."""
-        if not self.request_id:
-            usable = message_id and _USABLE_ID.fullmatch(message_id)
-            self.request_id = self.headers[REQUEST_ID] = message_id if usable else new_request_id()
-        return self.request_id
-
-    def context(self, message_id: str) -> Context:
-        """The context of one request."""
-        self.served = Context(self.identify(message_id), self.headers, deadline=self.deadline)
-        self.served.arrived = self.arrived
-        return self.served
-
-    def fork(self) -> Caller:
-        """The caller of one request of a stream."""
-        return replace(self, headers=dict(self.headers), arrived=time.perf_counter())
-
-
-class CallsInProgress:
-    """Counts the calls that are worked on. An answer may still be on its way to its client. ``begun`` counts all."""
-
-    def __init__(self, *, keys: bool = False) -> None:
-        self.begun = 0
-        self.open = 0
-        self._none: asyncio.Future[None] | None = None
+    def __init__(self, *, keys: bool = False, timing: bool = True) -> None:
+        self.begun = self.open = 0
+        self._none = asyncio.Event()
+        self._none.set()
         self._forwarded = _FORWARDED - _KEYS if keys else _FORWARDED
+        self._timing = timing
 
     def __enter__(self) -> None:
         self.begun += 1
         self.open += 1
+        self._none.clear()
 
     def __exit__(self, *error: object) -> None:
         self.open -= 1
-        if not self.open and self._none is not None:
-            self._none.set_result(None)
-            self._none = None
+        if not self.open:
+            self._none.set()
 
     async def over(self) -> None:
         """Waits until there are none."""
-        if self.open:
-            self._none = self._none or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._none)
+        await self._none.wait()
 
-    def caller(self, rpc: Rpc) -> Caller:
-        """The caller in a call's metadata and deadline; see base.request_context for the same over HTTP. API keys stay
-        here."""
+    def context(self, rpc: Rpc) -> Context:
+        """A call's context, as base.context_of over HTTP: metadata for the predictor, and the caller's deadline. Its id
+        is that of the metadata, or empty."""
         headers = {}
         for name, value in rpc.invocation_metadata() or ():
             if (name in self._forwarded or name[:5] == _PREFIX) and isinstance(value, str):
@@ -107,27 +74,46 @@ class CallsInProgress:
         request_id = headers.get(REQUEST_ID, "")
         if request_id and not _USABLE_ID.fullmatch(request_id):
             request_id = headers.pop(REQUEST_ID)[:0]
-        return Caller(headers, deadline, request_id)
+        context = Context(request_id, headers, deadline=deadline)
+        context.arrived = time.perf_counter()
+        return context
 
     def unary(self, answer: Answer) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A method with one request and one response. Both stay bytes: the codec parses them with less copying."""
 
         async def call(body: bytes, rpc: Rpc) -> bytes:
-            caller = self.caller(rpc)
+            context = self.context(rpc)
             try:
                 with self:
-                    response = await answer(body, caller)
-            except RequestError as error:
-                await refuse(rpc, error, caller)
-            except Exception:
-                await refuse(rpc, our_fault(caller), caller)
-            rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()), *caller.trailers))
+                    response = await answer(body, context)
+            except Exception as error:
+                await refuse(rpc, as_request_error(error, identify(context)), context)
+            trailing = [(REQUEST_ID, identify(context))]
+            if self._timing and context.predict > 0:
+                trailing.append(("server-timing", server_timing(context).decode()))
+            rpc.set_trailing_metadata(tuple(trailing))
             return response
 
         return grpc.unary_unary_rpc_method_handler(call)
 
 
-async def refuse(rpc: Rpc, error: RequestError, caller: Caller, *, within: float | None = None) -> NoReturn:
+def fork(context: Context) -> Context:
+    """The context of one request of a stream."""
+    found = Context(context.request_id, dict(context.headers), deadline=context.deadline)
+    found.arrived = time.perf_counter()
+    return found
+
+
+def identify(context: Context, message_id: str = "") -> str:
+    """The request id: that of the metadata, else that of the message, else a new one. The predictor gets it too."""
+    if not context.request_id:
+        usable = message_id and _USABLE_ID.fullmatch(message_id)
+        context.request_id = message_id if usable else new_request_id()
+        context.headers = {**context.headers, REQUEST_ID: context.request_id}
+    return context.request_id
+
+
+async def refuse(rpc: Rpc, error: RequestError, context: Context, *, within: float | None = None) -> NoReturn:
     """Ends a call with an error.
 
     Args:
@@ -137,28 +123,16 @@ async def refuse(rpc: Rpc, error: RequestError, caller: Caller, *, within: float
     Raises:
         asyncio.CancelledError: the client is gone, or was too slow; gRPC then ends the call silently.
     """
-    metadata = [(REQUEST_ID, caller.identify())]
+    trailing = [(REQUEST_ID, identify(context))]
     if error.retry_after is not None:
-        metadata.append(("retry-after", str(error.retry_after)))
+        trailing.append(("retry-after", str(error.retry_after)))
     try:
         async with asyncio.timeout(within):
-            await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(metadata))
+            await rpc.abort(grpc.StatusCode[error.grpc_code], details_of(error), tuple(trailing))
     except (grpc.aio.InternalError, TimeoutError):
         raise asyncio.CancelledError from None
-
-
-def shutting_down() -> Unavailable:
-    """The error of calls that come while the server is closing."""
-    return Unavailable("the service is shutting down")
 
 
 def details_of(error: RequestError) -> str:
     """The error's message, cut to what fits."""
     return str(error).encode(errors="replace")[:MOST_DETAILS].decode(errors="ignore")
-
-
-def our_fault(caller: Caller) -> RequestError:
-    """Logs an unexpected exception while it is handled, and gives the error that tells the client where to look."""
-    request_id = caller.identify()
-    logger.exception("request %s failed by a fault of the service", request_id, extra={"request_id": request_id})
-    return RequestError(f"internal error; the log has it under {request_id}")

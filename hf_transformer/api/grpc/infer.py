@@ -1,6 +1,6 @@
 """ModelInfer: a serialized request -> a serialized response, counted, traced and within the limits.
 
-Also the answers to the requests of a stream, one or in pieces; stream.py reads and writes them.
+Also the answers to the requests of a stream, whole or in pieces; stream.py reads the requests and writes the answers.
 """
 
 from __future__ import annotations
@@ -11,16 +11,27 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from hf_transformer.api.base import Model, Service
-from hf_transformer.api.endpoint import CLIENT_GONE, server_timing
-from hf_transformer.api.grpc.calls import Caller, our_fault, shutting_down
-from hf_transformer.api.tensors import check_version, clients_fault
-from hf_transformer.api.triton_tensors import infer
+from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error
+from hf_transformer.api.generate import GenerateRequest, TextOutputs
+from hf_transformer.api.grpc.calls import identify
+from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
+from hf_transformer.api.tensors import (
+    all_parameters,
+    backend_tensors,
+    infer,
+    is_for_backend,
+    read_as_backend,
+    to_query,
+)
 from hf_transformer.core.limits import Place
-from hf_transformer.errors import RequestError, TooLarge
+from hf_transformer.errors import InvalidInput, RequestError, TooLarge
+from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
-from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.protocol.inbound import InferRequest, InferResponse
+from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.tasks.tensors import bytes_tensor
+from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Budget, Context
 
 if TYPE_CHECKING:
@@ -33,17 +44,17 @@ API = "grpc"
 class Counted:
     """Counts and traces one request; a context manager around it. Raises RequestError for an unexpected exception."""
 
-    __slots__ = ("_caller", "_method", "_service", "_trace")
+    __slots__ = ("_context", "_method", "_service", "_trace")
 
-    def __init__(self, service: Service, caller: Caller, method: str) -> None:
+    def __init__(self, service: Service, context: Context, method: str) -> None:
         self._service = service
-        self._caller = caller
+        self._context = context
         self._method = method
         self._trace: Trace | None = None
 
     def __enter__(self) -> None:
         if self._service.tracing is not None:
-            self._caller.headers, self._trace = self._service.tracing.begin(self._caller.headers)
+            self._context.headers, self._trace = self._service.tracing.begin(self._context.headers)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -57,9 +68,10 @@ class Counted:
             status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
         self._service.metrics.count_request(API, status)
         if self._trace is not None and self._service.tracing is not None:
-            self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], self._caller.served)
-        if status == 500 and isinstance(error, Exception) and not isinstance(error, RequestError):
-            raise our_fault(self._caller) from None
+            known = self._context if self._context.request_id else None
+            self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], known)
+        if isinstance(error, Exception) and not isinstance(error, RequestError):
+            raise as_request_error(error, identify(self._context)) from None
 
 
 class Inference:
@@ -72,44 +84,29 @@ class Inference:
 
     def __init__(self, service: Service, closing: asyncio.Event, max_send: int = -1) -> None:
         self.service = service
-        self._closing = closing
+        self.closing = closing
         self._max_send = max_send
 
-    async def one(self, body: bytes, caller: Caller) -> bytes:
-        """The serialized ModelInferResponse.
-
-        Raises:
-            RequestError: it can't be answered.
-        """
-        if self._closing.is_set():
+    async def one(self, body: bytes, context: Context) -> bytes:
+        """The serialized ModelInferResponse. Raises RequestError."""
+        if self.closing.is_set():
             raise shutting_down()
-        service = self.service
-        with Counted(service, caller, "ModelInfer"), Place(service.admission) as place:
+        with Counted(self.service, context, "ModelInfer"), Place(self.service.admission) as place:
             place.hold(len(body))
             place.enter()
-            answer = self.checked(await self.answer(body, caller, place))
-        if service.server_timing and caller.served is not None:
-            caller.trailers = (("server-timing", server_timing(caller.served).decode()),)
-        return answer
+            model, request = self.read(body, context, place)
+            response = await infer(model, request, context)
+            return self.checked(wire.encode_infer_response(response, request))
 
-    async def answer(self, body: bytes, caller: Caller, place: Budget, *, final: bool = False) -> bytes:
-        """The serialized ModelInferResponse, of whatever size; ``final`` marks it as the last one of a stream.
-
-        Raises:
-            RequestError: it can't be answered.
-        """
-        model, request, context = self.read(body, caller, place)
-        return wire.encode_infer_response(await infer(model, request, context), request, final=final)
-
-    def read(self, body: bytes, caller: Caller, place: Budget) -> tuple[Model, InferRequest, Context]:
-        """The request in a message, its model and its context. Raises RequestError."""
-        with clients_fault():
+    def read(self, body: bytes, context: Context, place: Budget) -> tuple[Model, InferRequest]:
+        """The request in a message, and its model. Raises RequestError."""
+        try:
             request = wire.decode_infer_request(body, self.service.max_texts)
-        context = caller.context(request.id)
+        except Malformed as error:
+            raise InvalidInput(str(error)) from error
+        identify(context, request.id)
         context.place = place
-        model = self.service.models[request.model_name]
-        check_version(model, request.model_version)
-        return model, request, context
+        return self.service.models.find(request.model_name, request.model_version), request
 
     def fits(self, answer: bytes) -> bool:
         """Whether gRPC will send the message."""
@@ -123,3 +120,64 @@ class Inference:
                 "fewer instances or less about each"
             )
         return answer
+
+
+class StreamedPieces(TextStream):
+    """A ModelStreamInferResponse for each piece, with the parameter triton_final_response=true in the last of all.
+
+    Each has ``output-0`` BYTES [1], or the outputs of Triton's backends if the request has their form (``asked``). The
+    last piece of a text has the parameter ``finish_reason``. ``instance`` and ``choice`` tell several texts apart.
+    """
+
+    __slots__ = ("_asked", "_infer", "_outputs", "_version")
+
+    def __init__(
+        self,
+        model: Model,
+        request: InferRequest,
+        context: Context,
+        generation: GenerationRequest,
+        asked: GenerateRequest | None,
+    ) -> None:
+        super().__init__(model, generation, context)
+        self._infer = request
+        self._asked = asked
+        self._outputs = None if asked is None else TextOutputs(asked)
+        self._version = model.describe().version
+
+    def piece(self, piece: Piece) -> bytes:
+        if self._outputs is not None:
+            self._outputs.add(piece)
+        if not piece.text and piece.finish is None:
+            return b""
+        if self._outputs is None:
+            tensors = [bytes_tensor([piece.text.encode()])]
+        else:
+            tensors = backend_tensors(self._outputs.take(self.running.prompt_tokens), self._infer)
+        parameters: dict[str, int | str | bool] = {}
+        if len(self._request.prompts) > 1:
+            parameters["instance"] = piece.prompt
+        if self._request.sampling.n > 1:
+            parameters["choice"] = piece.choice
+        if piece.finish is not None:
+            parameters["finish_reason"] = piece.finish
+        response = InferResponse(self._model.name, self._version, tensors, self._infer.id)
+        return wire.encode_stream_response(
+            wire.encode_infer_response(response, self._infer, final=not self.left, parameters=parameters)
+        )
+
+    def as_sent(self, message: str) -> str:
+        return message if self._asked is None else self._asked.as_sent(message)
+
+
+def pieces_of(model: Model, request: InferRequest, context: Context) -> StreamedPieces | None:
+    """The answer to a request that asks for pieces; None if it wants one answer. Raises RequestError."""
+    if not isinstance(model.task, TextGeneration):
+        return None
+    if is_for_backend(model, request):
+        asked = read_as_backend(model, request)
+        return StreamedPieces(model, request, context, asked.request, asked) if asked.stream else None
+    if not wants_stream(model.task, all_parameters(request.parameters)):
+        return None
+    generation = model.task.request(to_query(model.task, request))
+    return StreamedPieces(model, request, context, generation, None)

@@ -28,36 +28,21 @@ from hf_transformer.api.grpc.about import HEALTH, Health, add_reflection, questi
 from hf_transformer.api.grpc.calls import CallsInProgress
 from hf_transformer.api.grpc.infer import Inference
 from hf_transformer.api.grpc.interceptor import CallGuard
-from hf_transformer.api.grpc.stream import Streams
+from hf_transformer.api.grpc.stream import stream_method
 from hf_transformer.credentials import KeyPair, Renewable, read_server_pair
 from hf_transformer.errors import ConfigError
 from hf_transformer.protocol.grpc import SERVICE
-
-# There is no maximum_concurrent_rpcs: it would refuse health checks too, and a busy service would be restarted. What
-# infers is within --max_concurrent_requests, and grpc_stream bounds what streams hold.
-_OPTIONS = (
-    # All workers listen on one port; serve has made sure that nobody else does.
-    ("grpc.so_reuseport", 1),
-    # Callers may look every few seconds whether we are still there, as our own channel to the predictor does. Without
-    # this their third ping within a long inference would break the connection.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    # A caller whose machine is gone gives back its streams within two minutes.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-)
-
 
 LARGEST = 2**31 - 1
 """The largest value of an option of gRPC."""
 IDLE_SECONDS = 300.0
 """Seconds after which a connection without a call is closed; clients open another one without a word."""
 MORE_STREAMS = 100
-"""Calls of one connection beside those that infer: health checks, questions, and those that are told that there is no
+"""Calls of one connection beside those that infer: health checks, questions, and calls that are refused for lack of
 room. A client that sends more at once on a new connection finds some of them reset, as UNAVAILABLE."""
 REFUSING = 1.0
-"""Seconds in which an ending server goes on taking calls at most, to refuse them: one that is on its way when it takes
-no more is reset by gRPC, and its caller sees CANCELLED, as if it had done so itself."""
+"""Seconds at most in which an ending server still takes calls, to refuse them. Later gRPC resets a call that is on its
+way, and its caller sees CANCELLED, as if it had cancelled the call itself."""
 QUIET = 0.1
 """Seconds without a call after which none is on its way any more, as far as one can tell."""
 LOOKS = 10
@@ -68,8 +53,7 @@ LOOKS = 10
 class GrpcSettings:
     """Where the server listens, with which certificate, and how large messages may be (in bytes, -1 is unlimited).
 
-    ``certificate`` and ``private_key`` are PEM files; there is none of them or both. Each new connection gets what they
-    hold by then.
+    ``certificate`` is the PEM files of a certificate and its private key. Each new connection gets what they hold then.
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
     ``connections`` may be open at a time, handshakes included; more are closed. ``handshake`` is how many seconds TLS's
     and HTTP/2's may take, ``patience`` how many a client has to take an answer of a stream, ``idle`` after how many a
@@ -78,8 +62,7 @@ class GrpcSettings:
 
     host: str
     port: int
-    certificate: str | None = None
-    private_key: str | None = None
+    certificate: tuple[str, str] | None = None
     max_receive: int = -1
     max_send: int = -1
     grace: float = 25.0
@@ -90,8 +73,12 @@ class GrpcSettings:
     concurrent: int = 1024
 
     @property
-    def limits(self) -> tuple[tuple[str, int], ...]:
-        """As options of gRPC."""
+    def options(self) -> tuple[tuple[str, int], ...]:
+        """The options of gRPC.
+
+        There is no maximum_concurrent_rpcs: it would refuse health checks too, and a busy service would be restarted.
+        Requests are within --max_concurrent_requests, and stream.py bounds what streams hold.
+        """
         return (
             ("grpc.max_receive_message_length", self.max_receive),
             ("grpc.max_send_message_length", self.max_send),
@@ -99,6 +86,15 @@ class GrpcSettings:
             ("grpc.server_handshake_timeout_ms", min(int(self.handshake * 1e3) or 1, LARGEST)),
             ("grpc.max_connection_idle_ms", min(int(self.idle * 1e3) or 1, LARGEST)),
             ("grpc.max_concurrent_streams", min(self.concurrent + MORE_STREAMS, LARGEST)),
+            # All workers listen on one port; serve has made sure that nobody else does.
+            ("grpc.so_reuseport", 1),
+            # Callers may look every few seconds whether we are still there, as our own channel to the predictor does.
+            # Without this their third ping within a long inference would break the connection.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            # A caller whose machine is gone gives back its streams within two minutes.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
         )
 
 
@@ -126,11 +122,11 @@ class GrpcServer:
     def __init__(
         self, service: Service, settings: GrpcSettings, keys: ApiKeys | None = None, log_format: str | None = None
     ) -> None:
-        self.calls = CallsInProgress(keys=keys is not None)
+        self.calls = CallsInProgress(keys=keys is not None, timing=service.server_timing)
         self._service = service
         self._settings = settings
         self._guards = [CallGuard(service.metrics, keys, log_format)] if keys is not None or log_format else []
-        self._credentials = _credentials(settings)
+        self._credentials = None if settings.certificate is None else _credentials(*settings.certificate)
         self._closing = asyncio.Event()
         self._server: grpc.aio.Server
         self._ending: asyncio.Task[None] | None = None
@@ -138,16 +134,15 @@ class GrpcServer:
         self._logger = logging.getLogger(grpc.aio.InternalError.__module__)  # gRPC names its logger after its module
 
     async def __aenter__(self) -> Self:
-        self._server = grpc.aio.server(interceptors=self._guards, options=(*_OPTIONS, *self._settings.limits))
-        inference = Inference(self._service, self._closing, self._settings.max_send)
-        longest, patience = self._settings.max_receive, self._settings.patience
+        settings, models = self._settings, self._service.models
+        self._server = grpc.aio.server(interceptors=self._guards, options=settings.options)
+        inference = Inference(self._service, self._closing, settings.max_send)
         methods = {
-            **questions(self._service.models, self.calls),
+            **questions(models, self.calls),
             "ModelInfer": self.calls.unary(inference.one),
-            "ModelStreamInfer": Streams(inference, self.calls, self._closing, longest, patience).handler,
+            "ModelStreamInfer": stream_method(inference, self.calls, settings.max_receive, settings.patience),
         }
-        health = Health(self._service.models, self._closing)
-        for name, served in ((SERVICE, methods), (HEALTH, health.methods)):
+        for name, served in ((SERVICE, methods), (HEALTH, Health(models, self._closing).methods)):
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
         add_reflection(self._server, methods)
         self._listen()
@@ -207,26 +202,17 @@ class GrpcServer:
             raise ConfigError(f"--grpc_port={port}: can't listen on {host}: {error}") from error
 
 
-def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    """The certificate that HTTPS has too, and its private key. gRPC asks for them with each connection, and looking
-    whether the files are others by now costs it two calls of stat."""
-    certificate, private_key = settings.certificate, settings.private_key
-    if certificate is None:
-        return None
-    if private_key is None:
-        raise ConfigError(
-            f"--ssl_certfile={certificate}, --ssl_keyfile={private_key}: a certificate needs its private key"
-        )
-    pair = Renewable(
-        "the certificate for gRPC", (certificate, private_key), lambda: read_server_pair(certificate, private_key)
-    )
+def _credentials(certificate: str, private_key: str) -> grpc.ServerCredentials:
+    """The certificate that HTTPS has too, and its private key. gRPC asks for them with each connection; looking whether
+    the files have changed takes two calls of stat. Raises ConfigError."""
+    files = certificate, private_key
+    pair = Renewable("the certificate for gRPC", files, lambda: read_server_pair(*files))
+
+    def configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        return _as_grpc_has_it(pair.value) if pair.renew() else None
+        return configuration(pair.value) if pair.renew() else None
 
     # The type stubs don't know that None means that nothing has changed.
-    return grpc.dynamic_ssl_server_credentials(_as_grpc_has_it(pair.value), renewed)  # type: ignore[arg-type]  # wrong stub
-
-
-def _as_grpc_has_it(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
+    return grpc.dynamic_ssl_server_credentials(configuration(pair.value), renewed)  # type: ignore[arg-type]  # wrong stub

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import grpc.aio
 
 from hf_transformer.api.grpc import calls as grpc_calls
-from hf_transformer.api.grpc.calls import REQUEST_ID, Caller, CallsInProgress, Rpc, details_of, refuse, shutting_down
-from hf_transformer.api.grpc.infer import Counted, Inference
-from hf_transformer.api.grpc.pieces import Emit, form_of_pieces, pieces
-from hf_transformer.api.triton_tensors import infer
+from hf_transformer.api.grpc.calls import REQUEST_ID, CallsInProgress, Rpc, details_of, fork, identify, refuse
+from hf_transformer.api.grpc.infer import Counted, Inference, pieces_of
+from hf_transformer.api.streaming import pieces, shutting_down
+from hf_transformer.api.tensors import infer
 from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import CallersDeadline, RequestError
 from hf_transformer.protocol import grpc_inbound as wire
+from hf_transformer.types import Context
 
 STREAM_IN_FLIGHT = 32
 """Requests of one stream that are read and not answered yet; the rest waits at the client, by HTTP/2's flow control."""
@@ -99,88 +100,54 @@ class StreamRoom:
         await self._freed.wait()
 
 
-class Streams:
-    """ModelStreamInfer: answers in the order of the requests. Those that come in pieces are written between the others.
-
-    Once ``closing`` is set no more requests are read; those that were read are answered, and the stream ends as
-    unavailable. A stream whose client takes no answer ends too.
+def stream_method(
+    inference: Inference, calls: CallsInProgress, longest_message: int, patience: float
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """ModelStreamInfer.
 
     Args:
         longest_message: bytes that a request may have; -1 is unlimited.
         patience: seconds that a client has to take an answer, and as many more for each MiB of it: gRPC does not tell
             how much of one has been taken.
     """
+    held = HeldBytes(longest_message)
 
-    def __init__(
-        self,
-        inference: Inference,
-        calls: CallsInProgress,
-        closing: asyncio.Event,
-        longest_message: int,
-        patience: float,
-    ) -> None:
-        self._inference = inference
-        self._calls = calls
-        self._closing = closing
-        self._held = HeldBytes(longest_message)
-        self._patience = patience
+    async def serve(requests: object, rpc: Rpc) -> None:
+        context = calls.context(rpc)
+        room = StreamRoom(held, inference.service.admission)
+        with calls:
+            await InferStream(rpc, context, inference, room, patience).serve()
+        rpc.set_trailing_metadata(((REQUEST_ID, identify(context)),))
 
-    @property
-    def handler(self) -> grpc.RpcMethodHandler[bytes, bytes]:
-        return grpc.stream_stream_rpc_method_handler(self._serve)
-
-    async def _serve(self, requests: object, rpc: Rpc) -> None:
-        caller = self._calls.caller(rpc)
-        room = StreamRoom(self._held, self._inference.service.admission)
-        stream = InferStream(rpc, caller, self._inference, room, self._closing, self._patience)
-        with self._calls:
-            await stream.serve()
-            if stream.untaken:
-                late = f"an answer was not taken within {stream.untaken:g} s (--client_timeout_seconds)"
-                await refuse(rpc, CallersDeadline(late), caller, within=0)
-            if stream.gone:
-                raise asyncio.CancelledError  # gRPC ends the call silently
-            if self._closing.is_set():
-                await refuse(rpc, shutting_down(), caller, within=grpc_calls.PATIENCE)
-        rpc.set_trailing_metadata(((REQUEST_ID, caller.identify()),))
+    return grpc.stream_stream_rpc_method_handler(serve)
 
 
 class InferStream:
-    """One stream; a request that fails does not end it.
+    """One stream: answers in the order of its requests. A request that fails does not end it.
 
     Each request is a task, which writes when it is the first one in the order of requests. One that is answered in
-    pieces leaves that order with its first piece.
+    pieces leaves that order with its first piece, and its pieces are written between the other answers.
 
-    Attributes:
-        gone: the client is gone, or does not read while the server is closing.
-        untaken: after how many seconds the stream was given up because its client took no answer.
+    Once the server is closing no more requests are read; those that were read are answered, and the stream ends as
+    unavailable. A stream whose client takes no answer ends too.
     """
 
-    def __init__(
-        self,
-        rpc: Rpc,
-        caller: Caller,
-        inference: Inference,
-        room: StreamRoom,
-        closing: asyncio.Event,
-        patience: float,
-    ) -> None:
-        self.gone = False
-        self.untaken = 0.0
+    def __init__(self, rpc: Rpc, context: Context, inference: Inference, room: StreamRoom, patience: float) -> None:
         self._rpc = rpc
-        self._caller = caller
+        self._context = context
         self._inference = inference
         self._room = room
-        self._closing = closing
         self._patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
         self._order: dict[asyncio.Event, None] = {}  # a request's event is set once it is the first one
         self._reading: asyncio.Task[None] | None = None
         self._one_message = asyncio.Lock()
         self._writing: asyncio.Timeout | None = None
+        self._is_gone = False
+        self._untaken = 0.0  # seconds after which an answer was not taken
 
     async def serve(self) -> None:
-        """Answers requests until there are no more."""
+        """Answers requests until there are no more, and ends the call if that is for another reason."""
         async with asyncio.TaskGroup() as group:
             ending = group.create_task(self._end_reading())
             self._reading = group.create_task(self._read(group))
@@ -188,6 +155,13 @@ class InferStream:
             while self._tasks:
                 await asyncio.wait(self._tasks)
             ending.cancel()
+        if self._untaken:
+            late = f"an answer was not taken within {self._untaken:g} s (--client_timeout_seconds)"
+            await refuse(self._rpc, CallersDeadline(late), self._context, within=0)
+        if self._is_gone:
+            raise asyncio.CancelledError  # gRPC ends the call silently
+        if self._inference.closing.is_set():
+            await refuse(self._rpc, shutting_down(), self._context, within=grpc_calls.PATIENCE)
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
         """Begins a task for each request."""
@@ -208,12 +182,8 @@ class InferStream:
             del body  # or it would be held while the next one is waited for
 
     async def _answer(self, body: bytes, turn: asyncio.Event) -> None:
-        async def emit(piece: bytes) -> None:
-            self._leave_order(turn)
-            await self._write(piece)
-
         try:
-            answer = await self._answered(body, self._caller.fork(), emit)
+            answer = await self._answered(body, fork(self._context), turn)
             self._room.hold(turn, len(answer), answered=True)
             next(iter(self._order), turn).set()
             if turn in self._order:
@@ -227,49 +197,43 @@ class InferStream:
         self._order.pop(turn, None)
         next(iter(self._order), turn).set()
 
-    async def _answered(self, body: bytes, caller: Caller, emit: Emit) -> bytes:
+    async def _answered(self, body: bytes, context: Context, turn: asyncio.Event) -> bytes:
         """The last, mostly the only serialized ModelStreamInferResponse of a request, which is also the one that tells
-        its error; ``emit`` sends those before it."""
+        its error; those before it are written at once."""
         inference = self._inference
         service = inference.service
         try:
-            with Counted(service, caller, "ModelStreamInfer"):
+            with Counted(service, context, "ModelStreamInfer"):
                 async with self._room.place(len(body)) as place:
-                    if service.models.generate:
-                        answer = await self._generated(body, caller, place, emit)
-                    else:
-                        answer = await inference.answer(body, caller, place, final=True)
-                    return inference.checked(wire.encode_stream_response(answer))
+                    model, request = inference.read(body, context, place)
+                    stream = pieces_of(model, request, context)
+                    if stream is None:
+                        response = await infer(model, request, context)
+                        last = wire.encode_stream_response(wire.encode_infer_response(response, request, final=True))
+                        return inference.checked(last)
+                    async with aclosing(pieces(stream, service.streams)) as messages:
+                        async for message in messages:
+                            if stream.left:
+                                self._leave_order(turn)
+                                await self._write(inference.checked(message))
+                    return inference.checked(message)
         except RequestError as error:
             said = wire.encode_stream_error(details_of(error), wire.request_id(body))
             # The id is the client's, and may be as long as a message.
             return said if inference.fits(said) else wire.encode_stream_error(details_of(error), "")
 
-    async def _generated(self, body: bytes, caller: Caller, place: Place, emit: Emit) -> bytes:
-        """The same for a model that generates: a request may ask for pieces."""
-        inference = self._inference
-        model, request, context = inference.read(body, caller, place)
-        form = form_of_pieces(model, request)
-        if form is None:
-            return wire.encode_infer_response(await infer(model, request, context), request, final=True)
-
-        async def checked(message: bytes) -> None:
-            await emit(inference.checked(wire.encode_stream_response(message)))
-
-        return await pieces(model, request, form, context, inference.service.streams, checked)
-
     async def _write(self, answer: bytes) -> None:
         """Writes one message at a time. Raises CancelledError if the client does not take it."""
         async with self._one_message:
             seconds = grpc_calls.PATIENCE
-            if not self._closing.is_set():
+            if not self._inference.closing.is_set():
                 seconds = self._patience * (1 + (len(answer) >> 20))
             try:
                 async with asyncio.timeout(seconds) as self._writing:
                     await self._rpc.write(answer)
             except (grpc.aio.BaseError, TimeoutError) as error:
-                if isinstance(error, TimeoutError) and not self._closing.is_set():
-                    self.untaken = seconds
+                if isinstance(error, TimeoutError) and not self._inference.closing.is_set():
+                    self._untaken = seconds
                 self._give_up()
                 raise asyncio.CancelledError from None
             finally:
@@ -277,13 +241,13 @@ class InferStream:
 
     def _give_up(self) -> None:
         """Ends all requests: nothing can be written any more."""
-        self.gone = True
+        self._is_gone = True
         for task in (self._reading, *self._tasks):
             if task is not None:
                 task.cancel()
 
     async def _end_reading(self) -> None:
-        await self._closing.wait()
+        await self._inference.closing.wait()
         if self._reading is not None:
             self._reading.cancel()
         if self._writing is not None:

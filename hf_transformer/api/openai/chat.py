@@ -7,39 +7,42 @@
                      "logprobs": null, "finish_reason": "stop" | "length" | "tool_calls"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
-The messages become a prompt by the model's chat template. See openai_generation.py for the other fields and the stream,
-openai_messages.py for messages and tools.
+The model's chat template makes the prompt of messages and tools. See generation.py for the other fields and the stream.
+
+Source: https://platform.openai.com/docs/api-reference/chat/create
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from hf_transformer.api.base import Call, Model, Service
-from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields
-from hf_transformer.api.openai.chat_form import ChatForm
+import orjson
+
+from hf_transformer.api.base import Call, Model, Service, generating_task, new_request_id, renamed
+from hf_transformer.api.openai.fields import UNUSED_IN_CHATS, as_sent, read_request, shown
 from hf_transformer.api.openai.generation import (
     SHARED,
-    Generating,
-    generating_task,
+    GeneratedAnswer,
+    WholeText,
+    logprob,
     read_sampling,
     read_stream,
 )
-from hf_transformer.api.openai.messages import read_messages, read_tool_choice, read_tools
-from hf_transformer.api.openai.unused import OF_CHATS, check_unused
-from hf_transformer.api.streaming import StreamForm
-from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.types import GenerationRequest
-from hf_transformer.protocol.json_text import JsonLimits
+from hf_transformer.api.streaming import TextStream
+from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.chat import read_content
+from hf_transformer.generation.tool_calls import ToolCall, ToolCallParser
+from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
+from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Json, Response
 
 FIELDS = (
     *SHARED,
-    *OF_CHATS,
+    *UNUSED_IN_CHATS,
     "messages",
     "max_tokens",
     "max_completion_tokens",
@@ -51,52 +54,62 @@ FIELDS = (
     "parallel_tool_calls",
     "chat_template_kwargs",
 )
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",  # the newer name; templates know the older one
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+"""The roles of messages, and what a template calls each."""
+STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
+"""Fields of a message that are strings; the last two are what a model thought, as vLLM and others hand it out."""
+IN_MESSAGES = ("role", "content", "tool_calls", "refusal", "annotations", *STRINGS)
+"""All fields of a message."""
+OURS = ("messages", "tools", "add_generation_prompt", "self")
+"""Variables of a template that chat_template_kwargs can't set: the request has them itself, or Jinja does."""
+MAX_TOOLS = 128
+"""As many as OpenAI takes."""
 INLINE_BYTES = 20_000
 """Bodies of more bytes than this are rendered in a thread."""
-OURS = ("messages", "tools", "add_generation_prompt", "self")
-"""Variables of a template that a request can't set beside: it has them itself, or Jinja does."""
 
 
-async def create(service: Service, call: Call) -> Response | StreamForm:
+async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request.
 
     Raises:
         RequestError: a field is missing, not of its type, out of range, or can't be honoured.
     """
-    with named_as_sent():
-        fields = read_fields(call, FIELDS)
-        check_unused(fields)
-        model = find_model(service.models, fields, "chat/completions")
-        given = Parameters(fields, FIELDS)
+    with renamed(as_sent):
+        model, given = read_request(service, call, "chat/completions", FIELDS)
         stream, usage = read_stream(given)
-        _check_response_format(given)
+        _check_response_format(given.get("response_format"))
         sampling = read_sampling(
             given,
-            generating_task(model),
+            generating_task(model, "chat/completions"),
             tokens=given.one_of("max_completion_tokens", "max_tokens"),
             logprobs=_read_logprobs(given),
         )
         one_call = not given.flag("parallel_tool_calls", True)
         tools = read_tools(given.get("tools"))
-        may_call = read_tool_choice(given.get("tool_choice"), tools)
+        may_call = _read_tool_choice(given.get("tool_choice"), tools)
         render = _prompt(model, given, tools if may_call else [], call.limits)
         loop = asyncio.get_running_loop()
         prompt = render() if len(call.body) <= INLINE_BYTES else await loop.run_in_executor(service.executor, render)
     request = GenerationRequest(prompts=[prompt], sampling=sampling, special_tokens=False, name="messages", single=True)
     form = ChatForm(sampling.logprobs is not None, tools=may_call, one_call=one_call)
-    answer = Generating(model, request, call.context, form, usage, "chatcmpl")
+    answer = GeneratedAnswer(model, request, call.context, form, "chatcmpl", usage)
     return answer if stream else await answer.whole()
 
 
-def _check_response_format(given: Parameters) -> None:
-    """It changes nothing, so it has to ask for what is done anyway."""
-    wanted = given.get("response_format")
+def _check_response_format(wanted: Json) -> None:
+    """Raises InvalidInput for any format but text."""
     if wanted is None:
         return
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind != "text":
-        shown = repr(kind[:40]) if isinstance(kind, str) else describe(wanted)
-        raise InvalidInput(f"response_format: the model gives text alone, expected the type text, got {shown}")
+        got = shown(wanted if kind is None else kind)
+        raise InvalidInput(f"response_format: the model gives text alone, expected the type text, got {got}")
 
 
 def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
@@ -113,10 +126,10 @@ def _read_logprobs(given: Parameters) -> tuple[int, str] | None:
 
 
 def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limits: JsonLimits) -> Callable[[], str]:
-    """What renders the prompt, in any thread; that raises InvalidInput where the template can't make one of this chat.
+    """A function that renders the prompt, in any thread. It raises InvalidInput if the template can't.
 
     Raises:
-        InvalidInput: the model does not chat, or something is not what it has to be.
+        InvalidInput: the model does not chat, or a field is not what it has to be.
         TooLarge: the arguments of tool calls hold more than is taken.
     """
     template = model.chat_template
@@ -135,3 +148,240 @@ def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limit
         if name in OURS:
             raise InvalidInput(f"chat_template_kwargs.{name}: is given by the request itself; leave it out")
     return partial(template.render, messages, tools=tools or None, add_generation_prompt=True, **(more or {}))
+
+
+# Messages and tools
+
+
+def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
+    """The messages as templates want them: contents are strings, and the arguments of tool calls objects.
+
+    ``limits`` are those of a request's JSON: arguments are JSON in a string, which the body's own limits don't count.
+
+    Raises:
+        InvalidInput: a message is not what it has to be; the error says where, and never what was written.
+        TooLarge: the arguments of all calls together hold more than the limits allow.
+    """
+    if not isinstance(given, list) or not given:
+        found = "nothing" if given is None else "an empty list" if given == [] else describe(given)
+        raise InvalidInput(f"messages: expected a list of messages, got {found}")
+    called: dict[str, dict[str, Json]] = {}
+    messages = [_read_message(one, f"messages[{index}]", called) for index, one in enumerate(given)]
+    texts = [one["arguments"] for one in called.values() if isinstance(one["arguments"], str)]
+    if sum(map(len, texts)) > SMALL:
+        # They are parsed in this order: whatever an unclosed quote would hide comes after an error.
+        check_size(" ".join(texts).encode(), limits)
+    for where, function in called.items():
+        function["arguments"] = _read_arguments(function["arguments"], f"{where}.arguments")
+    return messages
+
+
+def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -> dict[str, Json]:
+    """A message. The functions that it calls are added to ``called``, by their names in errors, arguments unread."""
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{where}: expected an object, got {describe(given)}")
+    message = {name: value for name, value in given.items() if value is not None}
+    for name in message:
+        if name not in IN_MESSAGES:
+            raise InvalidInput(f"{where}.{name[:40]}: not understood here, expected some of {', '.join(IN_MESSAGES)}")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        got = "nothing" if role is None else shown(role)
+        raise InvalidInput(f"{where}.role: expected one of {', '.join(ROLES)}, got {got}")
+    calls = message.get("tool_calls", [])
+    if calls and role != "assistant":
+        raise InvalidInput(f"{where}.tool_calls: only a message of the assistant has them")
+    if message.get("annotations", []) != []:
+        got = describe(message["annotations"])
+        raise InvalidInput(f"{where}.annotations: they can't be told to the model, expected an empty list, got {got}")
+    content = _read_content(message, where)
+    if content is None and not calls:
+        raise InvalidInput(f"{where}.content: expected a string or a list of parts, got nothing")
+    content = read_content("" if content is None else content, f"{where}.content")
+    found: dict[str, Json] = {"role": ROLES[role], "content": content}
+    for name in STRINGS:
+        if name in message:
+            if not isinstance(message[name], str):
+                raise InvalidInput(f"{where}.{name}: expected a string, got {describe(message[name])}")
+            found[name] = message[name]
+    if read := _read_calls(calls, f"{where}.tool_calls", called):  # templates may look for the name alone
+        found["tool_calls"] = read
+    return found
+
+
+def _read_content(message: Mapping[str, Json], where: str) -> Json:
+    """The content; the assistant may have a refusal in its place."""
+    content, refusal = message.get("content"), message.get("refusal")
+    if refusal is None:
+        return content
+    if not isinstance(refusal, str):
+        raise InvalidInput(f"{where}.refusal: expected a string, got {describe(refusal)}")
+    if message["role"] != "assistant":
+        raise InvalidInput(f"{where}.refusal: only a message of the assistant has one")
+    if content in (None, "", []):
+        return refusal
+    if refusal:
+        raise InvalidInput(f"{where}.refusal: beside a content, expected one of the two")
+    return content
+
+
+def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> list[Json]:
+    if not isinstance(given, list):
+        raise InvalidInput(f"{where}: expected a list, got {describe(given)}")
+    calls = []
+    for index, call in enumerate(given):
+        function = call.get("function") if isinstance(call, dict) else None
+        here = f"{where}[{index}].function"
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidInput(f"{here}: expected an object with the string name, got {describe(function)}")
+        called[here] = {"name": function["name"], "arguments": function.get("arguments")}
+        calls.append({**call, "function": called[here]})
+    return calls
+
+
+def _read_arguments(given: Json, where: str) -> dict[str, Json]:
+    """OpenAI's are JSON as text; templates write an object as JSON themselves."""
+    if isinstance(given, str):
+        try:
+            given = orjson.loads(given or "{}")
+        except orjson.JSONDecodeError:
+            raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{where}: expected an object as JSON text, got {describe(given)}")
+    return given
+
+
+def read_tools(given: Json) -> list[dict[str, Json]]:
+    """The tools that the model may call: functions. Raises InvalidInput or TooLarge."""
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise InvalidInput(f"tools: expected a list, got {describe(given)}")
+    if len(given) > MAX_TOOLS:
+        raise TooLarge(f"tools: {len(given)} in a request, at most {MAX_TOOLS} are taken")
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise InvalidInput(f'{where}: expected {{"type": "function", "function": ...}}, got {describe(tool)}')
+        where, function = f"{where}.function", tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise InvalidInput(f"{where}: expected an object with a name, got {describe(function)}")
+        if function.get("strict"):
+            raise InvalidInput(f"{where}.strict: the model can't be held to a schema, expected false")
+        if not isinstance(parameters := function.get("parameters"), dict | None):
+            raise InvalidInput(f"{where}.parameters: expected an object, got {describe(parameters)}")
+    return given
+
+
+def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
+    """Whether the model may call one of the tools. Raises InvalidInput for a choice that it can't be held to."""
+    if given is None:
+        return bool(tools)
+    if given == "none":
+        return False
+    if given != "auto":
+        got = shown(given)
+        raise InvalidInput(f"tool_choice: the model can't be made to call a tool, expected none or auto, got {got}")
+    if not tools:
+        raise InvalidInput("tool_choice: there are no tools to choose from, expected them in tools")
+    return True
+
+
+# Answers
+
+
+class Speech:
+    """What one message says, in pieces: its content and its tool calls.
+
+    Args:
+        tools: whether the model may call any, so that calls are looked for.
+        one_call: whether all calls but the first are left out (parallel_tool_calls).
+    """
+
+    __slots__ = ("_one_call", "_parser", "calls")
+
+    def __init__(self, *, tools: bool, one_call: bool) -> None:
+        self._parser = ToolCallParser() if tools else None
+        self._one_call = one_call
+        self.calls = 0
+
+    def add(self, text: str, *, is_last: bool) -> tuple[str, list[Json]]:
+        """The content and the calls that are certain now. What may become a call is held back until it is one."""
+        if self._parser is None:
+            return text, []
+        content, found = self._parser.push(text)
+        if is_last:
+            rest, more = self._parser.flush()
+            content, found = content + rest, found + more
+        if self._one_call:
+            found = found[: 1 - self.calls]
+        calls = [_call(one, self.calls + number) for number, one in enumerate(found)]
+        self.calls += len(calls)
+        return content, calls
+
+    def reason(self, finish: str | None) -> str | None:
+        """Why the message ended: for its calls, unless it was cut off."""
+        return "tool_calls" if self.calls and finish == "stop" else finish
+
+
+class ChatForm:
+    """The choices of chat completions; ``logprobs`` says whether tokens are told. See Speech for the others."""
+
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, logprobs: bool, *, tools: bool, one_call: bool) -> None:
+        self._logprobs = logprobs
+        self._speech = partial(Speech, tools=tools, one_call=one_call)
+        self._open: dict[int, Speech] = {}
+
+    def choice(self, index: int, whole: WholeText) -> Json:
+        speech = self._speech()
+        content, calls = speech.add(whole.text, is_last=True)
+        for call in calls:
+            del call["index"]  # which tells calls of a stream apart
+        message = {
+            "content": content or None if calls else content,
+            "tool_calls": calls or None,
+            "role": "assistant",
+            "function_call": None,
+        }
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._told(whole.tokens),
+            "finish_reason": speech.reason(whole.finish),
+        }
+
+    def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
+        """The first chunk of a choice has the role, the last one nothing but why it ended."""
+        found: list[Json] = []
+        speech = self._open.get(index)
+        if speech is None:
+            speech = self._open[index] = self._speech()
+            found.append(_chunk(index, {"role": "assistant", "content": ""}))
+        content, calls = speech.add(piece.text, is_last=piece.finish is not None)
+        if content or piece.tokens:
+            found.append(_chunk(index, {"content": content}, self._told(piece.tokens) if piece.tokens else None))
+        found += [_chunk(index, {"tool_calls": [call]}) for call in calls]
+        if piece.finish is not None:
+            found.append(_chunk(index, {}, finish=speech.reason(piece.finish)))
+            del self._open[index]
+        return found
+
+    def _told(self, tokens: Sequence[TokenText]) -> Json:
+        if not self._logprobs:
+            return None
+        return {"content": [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]}
+
+
+def _chunk(index: int, delta: Json, logprobs: Json = None, finish: str | None = None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _call(call: ToolCall, number: int) -> dict[str, Json]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": number, "id": f"call_{new_request_id()}", "type": "function", "function": function}
+
+
+def _token(token: TokenText) -> dict[str, Json]:
+    return {"token": token.text, "logprob": logprob(token), "bytes": list(token.bytes)}

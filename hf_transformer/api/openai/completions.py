@@ -6,56 +6,57 @@
         "choices": [{"index": 0, "text": " paris", "logprobs": null, "finish_reason": "stop" | "length"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
-Choice number i * n + k is the k-th of prompt i. See openai_generation.py for the other fields and the stream.
+Choice number i * n + k is the k-th of prompt i. See generation.py for the other fields and the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hf_transformer.api.base import Call, Service
-from hf_transformer.api.openai.bodies import find_model, named_as_sent, read_fields, require_few
+from hf_transformer.api.base import Call, Service, generating_task, renamed
+from hf_transformer.api.openai.fields import as_sent, read_request, read_texts
 from hf_transformer.api.openai.generation import (
     SHARED,
-    Choice,
-    Generating,
-    generating_task,
+    GeneratedAnswer,
+    WholeText,
     logprob,
     read_sampling,
     read_stream,
 )
-from hf_transformer.api.openai.unused import check_unused
-from hf_transformer.api.streaming import StreamForm
+from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
-from hf_transformer.tasks.base import TaskSettings, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.tasks.text_generation import TextGeneration
-from hf_transformer.types import Json, Response, TextInput, TokenIds
+from hf_transformer.types import Json, Response, TokenIds
 
 FIELDS = (*SHARED, "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
 USUAL_TOKENS = 16
 """OpenAI's default of max_tokens."""
-PROMPT = "a string, a list of strings, a list of token ids or a list of such lists"
 
 
-async def create(service: Service, call: Call) -> Response | StreamForm:
+async def create(service: Service, call: Call) -> Response | TextStream:
     """Answers one request.
 
     Raises:
         RequestError: a field is missing, not of its type, out of range, or can't be honoured.
     """
-    with named_as_sent():
-        fields = read_fields(call, FIELDS)
-        check_unused(fields)
-        model = find_model(service.models, fields, "completions")
-        task, given = generating_task(model), Parameters(fields, FIELDS)
+    with renamed(as_sent):
+        model, given = read_request(service, call, "completions", FIELDS)
+        task = generating_task(model, "completions")
         sampling, echo = _read_sampling(given, task)
         stream, usage = read_stream(given)
-        prompts, single = read_prompts(fields.get("prompt"), task.settings, service.max_texts)
+
+        def read_ids(ids: list[Json], where: str) -> TokenIds:
+            most = task.settings.max_length
+            if len(ids) > most:  # millions of them are refused before each is looked at
+                raise TooLarge(f"{where}: the prompt has {len(ids)} tokens, and the model takes {most}")
+            return read_token_ids(ids, where, task.settings.vocabulary.vocab_size)
+
+        prompts, single = read_texts("prompt", given.get("prompt"), service.max_texts, read_ids)
     request = GenerationRequest(prompts=prompts, sampling=sampling, echo=echo, name="prompt", single=single)
-    answer = Generating(model, request, call.context, CompletionForm(sampling.logprobs), usage, "cmpl")
+    answer = GeneratedAnswer(model, request, call.context, CompletionForm(sampling.logprobs), "cmpl", usage)
     return answer if stream else await answer.whole()
 
 
@@ -69,11 +70,12 @@ def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, b
     logprobs = given.integer("logprobs", 0, 0) if "logprobs" in given else None
     if echo and logprobs is not None:
         raise InvalidInput("parameters.logprobs: those of the prompt are not known, so they can't go with echo")
+    limit = task.settings.generation.max_new_tokens
     sampling = read_sampling(
         given,
         task,
         tokens=given.one_of("max_tokens"),
-        default_tokens=_usual_tokens(task),
+        default_tokens=USUAL_TOKENS if limit is None else min(USUAL_TOKENS, limit),
         logprobs=None if logprobs is None else (logprobs, "logprobs"),
     )
     if "best_of" in given and (best := given.integer("best_of", 1, 1)) != sampling.n:
@@ -84,54 +86,16 @@ def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, b
     return sampling, echo
 
 
-def _usual_tokens(task: TextGeneration) -> int:
-    limit = task.settings.generation.max_new_tokens
-    return USUAL_TOKENS if limit is None else min(USUAL_TOKENS, limit)
-
-
-def read_prompts(given: Json, settings: TaskSettings, max_texts: int) -> tuple[list[TextInput], bool]:
-    """The prompts, and whether ``prompt`` is one itself rather than a list of some.
-
-    Raises:
-        InvalidInput: it has none of its four forms.
-        TooLarge: more prompts than ``max_texts``, or more token ids in one than the model takes.
-    """
-    if isinstance(given, str):
-        return [given], True
-    if not isinstance(given, list):
-        raise InvalidInput(f"prompt: expected {PROMPT}, got {'nothing' if given is None else describe(given)}")
-    if not given:
-        raise InvalidInput(f"prompt: expected {PROMPT}, got an empty list")
-    if type(given[0]) is int:
-        return [_token_ids(given, "prompt", settings)], True
-    require_few("prompt", given, max_texts)
-    return [_prompt(one, f"prompt[{index}]", settings) for index, one in enumerate(given)], False
-
-
-def _token_ids(given: list[Json], where: str, settings: TaskSettings) -> TokenIds:
-    """A prompt in tokens; millions of them are refused before each is looked at."""
-    if len(given) > settings.max_length:
-        raise TooLarge(f"{where}: the prompt has {len(given)} tokens, and the model takes {settings.max_length}")
-    return read_token_ids(given, where, settings.vocabulary.vocab_size)
-
-
-def _prompt(one: Json, where: str, settings: TaskSettings) -> TextInput:
-    if isinstance(one, str):
-        return one
-    if isinstance(one, list):
-        return _token_ids(one, where, settings)
-    raise InvalidInput(f"{where}: expected a string or a list of token ids, got {describe(one)}")
-
-
 class CompletionForm:
-    """The choices of completions; ``top`` is how many tokens are told beside each, None for none and not it either."""
+    """The choices of completions; ``top`` is how many of the likeliest tokens are told beside each, None for no
+    logprobs at all."""
 
     object = chunk_object = "text_completion"
 
     def __init__(self, top: int | None) -> None:
         self._top = top
 
-    def choice(self, index: int, whole: Choice) -> Json:
+    def choice(self, index: int, whole: WholeText) -> Json:
         return self._choice(index, whole.text, whole.tokens, whole.finish)
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:

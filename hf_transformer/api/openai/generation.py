@@ -1,7 +1,7 @@
-"""What completions and chat completions share: how a text is generated, what is told of it, and how a stream looks.
+"""What completions and chat completions share: how a text is generated, and the form of whole answers and streams.
 
-A stream is server-sent events, ``data: {...}`` each, with ``data: [DONE]`` at its end; an error in the middle is an
-event with OpenAI's error body, after which nothing comes.
+A stream is server-sent events, ``data: {...}`` each, with ``data: [DONE]`` at its end. An error in the middle is an
+event with OpenAI's error body, and the last one.
 
 Source: https://platform.openai.com/docs/api-reference/completions/create and .../chat/create; the fields that OpenAI
 does not have (top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids) are named and meant as in vLLM,
@@ -11,17 +11,16 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
 
-from hf_transformer.api.base import Model, reply
-from hf_transformer.api.openai.bodies import as_sent, named_as_sent, render_error
-from hf_transformer.api.openai.unused import EVERYWHERE
-from hf_transformer.api.streaming import EVENTS, StreamForm, event
-from hf_transformer.errors import InvalidInput, RequestError
+from hf_transformer.api.base import Model, renamed, reply
+from hf_transformer.api.openai.fields import UNUSED, as_sent, render_error
+from hf_transformer.api.streaming import TextStream, event
+from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import describe
@@ -31,30 +30,16 @@ from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, Json, Response
 
 SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "n",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "ignore_eos",
-)
+    "temperature top_p top_k min_p seed stop stop_token_ids n min_tokens presence_penalty frequency_penalty "
+    "repetition_penalty logit_bias ignore_eos"
+).split()
 """Fields that say how a text is generated."""
-SHARED = ("model", "stream", "stream_options", *EVERYWHERE, *SAMPLING)
+SHARED = ("model", "stream", "stream_options", *UNUSED, *SAMPLING)
 """Fields of both endpoints."""
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
-Fields = Mapping[str, Json]
-"""A request's fields, without those that are null."""
 DONE = event(b"[DONE]")
 LEAST_LOGPROB = -9999.0
-"""What stands for a token that can't be, for which JSON has no number; as with OpenAI."""
+"""Stands for the log probability of an impossible token, for which JSON has no number; as with OpenAI."""
 
 
 def read_sampling(
@@ -68,12 +53,11 @@ def read_sampling(
     """The sampling that a request's fields describe, with OpenAI's defaults: all of the distribution is drawn from.
 
     Args:
-        tokens: the field that says how many new tokens there may be, None if it was not given; ``default_tokens`` hold
-            then.
+        tokens: the field that says how many new tokens there may be; without one there may be ``default_tokens``.
         logprobs: how many tokens are told beside each, and the field that says so; None for none.
 
     Raises:
-        RequestError: a field has a value that is not taken; it begins with ``parameters.``, see named_as_sent.
+        RequestError: a field has a value that is not taken; it begins with ``parameters.``, see as_sent.
     """
     reader = SamplingReader(given, prefix="")
     if tokens is None and default_tokens is not None:
@@ -118,126 +102,91 @@ def read_stream(given: Parameters) -> tuple[bool, bool]:
     return stream, bool(options.get("include_usage"))
 
 
-def generating_task(model: Model) -> TextGeneration:
-    """The model's task, which find_model has seen to be one that generates."""
-    if not isinstance(model.task, TextGeneration):
-        raise AssertionError(f"{model.task.name} generates no text")
-    return model.task
-
-
 @dataclass(slots=True)
-class Choice:
-    """One continuation, as far as it has come."""
+class WholeText:
+    """One text of a whole answer, as far as it has come."""
 
     text: str = ""
     tokens: list[TokenText] = field(default_factory=list)
     finish: FinishReason | None = None
 
     def add(self, piece: Piece) -> None:
+        """Adds its next piece."""
         self.text += piece.text
         self.tokens += piece.tokens
         self.finish = piece.finish
 
 
-class Form(Protocol):
-    """What an endpoint's answers look like."""
+class ChoiceForm(Protocol):
+    """The form of an endpoint's choices; ``object`` and ``chunk_object`` name a whole answer and a part of a stream."""
 
     object: str
     chunk_object: str
 
-    def choice(self, index: int, whole: Choice) -> Json:
-        """One choice of an answer that is given whole."""
+    def choice(self, index: int, whole: WholeText) -> Json:
+        """One choice of a whole answer."""
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        """The choices of the events, one each, in which a piece is told; keeps what it needs for the next one."""
+        """The choices of the events, one each, for a piece; may be none."""
 
 
-class Generating(StreamForm):
-    """One request on its way: what is asked, and what its answer begins with.
+class GeneratedAnswer(TextStream):
+    """The answer to one request, as a stream or whole.
 
     Args:
-        form: what its choices look like.
-        usage: whether a stream is to end with the usage.
         prefix: how the answer's id begins.
+        usage: whether a stream ends with the usage.
     """
 
-    __slots__ = (
-        "_before",
-        "_behind",
-        "_context",
-        "_form",
-        "_head",
-        "_model",
-        "_n",
-        "_prefix",
-        "_request",
-        "_usage",
-    )
-
-    content_type = EVENTS
+    __slots__ = ("_about", "_after", "_before", "_form", "_with_usage")
 
     def __init__(
-        self, model: Model, request: GenerationRequest, context: Context, form: Form, usage: bool, prefix: str
+        self, model: Model, request: GenerationRequest, context: Context, form: ChoiceForm, prefix: str, usage: bool
     ) -> None:
-        self._model = model
-        self._request = request
-        self._context = context
+        super().__init__(model, request, context)
         self._form = form
-        self._usage = usage
-        self._prefix = prefix
-        self._n = request.sampling.n
-        self.texts = len(request.prompts) * self._n
+        self._with_usage = usage
+        self._about: dict[str, Json] = {
+            "id": f"{prefix}-{context.request_id}",
+            "object": form.chunk_object,
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": None,
+        }
+        # What stands around the only choice of an event is the same in all of a stream. Putting it together each time
+        # would cost as much as the choice does.
+        head = event(orjson.dumps({**self._about, "choices": [], **({"usage": None} if usage else {})}))
+        before, after = head.split(b'"choices":[]', 1)
+        self._before, self._after = before + b'"choices":[', b"]" + after
 
     async def whole(self) -> Response:
-        """The answer, whole; its errors name fields as the client sent them."""
-        about = self._about(self._form.object)
-        with named_as_sent():
+        """The answer, whole. Raises RequestError."""
+        texts = [WholeText() for _ in range(self.left)]
+        with renamed(self.as_sent):
             async with await self.start() as running:
-                choices = [Choice() for _ in range(self.texts)]
                 async for piece in running:
-                    choices[piece.prompt * self._n + piece.choice].add(piece)
+                    texts[self._index(piece)].add(piece)
                 used = usage(running)
-        made = [self._form.choice(index, one) for index, one in enumerate(choices)]
-        return reply(orjson.dumps({**about, "choices": made, "usage": used}))
-
-    def start(self) -> Awaitable[Generation]:
-        self._head = self._about(self._form.chunk_object)
-        self._before, self._behind = _around_choice(self._head, {"usage": None} if self._usage else {})
-        return self._model.generate(self._request, self._context)
+        choices = [self._form.choice(index, one) for index, one in enumerate(texts)]
+        return reply(orjson.dumps({**self._about, "object": self._form.object, "choices": choices, "usage": used}))
 
     def piece(self, piece: Piece) -> bytes:
-        """One write for what came together."""
-        before, behind = self._before, self._behind
-        made = self._form.chunks(piece.prompt * self._n + piece.choice, piece)
-        if len(made) == 1:
-            return before + orjson.dumps(made[0]) + behind
-        return b"".join([before + orjson.dumps(one) + behind for one in made])
+        chunks = self._form.chunks(self._index(piece), piece)
+        return b"".join([self._before + orjson.dumps(one) + self._after for one in chunks])
 
-    def end(self, running: Generation) -> bytes:
-        last = event(orjson.dumps({**self._head, "choices": [], "usage": usage(running)})) if self._usage else b""
-        return last + DONE
+    def end(self) -> bytes:
+        if not self._with_usage:
+            return DONE
+        return event(orjson.dumps({**self._about, "choices": [], "usage": usage(self.running)})) + DONE
 
     def error(self, message: str, status: int) -> bytes:
         return event(render_error(message, status))
 
-    def named(self, error: RequestError) -> RequestError:
-        return as_sent(error)
+    def as_sent(self, message: str) -> str:
+        return as_sent(message)
 
-    def _about(self, kind: str) -> dict[str, Json]:
-        return {
-            "id": f"{self._prefix}-{self._context.request_id}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": self._model.name,
-            "system_fingerprint": None,
-        }
-
-
-def _around_choice(head: Mapping[str, Json], more: Mapping[str, Json]) -> tuple[bytes, bytes]:
-    """An event up to its only choice, and what follows it: the same in all of a stream. Putting it together each time
-    costs as much as the choice does."""
-    before, behind = event(orjson.dumps({**head, "choices": [], **more})).split(b'"choices":[]', 1)
-    return before + b'"choices":[', b"]" + behind
+    def _index(self, piece: Piece) -> int:
+        return piece.prompt * self._request.sampling.n + piece.choice
 
 
 def usage(running: Generation) -> dict[str, int]:

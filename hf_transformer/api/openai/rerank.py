@@ -12,12 +12,10 @@ https://api.jina.ai/redoc#tag/rerank
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import orjson
 
-from hf_transformer.api.base import Call, Service, reply
-from hf_transformer.api.openai.bodies import ask, find_model, named_as_sent, read_fields, require_few, usage
+from hf_transformer.api.base import Call, Service, renamed, reply, require_few
+from hf_transformer.api.openai.fields import as_sent, read_request, usage
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -30,45 +28,49 @@ FIELDS = ("model", "query", "documents", "user", *PARAMETERS)
 
 async def create(service: Service, call: Call) -> Response:
     """Answers one request."""
-    with named_as_sent():
-        fields = read_fields(call, FIELDS)
-        model = find_model(service.models, fields, "rerank")
-        query = parse(fields, service.max_texts)
-    answers = await ask(model, query, call.context, single=True)
+    with renamed(as_sent):
+        model, given = read_request(service, call, "rerank", FIELDS)
+        query = read_query(given, service.max_texts)
+    with renamed(_of_one_instance):
+        answers = await model.predict(query, call.context)
     return reply(render(answers, model.name, call.context.request_id))
 
 
-def parse(fields: Mapping[str, Json], max_texts: int) -> Query:
-    """A request's fields.
+def read_query(given: Parameters, max_texts: int) -> Query:
+    """The query with its documents, as the task's only instance.
 
     Raises:
-        InvalidInput: one is missing or not of its type; those that the task reads are left to it.
+        InvalidInput: a field is missing or not of its type; the task checks those that it reads.
         TooLarge: more documents than ``max_texts``.
     """
-    given = Parameters(fields, FIELDS)
-    given.string("user")  # as with OpenAI, to find abuse; there is nothing to do with it here
-    query = given.string("query")
+    query, documents = given.string("query"), given.get("documents")
     if query is None:
         raise InvalidInput("query: expected a string, got nothing")
-    documents = fields.get("documents")
     if not isinstance(documents, list) or not documents:
         found = "nothing" if documents is None else "an empty one" if documents == [] else describe(documents)
         raise InvalidInput(f"documents: expected a list of texts, got {found}")
     require_few("documents", documents, max_texts)
-    texts = [read_document(one, index) for index, one in enumerate(documents)]
-    # The form is ours to choose, whatever the service's own is, and both that we follow send the documents back.
+    texts = [_read_document(one, index) for index, one in enumerate(documents)]
+    # vLLM and Jina send the documents back; the form is this API's, whatever the service's own is.
     parameters = {"return_documents": True, "output_format": "kserve"}
-    parameters |= {name: fields[name] for name in PARAMETERS if name in fields}
+    parameters |= {name: given.get(name) for name in PARAMETERS if name in given}
     return Query([{"query": query, "texts": texts}], parameters, name="documents")
 
 
-def read_document(given: Json, index: int) -> str:
-    """One document's text. Raises InvalidInput."""
+def _read_document(given: Json, index: int) -> str:
     if isinstance(given, dict) and given.keys() == {"text"}:
         given = given["text"]
     if not isinstance(given, str):
         raise InvalidInput(f'documents[{index}]: expected a string or {{"text": string}}, got {describe(given)}')
     return given
+
+
+def _of_one_instance(message: str) -> str:
+    """An error's message where the documents are the texts of the only instance."""
+    for where in ("documents[0].texts", "documents[0]"):
+        if message.startswith(where):
+            return f"documents{message.removeprefix(where)}"
+    return as_sent(message)
 
 
 def render(answers: Answers, model: str, request_id: str) -> bytes:

@@ -1,11 +1,11 @@
 """The OpenAI API, under a prefix (--openai_route_prefix) that may be empty.
 
-    POST {prefix}/v1/completions    openai_completions.py
-    POST {prefix}/v1/chat/completions   openai_chat.py
-    POST {prefix}/v1/embeddings     openai_embeddings.py
-    POST {prefix}/v1/rerank         openai_rerank.py
-    GET  {prefix}/v1/models         {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
-    GET  {prefix}/v1/models/{m}     {"id", "object": "model", "created", "owned_by"}
+    POST {prefix}/v1/completions        completions.py
+    POST {prefix}/v1/chat/completions   chat.py
+    POST {prefix}/v1/embeddings         embeddings.py
+    POST {prefix}/v1/rerank             rerank.py
+    GET  {prefix}/v1/models             {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}
+    GET  {prefix}/v1/models/{m}         {"id", "object": "model", "created", "owned_by"}
 
 Without a prefix the last two are V1's routes too: V1 answers them, with the fields of both.
 
@@ -21,14 +21,10 @@ from functools import partial
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from hf_transformer.api import v1
 from hf_transformer.api.base import JsonResponse, Models, RenderError, Service, error_json
 from hf_transformer.api.endpoint import Endpoint, Handle
-from hf_transformer.api.openai import chat as openai_chat
-from hf_transformer.api.openai import completions as openai_completions
-from hf_transformer.api.openai import embeddings as openai_embeddings
-from hf_transformer.api.openai import rerank as openai_rerank
-from hf_transformer.api.openai.bodies import known_model, render_error
+from hf_transformer.api.openai import chat, completions, embeddings, rerank
+from hf_transformer.api.openai.fields import known_model, render_error
 from hf_transformer.types import Json
 
 OWNER = "hf_transformer"
@@ -39,10 +35,10 @@ SHARED = "/v1/models"
 def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by their paths."""
     handlers: dict[str, Handle] = {
-        "completions": partial(openai_completions.create, service),
-        "chat/completions": partial(openai_chat.create, service),
-        "embeddings": partial(openai_embeddings.create, service),
-        "rerank": partial(openai_rerank.create, service),
+        "completions": partial(completions.create, service),
+        "chat/completions": partial(chat.create, service),
+        "embeddings": partial(embeddings.create, service),
+        "rerank": partial(rerank.create, service),
     }
     base = f"{root_of(prefix)}/v1"
     return [(f"{base}/{path}", Endpoint("openai", one, render_error, service)) for path, one in handlers.items()]
@@ -56,7 +52,7 @@ def routes(service: Service, prefix: str) -> list[BaseRoute]:
     cards = model_cards(service.models)
 
     async def list_models(request: Request) -> JsonResponse:
-        return JsonResponse(model_list(cards))
+        return JsonResponse({"object": "list", "data": list(cards.values())})
 
     async def show_model(request: Request) -> JsonResponse:
         return JsonResponse(cards[known_model(service.models, request.path_params["model"]).name])
@@ -64,12 +60,9 @@ def routes(service: Service, prefix: str) -> list[BaseRoute]:
     return [Route(f"{root}/v1/models", list_models), Route(f"{root}/v1/models/{{model}}", show_model)]
 
 
-def shared_fields(service: Service, prefix: str) -> v1.MoreFields:
-    """What V1's answers about models have beside its own fields: nothing, unless the prefix is empty."""
-    if root_of(prefix):
-        return v1.MoreFields()
-    cards = model_cards(service.models)
-    return v1.MoreFields(model_list(cards), cards)
+def shared_cards(service: Service, prefix: str) -> dict[str, dict[str, Json]] | None:
+    """The cards of models if V1 answers these routes: without a prefix."""
+    return None if root_of(prefix) else model_cards(service.models)
 
 
 def errors_by_path(prefix: str) -> Callable[[str], RenderError]:
@@ -94,8 +87,3 @@ def model_cards(models: Models) -> dict[str, dict[str, Json]]:
     """What is said of each model, by name; it was created when the service was."""
     created = int(time.time())
     return {name: {"id": name, "object": "model", "created": created, "owned_by": OWNER} for name in models.names}
-
-
-def model_list(cards: dict[str, dict[str, Json]]) -> dict[str, Json]:
-    """The list of all models."""
-    return {"object": "list", "data": list(cards.values())}

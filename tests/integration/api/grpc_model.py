@@ -14,6 +14,7 @@ import pytest
 
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
+from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import NotReady
@@ -125,7 +126,7 @@ async def serving(
 
 
 def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) -> Service:
-    return Service(Models([model]), Admission(concurrent, 2**20, metrics), metrics, 2**24, 100)
+    return Service(Models([model]), Admission(concurrent, 2**20, metrics), metrics, 2**24, 100, OpenStreams())
 
 
 class Client:

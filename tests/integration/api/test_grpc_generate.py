@@ -75,6 +75,9 @@ async def test_the_parameter_may_be_in_the_parameters_as_text() -> None:
         await stream.write(asking(parameters='{"stream": true, "return_full_text": false}'))
         found = await pieces_of(stream)
         assert len(found) > 1 and "".join(map(text_of, found)) == " paris."
+        await stream.write(asking())
+        [answer] = await pieces_of(stream)
+        assert text_of(answer) == f"{PROMPT} paris."
         error = await failure(client.infer(asking(parameters='{"stream": true}')))
         assert "parameters.stream: one answer is given here" in str(error.details())
         tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
@@ -83,26 +86,18 @@ async def test_the_parameter_may_be_in_the_parameters_as_text() -> None:
         assert status == 400 and found_json["error"].startswith("parameters.stream: one answer is given here")
 
 
-async def test_a_stream_without_the_parameter_gives_one_answer() -> None:
-    async with serving() as (_, _, client):
-        stream = client.stream()
-        await stream.write(asking())
-        [answer] = await pieces_of(stream)
-        assert text_of(answer) == f"{PROMPT} paris."
-
-
 @pytest.mark.parametrize("empty", [False, True], ids=["plain", "with empty final responses"])
 async def test_pieces_end_with_the_final_response(empty: bool) -> None:
     async with serving() as (_, server, client):
         stream = client.stream()
         more = {"triton_enable_empty_final_response": True} if empty else {}
         await stream.write(asking(id="7", stream=True, return_full_text=False, **more))
+        await stream.done_writing()
         found = await pieces_of(stream)
         assert len(found) > 1 and {one.id for one in found} == {"7"}
         assert "".join(map(text_of, found)) == " paris."
         assert all("triton_final_response" in one.parameters for one in found)
         assert found[-1].parameters["finish_reason"].string_param == "stop"
-        await stream.done_writing()
         assert await read(stream) is grpc.aio.EOF  # type: ignore[attr-defined]
         assert server.metric(count(200)) == 1
 
@@ -134,31 +129,6 @@ async def test_other_requests_of_a_stream_are_answered_meanwhile() -> None:
         found = await pieces_of(stream)
         assert {one.id for one in found} == {"slow"}
         assert made.metric(count(400)) == 1
-
-
-async def test_two_streams_of_text_interleave() -> None:
-    gate = asyncio.Semaphore(0)
-    async with serving(gate=gate) as (_, server, client):
-        stream = client.stream()
-        for id in ("1", "2"):
-            await stream.write(asking(id=id, stream=True, return_full_text=False))
-        await server.until("hf_transformer_generations_in_flight", 2)
-        texts = {"1": "", "2": ""}
-        order = []
-        for _ in range(2):
-            gate.release()
-            answer = (await read(stream)).infer_response
-            order.append(answer.id)
-            texts[answer.id] += text_of(answer)
-        assert sorted(order) == ["1", "2"]
-        for _ in range(40):
-            gate.release()
-        left = 2
-        while left:
-            answer = (await read(stream)).infer_response
-            texts[answer.id] += text_of(answer)
-            left -= final(answer)
-        assert texts == {"1": " paris.", "2": " paris."}
 
 
 async def test_an_error_in_the_middle_ends_its_request_alone() -> None:
@@ -200,17 +170,3 @@ async def test_the_end_of_the_service_ends_pieces_with_an_error() -> None:
         assert answer.error_message == "the service is shutting down" and answer.infer_response.id == "1"
         assert (await failure(read(stream))).code() is grpc.StatusCode.UNAVAILABLE
         await ending
-
-
-async def test_a_stream_that_ends_its_requests_gets_all_pieces() -> None:
-    gate = asyncio.Semaphore(0)
-    async with serving(gate=gate) as (_, _, client):
-        stream = client.stream()
-        await stream.write(asking(stream=True))
-        gate.release()
-        await read(stream)
-        await stream.done_writing()
-        for _ in range(20):
-            gate.release()
-        assert text_of((await pieces_of(stream))[-1]) == ""
-        assert await read(stream) is grpc.aio.EOF  # type: ignore[attr-defined]

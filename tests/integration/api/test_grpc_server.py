@@ -229,7 +229,7 @@ async def test_the_flags_reach_the_server() -> None:
 
 
 async def test_tls_and_nothing_beside_it() -> None:
-    settings = GrpcSettings("", 0, certificate=str(TLS / "localhost.pem"), private_key=str(TLS / "localhost.key"))
+    settings = GrpcSettings("", 0, certificate=(str(TLS / "localhost.pem"), str(TLS / "localhost.key")))
     async with serving(ScriptedModel(), settings) as server:
         credentials = grpc.ssl_channel_credentials((TLS / "localhost.pem").read_bytes())
         address = f"localhost:{server.settings.port}"
@@ -237,24 +237,6 @@ async def test_tls_and_nothing_beside_it() -> None:
             assert text_of(await Client(channel).infer(request("a"))) == "a"
         async with connected(server) as client:
             assert (await code_of(client.infer(request("a"))))[0] is grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize(
-    ("certificate", "key"),
-    [
-        ("/nowhere", TLS / "localhost.key"),
-        (TLS / "localhost.pem", "/nowhere"),
-        (Path(__file__), TLS / "localhost.key"),
-        (TLS / "localhost.pem", TLS / "localhost.pem"),
-        (TLS / "localhost.pem", None),
-    ],
-    ids=["no file", "no key file", "no PEM", "no key in it", "no key"],
-)
-async def test_a_certificate_that_can_not_be_used(certificate: object, key: object) -> None:
-    settings = GrpcSettings("", 0, certificate=str(certificate), private_key=None if key is None else str(key))
-    with pytest.raises(ConfigError, match=f"--ssl_certfile={certificate}, --ssl_keyfile={key}: "):
-        async with serving(ScriptedModel(), settings):
-            pass
 
 
 async def test_workers_share_a_port_and_others_do_not() -> None:

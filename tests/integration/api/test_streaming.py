@@ -13,7 +13,7 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST
 from hf_transformer.errors import PredictorError, PredictorTimeout
-from tests.api.generating import PROMPT, Bench, bench, events
+from tests.api.generating import PROMPT, Bench, bench
 from tests.integration.server.serving import serving
 
 pytestmark = pytest.mark.asyncio
@@ -69,19 +69,6 @@ async def test_a_piece_is_sent_before_the_next_one_is_made(path: str, body: Any)
         await until(lambda: answered(made, 200))
 
 
-async def test_the_place_is_held_until_the_end() -> None:
-    gate = asyncio.Semaphore(1)
-    path, body = STREAMS["OpenAI"]
-    async with client_of(gate=gate, concurrent=1) as (made, client):
-        async with client.stream("POST", path, json=body) as response:
-            assert response.status_code == 200 and made.in_flight == 1
-            assert (await client.post(path, json=body)).status_code == 429
-            assert made.requests("openai", 200) == 0
-            released(gate)
-            assert events(await response.aread())[-1] == "[DONE]"
-        await until(lambda: answered(made, 200))
-
-
 @every_api
 async def test_a_failure_before_the_first_piece_has_its_status(path: str, body: Any) -> None:
     async with client_of(fails=PredictorTimeout("it took too long")) as (made, client):
@@ -121,19 +108,6 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(path: str, body:
         await asyncio.wait([asking])
         await until(lambda: made.generator.running == 0)
         await until(lambda: answered(made, 499))
-
-
-async def test_the_end_of_the_service_ends_a_stream_with_an_error() -> None:
-    path, body = STREAMS["OpenAI"]
-    async with client_of(gate=asyncio.Semaphore(1)) as (made, client):
-        async with client.stream("POST", path, json=body) as response:
-            made.service.streams.end_within(0.05)
-            *_, last = events(await response.aread())
-            assert last["error"]["message"] == "the service is shutting down"
-        await until(lambda: answered(made, 503))
-        # One that would begin now is refused, and nothing is begun for it.
-        assert (await client.post(path, json=body)).status_code == 503
-        assert len(made.generator.asked) == 1
 
 
 @pytest.mark.parametrize("timing", [True, False], ids=["times", "no times"])

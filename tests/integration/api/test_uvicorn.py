@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -67,19 +66,6 @@ async def test_endpoints_and_the_other_routes() -> None:
         assert (await client.head("/v2/health/live")).status_code == 200
 
 
-async def test_a_body_in_many_parts() -> None:
-    async with bench() as made, client_of(made) as client:
-
-        async def parts() -> AsyncIterator[bytes]:
-            yield b'{"instances": ["' + PROMPT.encode() + b'"]'
-            for _ in range(100):
-                yield b" " * 9000
-            yield b"}"
-
-        answer = await client.post("/v1/models/gpt2:predict", content=parts())
-        assert answer.json() == PREDICTED
-
-
 async def test_a_stream() -> None:
     gate = asyncio.Semaphore(2)
     async with bench(gate=gate) as made, client_of(made) as client:
@@ -93,23 +79,3 @@ async def test_a_stream() -> None:
             found = events(first + b"".join([piece async for piece in pieces]))
         assert "".join(one["choices"][0]["text"] for one in found[:-1]) == " paris." and found[-1] == "[DONE]"
         await until(lambda: made.requests("openai", 200) == 1)
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["before the first piece", "behind it"])
-async def test_a_client_that_leaves_ends_the_generation_at_once(begun: bool) -> None:
-    async with bench(gate=asyncio.Semaphore(2 * begun)) as made, client_of(made) as client:
-        came = asyncio.Event()
-
-        async def ask() -> None:
-            async with client.stream("POST", PATH, json=STREAM) as response:
-                await anext(response.aiter_bytes())
-                came.set()
-                await asyncio.Event().wait()
-
-        asking: asyncio.Task[Any] = asyncio.create_task(ask())
-        await (came.wait() if begun else until(lambda: bool(made.generators) and made.generator.running > 0))
-        assert made.generator.running > 0
-        asking.cancel()
-        await asyncio.wait([asking])
-        await until(lambda: made.requests("openai", 499) == 1)
-        assert made.generator.running == 0
