@@ -716,7 +716,7 @@ async def test_a_server_without_shared_memory() -> None:
             await client.register_region("r1", "/r1", 4096)
 
 
-# TLS, apart from what test_tls.py and test_mutual_tls.py ask of every transport.
+# TLS, apart from what test_tls.py asks of every transport.
 
 
 @asynccontextmanager

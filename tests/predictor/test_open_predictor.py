@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import ssl
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,18 +21,12 @@ from hf_transformer.predictor.base import Address, PredictorSettings, forwarded,
 from hf_transformer.predictor.failures import quoted, verified
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
-from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.types import Tensor
 from tests.predictor.scripted import SPEC, ScriptedTransport
 
-CERTIFICATE = Path(__file__).with_name("tls") / "localhost.pem"
 
-
-def settings(
-    host: str = "triton", use_ssl: bool = False, ca_file: Path | None = None, ca_path: Path | None = None
-) -> PredictorSettings:
-    file, path = (None if value is None else str(value) for value in (ca_file, ca_path))
-    return PredictorSettings("m", host, use_ssl, ca_file=file, ca_path=path)
+def settings(host: str = "triton", use_ssl: bool = False) -> PredictorSettings:
+    return PredictorSettings("m", host, use_ssl)
 
 
 @pytest.mark.parametrize(("protocol", "name"), [("v2", "RestPredictor"), ("grpc-v2", "GrpcPredictor")])
@@ -152,43 +145,6 @@ def test_bad_addresses(host: str) -> None:
     for protocol in PROTOCOLS:
         with pytest.raises(ConfigError):
             open_predictor(protocol, settings(host), 0)
-
-
-def test_certificates_of_the_system() -> None:
-    assert root_certificates(settings()) is None
-    assert ssl_context(settings()).verify_mode is ssl.CERT_REQUIRED
-
-
-def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
-    pem = CERTIFICATE.read_text()
-    (tmp_path / "unhashed name").write_text(pem)
-    (tmp_path / "README").write_text("no certificate")
-    (tmp_path / "folder").mkdir()
-    for chosen in (settings(ca_file=CERTIFICATE), settings(ca_path=tmp_path)):
-        assert root_certificates(chosen) == pem
-        (trusted,) = ssl_context(chosen).get_ca_certs()
-        assert trusted["subject"] == ((("commonName", "hf-transformer tests"),),)
-    both = root_certificates(settings(ca_file=CERTIFICATE, ca_path=tmp_path))
-    assert both is not None and both.count("BEGIN CERTIFICATE") == 2
-
-
-def test_certificates_that_are_not_there(tmp_path: Path) -> None:
-    missing, file, folder = tmp_path / "missing", tmp_path / "empty file", tmp_path / "empty folder"
-    file.touch()
-    folder.mkdir()
-    for chosen in (settings(ca_file=missing), settings(ca_path=missing)):
-        with pytest.raises(ConfigError, match="can't be read"):
-            root_certificates(chosen)
-    for chosen, name in ((settings(ca_file=file), file), (settings(ca_path=folder), folder)):
-        with pytest.raises(ConfigError, match=f"no certificate in {name}"):
-            root_certificates(chosen)
-
-
-def test_certificates_that_are_broken(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.pem"
-    broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-    with pytest.raises(ConfigError, match="can't be used"):
-        ssl_context(settings(ca_file=broken))
 
 
 def test_headers_that_are_passed_on() -> None:
