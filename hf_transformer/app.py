@@ -22,16 +22,14 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import ConfigError, without_userinfo
-from hf_transformer.model_parts import Parts, load_parts
-from hf_transformer.model_wiring import pipeline_builder, predictor_settings
 from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import ACCESS_LOGGER, LatencyLog
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.pair import Diagnose, no_diagnosis
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
+from hf_transformer.wiring import Diagnose, Parts, load_parts, no_diagnosis, pipeline_builder, predictor_settings
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer

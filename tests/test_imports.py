@@ -23,19 +23,15 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"commands", "config", "server"},
     "commands": {"app", "server", "api", "core", "generation", "tasks", "tokenizer", "predictor", "config"}
-    | {"observability", "model_wiring", "model_parts", "pair"},
+    | {"observability", "wiring"},
     "app": {"server", "api", "core", "generation", "tasks", "tokenizer", "predictor", "config", "observability"}
-    | {"model_wiring", "model_parts", "pair"},
-    "model_wiring": {"core", "generation", "tasks", "tokenizer", "predictor", "config", "observability"}
-    | {"generation_wiring", "model_parts", "pair"},
-    "generation_wiring": {"core", "generation", "tasks", "tokenizer", "predictor", "config", "observability", "pair"},
-    "model_parts": {"generation", "tasks", "tokenizer", "config"},
-    "pair": {"core", "tasks", "tokenizer", "config"},
+    | {"wiring"},
+    "wiring": {"core", "generation", "tasks", "tokenizer", "predictor", "config", "observability"},
     "server": set(),
     "api": {"core", "generation", "tasks", "tokenizer", "protocol", "observability"},
     "core": {"tasks", "tokenizer", "predictor", "observability"},
     "generation": {"core", "tasks", "tokenizer", "predictor", "protocol", "observability"},
-    "tasks": {"generation"},
+    "tasks": set(),
     "tokenizer": {"tasks"},
     "predictor": {"protocol", "observability"},
     "protocol": set(),
@@ -46,9 +42,6 @@ MAY_IMPORT = {
     **{name: set() for name in SHARED},
 }
 """What a folder, or a module at the root, may import beside itself, BASE and SHARED."""
-
-UPWARD = {("tasks", "generation")}
-"""Imports that still point up."""
 
 FORBIDDEN = {
     "tasks": ("asyncio", "grpc", "starlette"),
@@ -101,8 +94,7 @@ def test_no_import_circles() -> None:
     graph: dict[str, set[str]] = {}
     for module in modules():
         folder = top_level(module)
-        targets = {name for name in own_imports(module) if (folder, name) not in UPWARD}
-        graph.setdefault(folder, set()).update(targets - SHARED)
+        graph.setdefault(folder, set()).update(own_imports(module) - SHARED)
     assert list(TopologicalSorter(graph).static_order())
 
 

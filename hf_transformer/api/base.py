@@ -17,12 +17,12 @@ from hf_transformer.api.body import USUAL_TYPES, parse_json, to_utf8
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
 from hf_transformer.generation.chat import ChatTemplate
+from hf_transformer.generation.stream import Generation
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
-from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import Servable
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import (
     Answers,

@@ -29,11 +29,10 @@ from hf_transformer.api.base import V2_PATHS, Call, Model, Service, error_json, 
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.streaming import STREAM, TextStream, event
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL
-from hf_transformer.tasks.base import describe
-from hf_transformer.tasks.generation_settings import USUAL
-from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.types import Context, Json, Query, Response
 
 API = "generate"
@@ -162,7 +161,8 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     sampling = _take_sampling(beside, within)
     parameters, sent = _merged(beside, within, sampling)
     _rename(parameters, sent)
-    if not {"temperature", "top_p", "min_p"}.isdisjoint(sampling) and task.settings.generation.top_k == USUAL.top_k:
+    drawn = not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
+    if drawn and task.settings.generation.top_k == GenerationSettings().top_k:
         parameters.setdefault("top_k", 0)  # vLLM's default, where neither client nor operator has said one
     with renamed(lambda message: _as_sent(message, sent)):
         further = [name for name, switch in FURTHER.items() if _take_flag(parameters, switch)]

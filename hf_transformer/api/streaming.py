@@ -14,10 +14,10 @@ from typing import ClassVar, Final, Self
 
 from hf_transformer.api.base import Model, error_json, renamed
 from hf_transformer.errors import InvalidInput, Unavailable
+from hf_transformer.generation.stream import Generation
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
-from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import Servable
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, HeaderLines, Json
 
 EVENTS = b"text/event-stream"

@@ -28,10 +28,10 @@ from hf_transformer.api.generate import (
 )
 from hf_transformer.api.streaming import STREAM, one_answer, wants_stream
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.task import STOP, TextGeneration
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances
-from hf_transformer.tasks.text_generation import STOP, TextGeneration
 from hf_transformer.types import Context, Json, Query, Tensor, Texts
 
 MORE_PARAMETERS = "parameters"

@@ -41,9 +41,9 @@ from hf_transformer.api.base import (
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.streaming import LINES, TextStream, wants_stream
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import Piece
 from hf_transformer.tasks.base import describe
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Answers, Context, Json, Query, Response
 
 INSTANCES = ("instances", "inputs")

@@ -17,7 +17,6 @@ from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.credentials import read_server_pair
 from hf_transformer.errors import ConfigError
-from hf_transformer.model_parts import load_parts
 from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import configure_logging
 from hf_transformer.server.asgi import AsgiApplication
@@ -25,6 +24,7 @@ from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig
 from hf_transformer.server.signals import handle_signals
 from hf_transformer.server.workers import Supervisor
+from hf_transformer.wiring import load_parts
 
 logger = logging.getLogger(__name__)
 

@@ -277,30 +277,6 @@ class Scheduler(Generic[Item]):
                 self._queue.discard(entry)
         request.entries = ()  # they refer to the request, which would be left to the garbage collector
 
-    def submit_step(
-        self, item: Item, decode: Decode, context: Context, cost: int, done: Callable[[Exception | None], None]
-    ) -> Callable[[], object]:
-        """``submit`` of one item for a caller that has no task to wait in.
-
-        Args:
-            done: called once ``decode`` has been called, or with the error. What it submits can be in the very next
-                batch.
-
-        Returns:
-            What withdraws the item if it is not answered yet; ``done`` is then not called.
-        """
-        entry = Entry(item, None, cost)
-        request = self.submit((entry,), decode, None, context)
-
-        def ended(future: asyncio.Future[None]) -> None:
-            self.leave(request)
-            if not future.cancelled():
-                error = future.exception()
-                done(error if error is None or isinstance(error, Exception) else PredictorUnavailable(str(error)))
-
-        request.future.add_done_callback(ended)
-        return request.future.cancel
-
     async def trial(self, item: Item) -> None:
         """Has the model infer once, outside of all batches and limits, and verifies the answer, NaN included.
 

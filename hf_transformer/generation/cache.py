@@ -1,23 +1,22 @@
-"""The key-value caches of running texts: what a model gave for their tokens, to be given back to it with the next one.
+"""Key-value caches of sequences of a logits model, and the budget of their memory.
 
-A model returns the whole cache each time, in the predictor's buffer. Only what is new of it, one token's part, is
-copied out of there; the rest of a text's cache is here already. The way back is a copy of all of it, into the batch's
-input tensors.
+A model returns the whole cache in each step, in the predictor's buffer. Only the new part, one token's, is copied out
+of there; the rest is here already. The way back is a copy of all of it, into the batch's input tensors.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from hf_transformer.errors import TooLarge
 from hf_transformer.types import NUMPY_DTYPES, Array
-
-BLOCK = 64
-"""Tokens that a cache grows by. To copy what is there costs some 3 percent of what the steps cost that copy it into
-their inputs (measured with GPT-2's shapes, up to 128 and to 1,000 tokens)."""
 
 BYTES_PER_COST = 1000
 """Bytes that are copied in the time of one unit of the scheduler's INLINE_COST."""
@@ -27,9 +26,9 @@ BYTES_PER_COST = 1000
 class CacheTensor:
     """One tensor that a model takes (``past``) and returns (``present``).
 
-    ``shape`` is one text's, with -1 for the axis of the tokens: [heads, -1, head size]. With ``source`` it holds the
-    encoder's tokens, is returned with the first step and stays as it is; else it grows by a token with each step.
-    ``optional`` says that the model can do without it in the first step; else it gets one of no tokens.
+    ``shape`` is one sequence's, with -1 for the axis of the tokens: [heads, -1, head size]. With ``source`` it holds
+    the encoder's tokens, is returned with the first step and stays as it is; else it grows by a token with each step.
+    In the first step the model gets one of no tokens.
     """
 
     past: str
@@ -37,9 +36,8 @@ class CacheTensor:
     datatype: str
     shape: tuple[int, ...]
     source: bool = False
-    optional: bool = False
     before: tuple[slice, ...] = field(init=False, repr=False)
-    """The index of the axes before that of the tokens, computed once: every text's part is found by it in each step."""
+    """The index of the axes before that of the tokens, computed once: every sequence needs it in each step."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "before", (slice(None),) * self.shape.index(-1))
@@ -58,46 +56,30 @@ class CacheTensor:
         return tuple(tokens if size < 0 else size for size in self.shape)
 
     def part(self, start: int, end: int) -> tuple[slice, ...]:
-        """The index of the tokens from ``start`` to ``end`` of one text's tensor."""
+        """The index of the tokens from ``start`` to ``end`` of one sequence's tensor."""
         return (*self.before, slice(start, end))
 
 
+def cache_bytes(tensors: Sequence[CacheTensor], tokens: int, source: int) -> int:
+    """Bytes of a cache of so many tokens, and so many of the encoder's."""
+    return sum(one.token_bytes * (source if one.source else tokens) for one in tensors)
+
+
 class Cache:
-    """One text's cache, of which the parts of ``length`` tokens are there, with memory for ``capacity``.
+    """One sequence's cache: the parts of ``length`` tokens, with memory for ``capacity`` and ``source`` of the
+    encoder's."""
 
-    Its memory grows by BLOCK tokens at a time, and what is there is then copied. To ask for all of it at once and let
-    the system give it as it is written to would be no less: its pages may be larger than what a head has of a text.
-    """
-
-    def __init__(self, tensors: Sequence[CacheTensor], most: int, source: int) -> None:
-        """
-        Args:
-            most: tokens that it will have at the end.
-            source: tokens of the encoder's.
-        """
+    def __init__(self, tensors: Sequence[CacheTensor], capacity: int, source: int) -> None:
         self.length = 0
         self._tensors = tensors
-        self._most = most
-        self._source = source
-        self.capacity = 0
-        self.data = {one.present: np.empty(one.sized(source if one.source else 0), one.dtype) for one in tensors}
-
-    def bytes_for(self, tokens: int) -> int:
-        """Bytes that it takes with so many tokens."""
-        return cache_bytes(self._tensors, self._capacity_for(tokens), self._source)
-
-    def cost(self, tokens: int) -> int:
-        """How long it takes to ``add`` up to so many, in the units of the scheduler's INLINE_COST, where that takes
-        more memory. Else it is one token's part, which is little."""
-        return tokens * sum(one.token_bytes for one in self._tensors) // BYTES_PER_COST
+        self.data = {one.present: np.empty(one.sized(source if one.source else capacity), one.dtype) for one in tensors}
 
     def add(self, rows: Mapping[str, Array], count: int) -> None:
         """Copies the parts of ``count`` new tokens, and with the first step those of the source.
 
         Args:
-            rows: by the name of the output, of the tokens that are new alone.
+            rows: by the name of the output, the new tokens alone.
         """
-        self._extend(self._capacity_for(self.length + count))
         for one in self._tensors:
             if not one.source:
                 self.data[one.present][one.part(self.length, self.length + count)] = rows[one.present]
@@ -105,32 +87,9 @@ class Cache:
                 self.data[one.present][...] = rows[one.present]
         self.length += count
 
-    def _capacity_for(self, tokens: int) -> int:
-        return self.capacity if tokens <= self.capacity else next_capacity(tokens, self._most)
 
-    def _extend(self, capacity: int) -> None:
-        if capacity == self.capacity:
-            return
-        for one in self._tensors:
-            if not one.source:
-                larger = np.empty(one.sized(capacity), one.dtype)
-                larger[one.part(0, self.length)] = self.data[one.present][one.part(0, self.length)]
-                self.data[one.present] = larger
-        self.capacity = capacity
-
-
-def next_capacity(tokens: int, most: int) -> int:
-    """For how many tokens there is memory once there are so many, of a text that comes to ``most`` in the end."""
-    return min(tokens + BLOCK, most)
-
-
-def cache_bytes(tensors: Sequence[CacheTensor], capacity: int, source: int) -> int:
-    """Bytes of a text's cache, for so many tokens and so many of the encoder's."""
-    return sum(one.token_bytes * (source if one.source else capacity) for one in tensors)
-
-
-def past(tensor: CacheTensor, caches: Sequence[Cache | None], width: int) -> Array:
-    """The model's input for a batch of texts, one of no tokens for those that only begin.
+def past_input(tensor: CacheTensor, caches: Sequence[Cache], width: int) -> Array:
+    """The model's input for a batch of sequences; of no tokens if they only begin.
 
     A source is padded on the right, as the batch's input_ids are; what grows on the left, so that the new token, which
     the model puts behind it, is next to the last one.
@@ -142,21 +101,63 @@ def past(tensor: CacheTensor, caches: Sequence[Cache | None], width: int) -> Arr
     Returns:
         [rows, ..., width, ...]
     """
-    begun = [cache for cache in caches if cache is not None and cache.length]
-    if not begun:
-        return np.empty((len(caches), *tensor.sized(0)), tensor.dtype)
-    data = np.empty((len(begun), *tensor.sized(width)), tensor.dtype)
-    for row, cache in enumerate(begun):
-        whole, mine = cache.data[tensor.present], data[row]
-        size = whole.shape[len(tensor.before)] if tensor.source else cache.length
-        gap = width - size
+    data = np.empty((len(caches), *tensor.sized(width)), tensor.dtype)
+    for cache, mine in zip(caches, data, strict=True):
+        whole = cache.data[tensor.present]
+        size = min(whole.shape[len(tensor.before)] if tensor.source else cache.length, width)
+        start = 0 if tensor.source else width - size
         # Zeros, not what the memory held: a mask takes their weight away, but NaN times nothing is still NaN.
-        if tensor.source:
-            mine[tensor.part(0, size)] = whole
-            mine[tensor.part(size, width)] = 0
-        elif gap:
-            mine[tensor.part(0, gap)] = 0
-            mine[tensor.part(gap, width)] = whole[tensor.part(0, size)]
-        else:
-            mine[...] = whole[tensor.part(0, size)]
+        if size < width:
+            mine[tensor.part(0, start)] = 0
+            mine[tensor.part(start + size, width)] = 0
+        mine[tensor.part(start, start + size)] = whole[tensor.part(0, size)]
     return data
+
+
+class CacheBudget:
+    """``limit`` bytes for the caches of all sequences (--max_cache_bytes), for one event loop.
+
+    A sequence takes the bytes of its prompt and of max_tokens when it begins. Those that don't fit wait, in the order
+    in which they came, so that small ones can't keep a large one waiting for ever.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.held = 0
+        """Bytes that are taken."""
+
+    def check(self, size: int) -> None:
+        """Raises TooLarge for a cache that would not fit if there were no other."""
+        if size > self._limit:
+            raise TooLarge(
+                f"the key-value cache of this text needs {size} bytes, --max_cache_bytes allows {self._limit}: ask for "
+                "fewer tokens"
+            )
+
+    async def take(self, size: int) -> None:
+        """Takes so many bytes once they are free; ``give_back`` returns them. Raises TooLarge as ``check`` does."""
+        self.check(size)
+        if not self._waiting and self.held + size <= self._limit:
+            self.held += size
+            return
+        turn = size, asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn[1]
+        except asyncio.CancelledError:
+            if turn[1].cancelled():
+                with suppress(ValueError):
+                    self._waiting.remove(turn)
+                size = 0  # but those behind it may fit now
+            self.give_back(size)
+            raise
+
+    def give_back(self, size: int) -> None:
+        """Returns so many bytes, and lets those that wait take theirs."""
+        self.held -= size
+        while self._waiting and self.held + self._waiting[0][0] <= self._limit:
+            taken, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self.held += taken
+                turn.set_result(None)

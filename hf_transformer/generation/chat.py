@@ -1,8 +1,8 @@
-"""Chats to prompts, with the template that a model comes with.
+"""Chats to prompts, by the model's own template.
 
-Where it is looked for, first to last: --chat_template, chat_template.jinja with additional_chat_templates/*.jinja,
+It is looked for in this order: --chat_template, chat_template.jinja with additional_chat_templates/*.jinja,
 chat_template in tokenizer_config.json (one, or several with names), chat_template.json. Of several, tool_use is for
-chats with tools where there is one, and default for all others.
+chats with tools where there is one, and default for all others. Templates run in chat_sandbox.py.
 """
 
 from __future__ import annotations
@@ -17,25 +17,22 @@ from hf_transformer.tokenizer.files import read_json
 from hf_transformer.types import Json
 
 if TYPE_CHECKING:
-    from hf_transformer.generation.chat_environment import Compiled
+    from hf_transformer.generation.chat_sandbox import CompiledTemplate
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 
-LINE = "\n"
-"""What stands between the text parts of one message."""
-
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message brings what the model thought; templates read the first, some the second."""
+"""Names under which a message has the model's thoughts; templates read the first, some the second."""
 
 
 class ChatTemplate:
-    """A model's chat template, or its several. It does not change, and threads may share it.
+    """A model's chat template, or all of its templates. It does not change, and threads may share it.
 
     ``supports_tools`` says whether tools would appear in a prompt. ``special_tokens`` are those that templates may
     name: ``bos_token`` and so on.
     """
 
-    def __init__(self, templates: Mapping[str, Compiled], special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, templates: Mapping[str, CompiledTemplate], special_tokens: Mapping[str, str]) -> None:
         self._templates = templates
         self._special_tokens = dict(special_tokens)
         self.supports_tools = "tools" in self._choose(with_tools=True).names
@@ -71,13 +68,13 @@ class ChatTemplate:
         }
         return template.render(variables)
 
-    def _choose(self, *, with_tools: bool) -> Compiled:
+    def _choose(self, *, with_tools: bool) -> CompiledTemplate:
         if with_tools and TOOL_USE in self._templates:
             return self._templates[TOOL_USE]
         return self._templates.get(DEFAULT) or next(iter(self._templates.values()))
 
     def _message(self, given: Mapping[str, Json], index: int, in_parts: bool) -> dict[str, Json]:
-        """A message without what is null, its content in the form that the template wants."""
+        """A message without fields that are null, its content in the form that the template wants."""
         if not isinstance(given, Mapping):
             raise InvalidInput(f"messages[{index}]: expected an object, got {describe(given)}")
         message = {name: value for name, value in given.items() if value is not None}
@@ -106,7 +103,7 @@ def read_content(content: Json, where: str) -> str:
                 "the model reads text alone"
             )
         texts.append(part["text"])
-    return LINE.join(texts)
+    return "\n".join(texts)
 
 
 def load_chat_template(
@@ -125,15 +122,15 @@ def load_chat_template(
     if not found:
         return None
     # Here, since a model without a template needs no Jinja.
-    from hf_transformer.generation.chat_environment import ChatEnvironment, Compiled
+    from hf_transformer.generation.chat_sandbox import ChatEnvironment, CompiledTemplate
 
     environment = ChatEnvironment()
-    compiled = {name: Compiled(environment, text, where) for name, (text, where) in found.items()}
+    compiled = {name: CompiledTemplate(environment, text, where) for name, (text, where) in found.items()}
     return ChatTemplate(compiled, special_tokens or {})
 
 
 Found = dict[str, tuple[str, str]]
-"""Name -> the template, and where it comes from."""
+"""By name: the template, and where it comes from."""
 
 
 def _overriding(given: str) -> Found:

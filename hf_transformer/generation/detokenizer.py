@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.replacing import Replacing
+from hf_transformer.generation.stops import Replacing
 from hf_transformer.tokenizer.tokenizer import CLEAN_UP, Tokenizer
 
 UNKNOWN = "\ufffd"

@@ -1,8 +1,9 @@
 """One request of text generation, from prompts to texts. Read this first.
 
-    prompts --tokenizer--> ids --generator--> steps --assembly.py--> pieces of text --writing.py--> the client
+    prompts --tokenizer--> ids --Generator--> steps --Assembler--> pieces of text --Generation--> the client
 
-``start`` does what can fail because of the request itself; a Generation then writes all texts at the same time.
+``start`` does everything that can fail because of the request itself; a Generation (stream.py) then generates all
+sequences at the same time.
 """
 
 from __future__ import annotations
@@ -11,38 +12,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Protocol
 
 from hf_transformer.core.limits import Limits
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.generation.assembly import Assembler
-from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.tally import Tally
-from hf_transformer.generation.text_ends import TokenCounter
-from hf_transformer.generation.types import FinishReason, GenerationRequest, Prompt, Sampling
-from hf_transformer.generation.writing import Collected as Collected
-from hf_transformer.generation.writing import Generation as Generation
-from hf_transformer.generation.writing import TextPlan
+from hf_transformer.generation.sequence import Assembler, SequencePlan
+from hf_transformer.generation.stream import Generation
+from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.text import TokenCounter
+from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Answers, Context, Encoding, Json, Query, Tensor, TextInput, TokenIds, Tokenization
+from hf_transformer.types import Answers, Context, Encoding, Query, TextInput, TokenIds, Tokenization
 
-EVERYBODYS = frozenset({"stop", "n", "max_tokens", "max_length"})
-"""What every kind of model can honour, since it is done here."""
-
-CANARY = "A short text."
-
-
-class GenerativeTask(Protocol):
-    """The part of a task that the pipeline needs; see tasks/text_generation.py."""
-
-    def options(self, parameters: Any) -> Any: ...
-    def request(self, query: Query) -> GenerationRequest: ...
-    def answers(
-        self, query: Query, texts: Sequence[Sequence[str]], finishes: Sequence[Sequence[FinishReason]]
-    ) -> list[Json]: ...
-    def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor: ...
+ALWAYS_HONOURED = frozenset({"stop", "n", "max_tokens", "max_length"})
+"""Parameters that need no support by the model, since they are honoured here."""
+TRIAL = "A short text."
 
 
 class GenerationPipeline:
@@ -54,7 +39,7 @@ class GenerationPipeline:
 
     def __init__(
         self,
-        task: GenerativeTask,
+        task: TextGeneration,
         tokenizer: Tokenizer,
         generator: Generator,
         settings: GeneratorSettings,
@@ -78,20 +63,19 @@ class GenerationPipeline:
         self._count_text = TokenCounter(tokenizer, executor).count
 
     @property
-    def kind(self) -> str:
-        """Which kind of model it drives: tokens, text or logits."""
-        return self._generator.kind
+    def interface(self) -> str:
+        """The model's kind: tokens, text or logits."""
+        return self._generator.interface
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
-        """Checks and tokenizes all prompts; nothing is written before the result is entered, but its time runs.
+        """Checks and tokenizes all prompts. Nothing is generated before the result is entered, but its time runs.
 
         Raises:
             InvalidInput: a prompt without tokens, or a parameter that is wrong or can't be honoured by this model.
             TooLarge: too many prompts, or too long ones.
         """
-        began = time.perf_counter()
-        place = context.place
-        self._refuse(request.sampling)
+        began, place = time.perf_counter(), context.place
+        self._check_sampling(request.sampling)
         length = self._check_limits(request)
         if place is not None:
             place.expect(length)
@@ -100,7 +84,7 @@ class GenerationPipeline:
         read = time.perf_counter()
         prompts = await self._prompts(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
-        plans = [one for index, prompt in enumerate(prompts) for one in self._choices(request, index, prompt)]
+        plans = [one for index, prompt in enumerate(prompts) for one in self._plans(request, index, prompt)]
         self._generator.check([(one.prompt, one.sampling) for one in plans])
         context.instances, context.tokens = len(prompts), tokens
         encoded = time.perf_counter()
@@ -111,7 +95,9 @@ class GenerationPipeline:
         return Generation(
             plans,
             self._generator,
-            Tally(context, self._metrics.generation, tokens),
+            context,
+            self._metrics,
+            prompt_tokens=tokens,
             count_text=self._count_text,
             timeout=self._timeout,
             shape=(len(prompts), request.sampling.n),
@@ -125,9 +111,9 @@ class GenerationPipeline:
         """
         task = self._task
         async with await self.start(task.request(query), context) as generation:
-            collected = await generation.collect()
+            texts = await generation.collect()
         written = time.perf_counter()
-        predictions = task.answers(query, collected.texts, collected.finishes)
+        predictions = task.answers(texts)
         tensor = task.tensor(predictions, task.options(query.parameters)) if query.tensors else None
         context.postprocess += time.perf_counter() - written
         return Answers(predictions, (), context.tokens, tensor)
@@ -148,11 +134,29 @@ class GenerationPipeline:
 
     async def trial(self) -> None:
         """Has the model continue a short text by a token. Raises RequestError if it can't."""
-        await self._generator.canary(self._canary())
+        try:
+            [encoding] = self.tokenizer.encode((TRIAL,))
+            ids = encoding.ids[: max(1, self._settings.max_length - 1)]
+        except InvalidInput:
+            ids = []
+        # The first token, if the tokenizer has no unknown token, and none for these words.
+        prompt = Prompt(TRIAL, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
+        await self._generator.trial(prompt)
 
     async def close(self) -> None:
-        """Ends the generator; texts that are being written go on to their end, or fail."""
-        await self._generator.close()
+        """There is nothing to close: sequences under way go on to their end, or fail."""
+
+    def _check_sampling(self, sampling: Sampling) -> None:
+        """Raises InvalidInput for a parameter that this model can't honour, or none could."""
+        for field, name in sampling.names.items():
+            if field not in ALWAYS_HONOURED and field not in self._generator.honours:
+                raise InvalidInput(
+                    f"{name}: this model is a {self._generator.interface} model, which can't honour it; leave it out"
+                )
+        if "" in sampling.stop:
+            raise InvalidInput(f"{sampling.named('stop')}: an empty string would end every text at once")
+        if sampling.n < 1:
+            raise InvalidInput(f"{sampling.named('n')}: expected at least 1, got {sampling.n}")
 
     def _check_limits(self, request: GenerationRequest) -> int:
         """How many characters the prompts have together. Raises RequestError for too many, too few or too long ones."""
@@ -163,76 +167,51 @@ class GenerationPipeline:
         count = len(request.prompts) * sampling.n
         if count > most:
             raise TooLarge(
-                f"{request.name}: {len(request.prompts)} with {sampling.n} texts each ({_named(sampling, 'n')}) are "
+                f"{request.name}: {len(request.prompts)} with {sampling.n} texts each ({sampling.named('n')}) are "
                 f"{count}, at most {most} are written in one request (--max_sequences)"
             )
         return length
 
-    def _refuse(self, sampling: Sampling) -> None:
-        """Raises InvalidInput for what this model can't honour, or nobody could."""
-        for field, name in sampling.names.items():
-            if field not in EVERYBODYS and field not in self._generator.honours:
-                raise InvalidInput(
-                    f"{name}: this model is a {self._generator.kind} model, which can't honour it; leave it out"
-                )
-        if "" in sampling.stop:
-            raise InvalidInput(f"{_named(sampling, 'stop')}: an empty string would end every text at once")
-        if sampling.n < 1:
-            raise InvalidInput(f"{_named(sampling, 'n')}: expected at least 1, got {sampling.n}")
-
-    def _canary(self) -> Prompt:
-        """CANARY, or the first token of a tokenizer that has no unknown token and no words for it."""
-        try:
-            [encoding] = self.tokenizer.encode((CANARY,))
-        except InvalidInput:
-            ids: Sequence[int] = ()
-        else:
-            ids = encoding.ids[: max(1, self._settings.max_length - 1)]
-        return Prompt(CANARY, tuple(ids)) if ids else Prompt(self.tokenizer.decode((0,)), (0,))
-
     async def _prompts(self, request: GenerationRequest) -> list[Prompt]:
-        """The prompts in tokens, all of each: one that is too long is not cut, but refused by ``_max_tokens``."""
-        special, count = request.special_tokens, request.sampling.n
+        """The prompts in tokens, whole: one that is too long is not truncated, but refused by ``_max_tokens``."""
+        size = self.tokenizer.vocab_size
+        given = [text.ids for text in request.prompts if isinstance(text, TokenIds)]
+        for index, text in enumerate(request.prompts):
+            ids = text.ids if isinstance(text, TokenIds) else ()
+            wrong = next((number for number in ids if not 0 <= number < size), None)
+            if wrong is not None:
+                raise InvalidInput(f"{_where(request, index)}: {wrong} is no token id; they go from 0 to {size - 1}")
+        special = request.special_tokens
         how = Tokenization(whole=True, special_tokens=None if special else False)
         found = await self.tokenizer.encode_off_loop(request.prompts, self._executor, how)
-        ids = [tuple(encoding.ids) for [encoding] in found]
-        for index, (text, numbers) in enumerate(zip(request.prompts, ids, strict=True)):
-            if not numbers:
+        # Special ones included: else a model that reads text would not see them.
+        decoded = iter(await self.tokenizer.decode_off_loop(given, self._executor, False))
+        prompts = []
+        for index, (text, [encoding]) in enumerate(zip(request.prompts, found, strict=True)):
+            if not encoding.ids:
                 raise InvalidInput(f"{_where(request, index)}: the prompt has no tokens")
             if isinstance(text, TokenIds):
-                self._check_ids(numbers, _where(request, index))
-        given = [text.ids for text in request.prompts if isinstance(text, TokenIds)]
-        # Special ones included: a model that reads text would not know of them else.
-        decoded = iter(await self.tokenizer.decode_off_loop(given, self._executor, False))
-        return [
-            Prompt(next(decoded), numbers, False, count)
-            if isinstance(text, TokenIds)
-            else Prompt(str(text), numbers, special, count)
-            for text, numbers in zip(request.prompts, ids, strict=True)
-        ]
+                prompts.append(Prompt(next(decoded), tuple(encoding.ids), False))
+            else:
+                prompts.append(Prompt(str(text), tuple(encoding.ids), special))
+        return prompts
 
-    def _check_ids(self, ids: Sequence[int], where: str) -> None:
-        size = self.tokenizer.vocab_size
-        wrong = next((number for number in ids if not 0 <= number < size), None)
-        if wrong is not None:
-            raise InvalidInput(f"{where}: {wrong} is no token id; they go from 0 to {size - 1}")
-
-    def _choices(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[TextPlan]:
-        """What the texts of one prompt are written from."""
+    def _plans(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[SequencePlan]:
+        """One for each choice of a prompt."""
         sampling, most = request.sampling, self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != most:
             sampling = replace(sampling, n=1, max_tokens=most)
         before = prompt.text if request.echo else ""
-        alone = not self._settings.decoder_start_ids
-        found = []
+        continues = not self._settings.decoder_start_ids
+        plans = []
         for choice in range(request.sampling.n):
             own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
-            assembler = Assembler(self._vocabulary, prompt, own, (index, choice), before, alone)
-            found.append(TextPlan(prompt, own, assembler))
-        return found
+            assembler = Assembler(self._vocabulary, prompt, own, (index, choice), before, continues)
+            plans.append(SequencePlan(prompt, own, assembler))
+        return plans
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
-        """How many new tokens a text may have: what the client says, but no more than the model's length leaves.
+        """How many new tokens a sequence may have: the client's number, but no more than the model's length leaves.
 
         An encoder-decoder's own tokens do not count the prompt, but those that its decoder starts with.
         """
@@ -250,14 +229,14 @@ class GenerationPipeline:
         elif request.max_length is not None:
             if request.max_length <= taken:
                 raise InvalidInput(
-                    f"{_named(sampling, 'max_length')}: {request.max_length} tokens are to be enough for the text and "
-                    f"what comes before it, and {_where(request, index)} has {taken} already; give a larger one, or "
+                    f"{sampling.named('max_length')}: {request.max_length} tokens are to be enough for the text and "
+                    f"the tokens before it, and {_where(request, index)} has {taken} already; give a larger one, or "
                     "say how many new tokens there may be"
                 )
             found = min(found, request.max_length - taken)
         if sampling.min_tokens > found:
             raise InvalidInput(
-                f"{_named(sampling, 'min_tokens')}: {sampling.min_tokens} new tokens at least, and there may be "
+                f"{sampling.named('min_tokens')}: {sampling.min_tokens} new tokens at least, and there may be "
                 f"{found} after the {len(prompt.ids)} of {_where(request, index)}"
             )
         return found
@@ -265,8 +244,3 @@ class GenerationPipeline:
 
 def _where(request: GenerationRequest, index: int) -> str:
     return request.name if request.single else f"{request.name}[{index}]"
-
-
-def _named(sampling: Sampling, field: str) -> str:
-    """What the client calls a field of Sampling."""
-    return sampling.names.get(field, field)

@@ -1,20 +1,30 @@
-"""The shapes of text generation, named once; see hf_transformer.types for those of the rest, and which are frozen."""
+"""The shapes of text generation, named once, and Generator, which each kind of model implements.
+
+hf_transformer.types has the shapes of the rest, and says which are frozen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from hf_transformer.types import TextInput
+from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
+from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.types import Context, TextInput
 
 FinishReason = Literal["stop", "length"]
-"""Why a text ended: by an end-of-sequence token or a stop string, or because it may not be longer."""
+"""Why a text ended: at an end-of-sequence token or a stop string, or because it may not be longer."""
+
+Interface = Literal["auto", "tokens", "text", "logits"]
+"""The kinds of generative models, as --generation_interface names them; auto goes by the model's tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the tokens of a continuation are chosen. The defaults change nothing: they are each method's neutral value.
+    """How the tokens of a continuation are chosen. Each default is the neutral value, which changes nothing.
 
     ``max_tokens`` bounds the new tokens, None is as many as the model's length leaves; ``min_tokens`` come before an
     end may. ``greedy`` takes the likeliest token each time, and then temperature, top_k, top_p, min_p and seed mean
@@ -23,8 +33,7 @@ class Sampling:
     end-of-sequence tokens, but not past those. ``logprobs`` asks for the log probability of each token and of so many
     of the likeliest beside it; None for none. ``n`` continuations are made of each prompt.
 
-    ``names`` has what the client called each field that it set to anything but its neutral value, by the name of the
-    field here: an error names it so.
+    ``names`` has the client's names of the fields that it set to anything but their neutral value, for messages.
     """
 
     max_tokens: int | None = None
@@ -45,6 +54,10 @@ class Sampling:
     logprobs: int | None = None
     n: int = 1
     names: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, name: str) -> str:
+        """What the client calls a field."""
+        return self.names.get(name, name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,13 +83,12 @@ class GenerationRequest:
 class Prompt:
     """One prompt as the model gets it: ``ids`` [S] of the service's tokenizer, and the ``text`` that they were made of.
 
-    ``special_tokens`` says whether the tokenizer added its own; so many ``texts`` are written from it, at once.
+    ``special_tokens`` says whether the tokenizer added its own.
     """
 
     text: str
     ids: tuple[int, ...]
     special_tokens: bool = True
-    texts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +119,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token as it is shown to a client: ``text`` is its own, ``bytes`` what it stands for, which may be part of a
-    character. ``offset`` is where it stands in the new text, in characters: one that is part of a character stands
-    where this does. Those of ``top`` have none."""
+    """A token as a client sees it: ``text`` is its own, ``bytes`` what it stands for, which may be part of a character.
+
+    ``offset`` is where it stands in the new text, in characters: one that is part of a character stands where this
+    does. Those of ``top`` have none.
+    """
 
     text: str
     bytes: bytes
@@ -122,7 +136,7 @@ class TokenText:
 class Piece:
     """New text of one continuation: number ``choice`` (0 to n - 1) of prompt number ``prompt``.
 
-    ``tokens`` are shown where logprobs are asked for, ``count`` is the number of tokens that became known with this
+    ``tokens`` are there where logprobs are asked for, ``count`` is the number of tokens that became known with this
     piece. The last piece of a continuation has ``finish``.
     """
 
@@ -132,3 +146,70 @@ class Piece:
     tokens: Sequence[TokenText] = ()
     count: int = 0
     finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSettings:
+    """What a generator is built from, beside the predictor's model and the tokenizer.
+
+    ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. ``decoder_start_ids``
+    are what the decoder of an encoder-decoder begins with, empty for a decoder alone. ``max_length`` is how many tokens
+    the model takes, for a decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are
+    --tensor_input_names and --tensor_output_names, empty where they were not given. ``pad_to_multiple_of`` is that
+    flag.
+
+    A logits model sends batches within ``places``, and ``caches`` bounds its key-value caches (--max_cache_bytes).
+    Sequences under way keep their generator when the model is replaced, and both generators share these two.
+    """
+
+    model_config: Mapping[str, Any]
+    eos_ids: frozenset[int]
+    pad_id: int
+    decoder_start_ids: tuple[int, ...] = ()
+    max_length: int
+    interface: Interface = "auto"
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    pad_to_multiple_of: int = 1
+    scheduling: SchedulerSettings
+    places: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(0))
+    caches: CacheBudget = field(default_factory=lambda: CacheBudget(2**30))
+
+
+class Generator(ABC):
+    """One model that continues prompts. Made, and used, on one event loop."""
+
+    interface: ClassVar[str]
+    """Its kind, as --generation_interface names it: tokens, text or logits."""
+
+    @property
+    @abstractmethod
+    def honours(self) -> frozenset[str]:
+        """The fields of Sampling that the model, or this class, can honour. A request that sets another one to anything
+        but its neutral value is refused before ``generate``. ``stop`` and ``n`` need no support: the pipeline searches
+        the text itself, and each continuation is a call of its own.
+        """
+
+    def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
+        """Raises RequestError for a text of a request that can never be written. Called before ``generate``."""
+        return
+
+    @abstractmethod
+    def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        """One continuation of one prompt, step by step.
+
+        Nothing is sent before the first step is asked for. Closing it early (``aclose``) or cancelling ends the work at
+        the predictor, where that can be.
+        ``sampling.max_tokens`` is always a number here, and ``sampling.seed`` differs between the choices of a prompt.
+        The caller keeps the deadline.
+
+        Raises:
+            RequestError: the predictor's errors, and InvalidInput for a prompt that can't be continued.
+        """
+
+    async def trial(self, prompt: Prompt) -> None:
+        """Has the model make one token of a short prompt. Raises RequestError if it can't."""
+        sampling = Sampling(max_tokens=1, greedy=True)
+        async with aclosing(self.generate(prompt, sampling, Context("trial", {}))) as steps:
+            async for _ in steps:
+                pass

@@ -1,4 +1,4 @@
-"""The tasks that can be served. A new one is a file here and a line in TASKS."""
+"""The predictive tasks. A new one is a file here and a line in TASKS; generation/task.py has those that generate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
-from hf_transformer.tasks.text2text_generation import Text2TextGeneration
 from hf_transformer.tasks.text_embedding import TextEmbedding
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.tasks.token_classification import TokenClassification
 from hf_transformer.tasks.zero_shot_classification import ZeroShotClassification
 
@@ -26,36 +24,36 @@ TASKS: Sequence[tuple[type[Servable], str]] = (
     (ZeroShotClassification, ""),
     (Rerank, ""),
     (FeatureExtraction, ""),
-    (TextGeneration, "ForCausalLM"),
-    (TextGeneration, "LMHeadModel"),
-    (Text2TextGeneration, "ForConditionalGeneration"),
     # Last: every bare encoder is called so, and some models with a head are too.
     (TextEmbedding, "Model"),
 )
 """Each task, and the end of its architectures' names in config.json; empty for one that only --task chooses."""
 
 
-def find_task(name: str | None, model_config: Mapping[str, Any]) -> type[Servable]:
+def find_task(
+    name: str | None, model_config: Mapping[str, Any], tasks: Sequence[tuple[type[Servable], str]]
+) -> type[Servable]:
     """The task that --task names, else the one of the model's architecture.
 
     Args:
         name: underscored or hyphenated, None if not given.
         model_config: config.json.
+        tasks: those to choose from, in the form of TASKS; the service passes ALL_TASKS of generation/task.py.
 
     Raises:
         ConfigError: --task names one that can't be served; the message names those that can.
         LoadError: config.json names none that can.
     """
-    known = ", ".join(dict.fromkeys(task.name for task, _ in TASKS))
+    known = ", ".join(dict.fromkeys(task.name for task, _ in tasks))
     if name is not None:
         wanted = name.strip().lower().replace("-", "_")
-        for task, _ in TASKS:
+        for task, _ in tasks:
             if wanted in (task.name, *task.other_names):
                 return task
         raise ConfigError(f"--task={name}: can't be served, expected one of {known}")
     architectures = [str(one) for one in model_config.get("architectures") or ()]
     for architecture in architectures:
-        for task, suffix in TASKS:
+        for task, suffix in tasks:
             if suffix and architecture.endswith(suffix):
                 return task
     if not architectures:

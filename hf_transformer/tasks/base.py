@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.generation_settings import USUAL, GenerationSettings
 from hf_transformer.tasks.tensors import FREE, OUTPUT, TEXT, Field, json_tensor
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization
 
@@ -82,6 +81,23 @@ class SentenceTransformers:
     inside: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSettings:
+    """What V1, V2 and Triton's generate endpoints do where a request says nothing; OpenAI's have OpenAI's defaults.
+
+    ``max_length`` bounds the prompt and the new tokens together. ``max_new_tokens`` bounds the new tokens of a text
+    in every API; None leaves as many as the model's length does. ``top_k`` 0 is all tokens.
+    """
+
+    max_length: int = 20
+    temperature: float = 1.0
+    do_sample: bool = False
+    top_k: int = 50
+    top_p: float = 1.0
+    return_full_text: bool = True
+    max_new_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """The model's config.json, its tokenizer, and the service's defaults."""
@@ -98,7 +114,7 @@ class TaskSettings:
     max_length: int = 512
     sentence_transformers: SentenceTransformers | None = None
     activation_fn: str | None = None
-    generation: GenerationSettings = USUAL
+    generation: GenerationSettings = GenerationSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from hf_transformer.errors import ConfigError
-from hf_transformer.tasks.base import TaskSettings
-from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.base import GenerationSettings, TaskSettings
 from hf_transformer.tasks.question_answering import MAX_SEQ_LEN
 
 LOGITS = frozenset(("return_probabilities", "return_raw_logits"))

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_transformer.generation.base import GeneratorSettings
-from hf_transformer.generation.kinds import make_generator
+from hf_transformer.generation.build import make_generator
 from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.types import GeneratorSettings
 from hf_transformer.types import ModelSpec
 from tests.api.generating import Bench
 from tests.generation.scripted import LIMITS, SCHEDULING

@@ -22,16 +22,22 @@ from hf_transformer.app import gateway, starlette_app
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import RequestError
-from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step, TokenScore
+from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.types import (
+    FinishReason,
+    Generator,
+    GeneratorSettings,
+    Prompt,
+    Sampling,
+    Step,
+    TokenScore,
+)
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.server.asgi import AsgiApplication
-from hf_transformer.tasks.base import TaskSettings
-from hf_transformer.tasks.generation_settings import GenerationSettings
-from hf_transformer.tasks.text_generation import TextGeneration
+from hf_transformer.tasks.base import GenerationSettings, TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import ModelSpec
 from tests.configuring import config

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.openai import chat, completions
-from hf_transformer.tasks.text_generation import PARAMETERS
+from hf_transformer.generation.task import PARAMETERS
 from hf_transformer.types import ModelSpec, TensorSpec
 from tests.api.declared import declared
 from tests.api.generating import PROMPT, Exchange
@@ -69,8 +69,8 @@ def tokens(whole: str, fraction: str, *, decoupled: bool) -> ModelSpec:
 
 TEXT = [spec("text_input", "BYTES"), spec("sampling_parameters", "BYTES", optional=True)]
 MODELS: dict[str, tuple[ModelSpec, Response]] = {
-    "tokens of 8 bits": (tokens("INT8", "FP16", decoupled=True), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
-    "tokens, unsigned": (tokens("UINT16", "BF16", decoupled=False), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
+    "tokens, wide": (tokens("INT64", "FP16", decoupled=True), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
+    "tokens, unsigned": (tokens("UINT32", "BF16", decoupled=False), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
     "text": (model(TEXT, [spec("text_output", "BYTES")]), text("paris")),
     "text, whole": (model(TEXT[:1], [spec("text_output", "BYTES")], decoupled=False), text("paris")),
 }

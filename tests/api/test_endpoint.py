@@ -16,8 +16,8 @@ from hf_transformer.api.endpoint import Endpoint, server_timing
 from hf_transformer.api.streaming import LINES, OpenStreams, TextStream
 from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import Piece
-from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import ClientGone, Context, Response, Stream
 from tests.api.plain_request import PlainRequest

@@ -10,7 +10,7 @@ import pytest
 from hf_transformer.api.base import Model, generating_task
 from hf_transformer.api.generate import FURTHER
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
 from tests.integration.api.grpc_model import ScriptedModel
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.tasks.generation_settings import GenerationSettings
+from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import Bench, Exchange, application, bench, post, template_of, tokenizer_of
 
 pytestmark = pytest.mark.asyncio

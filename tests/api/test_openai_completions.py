@@ -9,9 +9,9 @@ import pytest
 from hf_transformer.api.openai.completions import CompletionForm
 from hf_transformer.api.openai.generation import WholeText
 from hf_transformer.errors import PredictorError, PredictorUnavailable
+from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.generation.types import Prompt, Sampling, Step, TokenText
-from hf_transformer.tasks.generation_settings import GenerationSettings
-from hf_transformer.tasks.text2text_generation import Text2TextGeneration
+from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, bench, post
 
 pytestmark = pytest.mark.asyncio

@@ -22,8 +22,9 @@ from hf_transformer.api.generate import FURTHER
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.app import build_app
 from hf_transformer.errors import RequestError
+from hf_transformer.generation import task as generation_task
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.server.asgi import AsgiApplication
-from hf_transformer.tasks import TASKS, text_generation
 from tests.configuring import config
 from tests.triton_repository import task_model_folder
 
@@ -182,25 +183,27 @@ def test_examples_fit_their_schemas(document: dict[str, Any]) -> None:
 
 
 def test_every_task_is_served_by_a_model_here() -> None:
-    assert {task.name for task, _ in TASKS} == MODELS.keys()
+    assert {task.name for task, _ in ALL_TASKS} == MODELS.keys()
 
 
 @pytest.mark.parametrize("task", MODELS)
 async def test_parameters_are_those_that_the_task_takes(task: str) -> None:
-    known = set(importlib.import_module(f"hf_transformer.tasks.{task}").PARAMETERS)
+    generates = task in ("text_generation", "text2text_generation")
+    module = generation_task if generates else importlib.import_module(f"hf_transformer.tasks.{task}")
+    known = set(module.PARAMETERS)
     schemas = (await document_of(build(task)))["components"]["schemas"]
     [form] = schemas["Parameters"]["anyOf"]
     assert set(form["properties"]) == known
     form, *of_backends = schemas["V2Parameters"]["anyOf"]
     assert set(form["properties"]) == {*known, "binary_data_output", "parameters"}
-    assert bool(of_backends) == (task in ("text_generation", "text2text_generation"))
+    assert bool(of_backends) == generates
 
 
 @pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
 async def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> None:
     schemas = (await document_of(build(task)))["components"]["schemas"]
     more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
-    generate = {*more.split(), "end_id", "pad_id", "random_seed", *FURTHER.values(), *text_generation.PARAMETERS}
+    generate = {*more.split(), "end_id", "pad_id", "random_seed", *FURTHER.values(), *generation_task.PARAMETERS}
     for name, fields in {
         "EmbeddingsRequest": embeddings.FIELDS,
         "RerankRequest": rerank.FIELDS,
@@ -217,7 +220,7 @@ async def test_the_inputs_of_v2_are_those_that_the_task_takes(task: str) -> None
     app = build(task)
     schemas = (await document_of(app))["components"]["schemas"]
     names = {name for one in schemas["V2Input"]["anyOf"] for name in _constants(one["properties"]["name"])}
-    kind = next(kind for kind, _ in TASKS if kind.name == task)
+    kind = next(kind for kind, _ in ALL_TASKS if kind.name == task)
     assert names == {name for field in kind.fields for name in (field.name, *field.other_names)}
 
 

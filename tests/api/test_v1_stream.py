@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import PredictorError, PredictorUnavailable
-from hf_transformer.tasks.generation_settings import GenerationSettings
-from hf_transformer.tasks.text2text_generation import Text2TextGeneration
+from hf_transformer.generation.task import Text2TextGeneration
+from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, bench, post
 
 pytestmark = pytest.mark.asyncio

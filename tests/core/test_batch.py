@@ -11,9 +11,9 @@ import pytest
 from hf_transformer.core.batch import EncodingForm, Filling, Widths, widths_of
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
 from hf_transformer.errors import PredictorError
-from hf_transformer.model_wiring import filling, fit_task
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Encoding, Tensor, TensorSpec
+from hf_transformer.wiring import filling, fit_task
 from tests.doctor.test_advice import GOOD, pair_of
 
 IDS = InputSignature("input_ids", "input_ids", "INT64")

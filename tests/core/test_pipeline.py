@@ -17,12 +17,11 @@ from hf_transformer.core import pipeline
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
-from hf_transformer.model_parts import load_parts
-from hf_transformer.model_wiring import pipeline_builder
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, ModelSpec, Query, TensorSpec, Tokenization
+from hf_transformer.wiring import load_parts, pipeline_builder
 from tests.configuring import config
 from tests.core.bench import LOGITS
 from tests.core.bench import Bench as SchedulingBench

@@ -103,27 +103,21 @@ async def test_batches_are_counted() -> None:
     assert "hf_transformer_batch_instances_count 2.0" in shown and "hf_transformer_batch_instances_sum 3.0" in shown
 
 
-async def test_a_step_calls_back_and_the_next_one_is_in_the_next_batch() -> None:
+async def test_who_was_answered_can_be_in_the_very_next_batch() -> None:
     async with bench() as b:
-        found: list[object] = []
         context = Context("id", {})
 
-        def done(error: Exception | None) -> None:
-            found.append(error)
-            if len(found) == 1:
-                b.scheduler.submit_step(text(1, 3), first_logit, context, 1, done)
+        async def steps() -> list[Any]:
+            return [(await run(b.scheduler, [text(1, one)], context=context))[0] for one in (1, 3)]
 
-        b.scheduler.submit_step(text(1, 1), first_logit, context, 1, done)
-        b.scheduler.submit_step(text(1, 9), first_logit, Context("id", {}), 1, done)()  # and withdrawn
+        stepping = asyncio.create_task(steps())
         await b.turn()
         waited = context.queue
         other = await b.send(2, length=1)
         await b.answer(0)
-        assert b.sent == [[1], [2, 3]] and found == [None] and context.queue >= waited > 0.0
-        await b.fail(1, PredictorUnavailable("down"))
-        assert isinstance(found[1], PredictorUnavailable) and len(found) == 2
-        with pytest.raises(PredictorUnavailable):
-            await other
+        assert b.sent == [[1], [2, 3]] and context.queue >= waited > 0.0
+        await b.answer(1)
+        assert (await stepping, await other) == ([1, 3], [2])
 
 
 # Requests that end early
@@ -415,14 +409,13 @@ async def test_a_trial_is_sent_as_a_batch_would_be_and_waits_for_none(
 numbers = st.integers(0, 50)
 steps = st.one_of(
     st.tuples(st.just("send"), st.integers(1, 9), st.sampled_from(["a", "b"]), st.booleans()),
-    st.tuples(st.just("step"), st.integers(1, 9)),
     st.tuples(st.sampled_from(["cancel", "answer", "break off"]), numbers),
     st.tuples(st.just("fail"), numbers, st.sampled_from([PredictorError, PredictorUnavailable, PredictorTimeout])),
     st.tuples(st.just("turn")),
 )
 
 
-async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[Any]], ends: list[Any]) -> None:
+async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[Any]]) -> None:
     calls = [call for call in b.predictor.calls if not call.end.done()]
     match step:
         case "send", count, owner, late:
@@ -430,13 +423,9 @@ async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[A
             context = Context("id", {"authorization": owner}, deadline=deadline)
             texts = [text(3 + number % 2) for number in range(count)]
             requests.append(asyncio.create_task(run(b.scheduler, texts, context=context)))
-        case "step", length:
-            step_context = Context("id", {})
-            ends.append(b.scheduler.submit_step(text(length), first_logit, step_context, 1, lambda error: None))
         case "cancel", which:
-            everyone = [*[task.cancel for task in requests], *ends]
-            if everyone:
-                everyone[which % len(everyone)]()
+            if requests:
+                requests[which % len(requests)].cancel()
         case "answer", which if calls:
             calls[which % len(calls)].end.set_result(None)
         case "break off", which if calls:
@@ -450,9 +439,8 @@ async def perform(b: Bench, step: tuple[Any, ...], requests: list[asyncio.Task[A
 async def work_off(sequence: list[tuple[Any, ...]]) -> None:
     async with bench(max_batches_in_flight=2) as b:
         requests: list[asyncio.Task[Any]] = []
-        ends: list[Any] = []
         for step in sequence:
-            await perform(b, step, requests, ends)
+            await perform(b, step, requests)
             assert sum(not call.end.done() for call in b.predictor.calls) <= 2
         await b.turn()
         while any(not call.end.done() for call in b.predictor.calls):

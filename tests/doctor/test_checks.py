@@ -12,9 +12,9 @@ from hf_transformer.commands.doctor.command import CHECKS
 from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
-from hf_transformer.model_wiring import predictor_settings
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.types import ModelSpec, RepositoryEntry
+from hf_transformer.wiring import predictor_settings
 
 
 class Index(RestPredictor):

@@ -125,13 +125,6 @@ QWEN = """{%- set ns = namespace(multi_step=true, last=messages|length - 1) %}
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}"""
 
-GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{% for message in messages %}
-{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
-{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
-{% endfor %}
-{% if add_generation_prompt %}{{'<start_of_turn>model\\n'}}{% endif %}"""
-
 ZEPHYR = """{% for message in messages %}
 {% if message['role'] == 'user' %}
 {{ '<|user|>\\n' + message['content'] + eos_token }}
@@ -179,7 +172,6 @@ TEMPLATES = {
     "mistral": MISTRAL,
     "hermes": HERMES,
     "qwen": QWEN,
-    "gemma": GEMMA,
     "zephyr": ZEPHYR,
     "command-r": COMMAND_R,
     "parts": PARTS,

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
-from hf_transformer.generation.base import GeneratorSettings
-from hf_transformer.generation.logits_model import LogitsGenerator, make_logits_generator
-from hf_transformer.generation.types import FinishReason, Prompt, Sampling, TokenScore
+from hf_transformer.generation.logits import LogitsGenerator
+from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, TokenScore
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Context
 from tests.generation.tiny_model import EOS, LONGEST, VOCABULARY, Form, TinyPredictor
@@ -54,7 +53,6 @@ FORMS = {
     "encoder-decoder": replace(SIXTEEN, encoder_decoder=True),
     "encoder-decoder, last": replace(SIXTEEN, encoder_decoder=True, logits="last"),
     "encoder-decoder, cache": replace(SIXTEEN, encoder_decoder=True, past=True),
-    "encoder-decoder, encoded once": replace(SIXTEEN, encoder_decoder=True, encoded=True),
 }
 GREEDY = Sampling(greedy=True, max_tokens=12)
 random = np.random.default_rng(3)
@@ -63,20 +61,23 @@ PROMPTS = [tuple(int(one) for one in random.integers(3, VOCABULARY, random.integ
 
 @asynccontextmanager
 async def generator(
-    form: Form, scheduling: SchedulerSettings = SCHEDULING, **settings: Any
+    form: Form,
+    scheduling: SchedulerSettings = SCHEDULING,
+    predictor: type[TinyPredictor] = TinyPredictor,
+    **settings: Any,
 ) -> AsyncIterator[tuple[LogitsGenerator, TinyPredictor]]:
-    predictor = TinyPredictor(form)
+    made = predictor(form)
     with ThreadPoolExecutor(2) as executor:
         yield (
-            make_logits_generator(
+            LogitsGenerator(
                 form.spec,
-                predictor,
+                made,
                 vocabulary(),
                 replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **settings}),
                 executor=executor,
                 metrics=Metrics("m"),
             ),
-            predictor,
+            made,
         )
 
 

@@ -1,4 +1,4 @@
-"""A generator that says what a test has written down, and keeps account of who is still asking."""
+"""A generator that gives what a test has written down, and counts its running sequences."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from typing import Any
 from hf_transformer.core.limits import Limits, Place
 from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.errors import RequestError
-from hf_transformer.generation.base import Generator, GeneratorSettings
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Prompt, Sampling, Step
+from hf_transformer.generation.task import TextGeneration
+from hf_transformer.generation.types import (
+    FinishReason,
+    GenerationRequest,
+    Generator,
+    GeneratorSettings,
+    Piece,
+    Prompt,
+    Sampling,
+    Step,
+)
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.tasks.tensors import json_tensor
+from hf_transformer.tasks.base import TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Context, Json, Query, Tensor
+from hf_transformer.types import Context
 
 PROMPT = "The capital of france is"
 SCHEDULING = SchedulerSettings(
@@ -36,7 +45,7 @@ def steps(ids: Sequence[int], finish: FinishReason = "stop") -> list[Step]:
 class ScriptedGenerator(Generator):
     """Gives the steps of a script; ``Step`` by step, or an error in its place. ``wait`` is awaited before each."""
 
-    kind = "tokens"
+    interface = "tokens"
 
     def __init__(self, script: Script, *, honours: Iterable[str] = (), wait: Callable[[], Any] | None = None) -> None:
         self._script = script
@@ -45,7 +54,6 @@ class ScriptedGenerator(Generator):
         self.asked: list[tuple[Prompt, Sampling]] = []
         self.given = 0
         self.running = 0
-        self.closed = False
 
     @property
     def honours(self) -> frozenset[str]:
@@ -67,30 +75,6 @@ class ScriptedGenerator(Generator):
             finally:
                 self.running -= 1
 
-    async def canary(self, prompt: Prompt) -> None:
-        self.asked.append((prompt, Sampling(max_tokens=1)))
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-class PlainTask:
-    """Continues each instance as it is; parameters are fields of the request's sampling."""
-
-    def options(self, parameters: Any) -> Any:
-        return parameters
-
-    def request(self, query: Query) -> GenerationRequest:
-        return GenerationRequest(prompts=query.instances, sampling=Sampling(**query.parameters))
-
-    def answers(
-        self, query: Query, texts: Sequence[Sequence[str]], finishes: Sequence[Sequence[FinishReason]]
-    ) -> list[Json]:
-        return [[*zip(mine, why, strict=True)] for mine, why in zip(texts, finishes, strict=True)]
-
-    def tensor(self, predictions: Sequence[Json], options: Any) -> Tensor:
-        return json_tensor(predictions)
-
 
 def pipeline_of(
     tokenizer: Tokenizer, generator: Generator, executor: ThreadPoolExecutor, **options: Any
@@ -105,7 +89,8 @@ def pipeline_of(
         scheduling=SCHEDULING,
     )
     chosen = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
-    return GenerationPipeline(PlainTask(), tokenizer, generator, settings, executor=executor, **chosen)
+    task = TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
+    return GenerationPipeline(task, tokenizer, generator, settings, executor=executor, **chosen)
 
 
 def context(*, place: Place | None = None, **options: Any) -> Context:
@@ -131,10 +116,10 @@ def saying(tokenizer: Tokenizer, text: str, **options: Any) -> ScriptedGenerator
     return ScriptedGenerator(lambda *_: steps(ids_of(tokenizer, text)), **options)
 
 
+def endless(**options: Any) -> ScriptedGenerator:
+    return ScriptedGenerator(lambda *_: (Step(ids=(5,)) for _ in iter(int, 1)), **options)
+
+
 async def pieces_of(pipeline: GenerationPipeline, request: GenerationRequest, **options: Any) -> list[Piece]:
     async with await pipeline.start(request, context(**options)) as generation:
         return [piece async for piece in generation]
-
-
-def endless(**options: Any) -> ScriptedGenerator:
-    return ScriptedGenerator(lambda *_: (Step(ids=(5,)) for _ in iter(int, 1)), **options)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hf_transformer.core.scheduler import SchedulerSettings
-from hf_transformer.generation.base import Generator, GeneratorSettings
-from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Reply
 from hf_transformer.types import Context, ModelSpec, Tensor, TensorSpec
 from tests.scripted_predictor import ScriptedPredictor

@@ -1,10 +1,15 @@
-"""Key-value caches: what is kept of a step, and what goes into the next one."""
+"""Key-value caches: the part that is kept of a step, the input of the next one, and the budget."""
 
 from __future__ import annotations
 
-import numpy as np
+import asyncio
+import random
 
-from hf_transformer.generation.cache import BLOCK, Cache, CacheTensor, cache_bytes, past
+import numpy as np
+import pytest
+
+from hf_transformer.errors import TooLarge
+from hf_transformer.generation.cache import Cache, CacheBudget, CacheTensor, cache_bytes, past_input
 
 KEY = CacheTensor("past.key", "present.key", "FP32", (2, -1, 3))
 VALUE = CacheTensor("past.value", "present.value", "FP16", (-1, 4))
@@ -16,9 +21,9 @@ def ramp(*shape: int, start: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def test_bytes() -> None:
-    assert (KEY.token_bytes, VALUE.token_bytes) == (2 * 3 * 4, 4 * 2)
-    assert cache_bytes((KEY, VALUE, SOURCE), 10, 7) == 10 * (24 + 8) + 7 * 24
-    assert KEY.sized(5) == (2, 5, 3) and VALUE.sized(0) == (0, 4)
+    assert cache_bytes((KEY, VALUE, SOURCE), 10, 7) == 10 * (2 * 3 * 4 + 4 * 2) + 7 * 24
+    cache = Cache((KEY, VALUE, SOURCE), 10, 7)
+    assert sum(data.nbytes for data in cache.data.values()) == cache_bytes((KEY, VALUE, SOURCE), 10, 7)
 
 
 def test_new_tokens_are_copied_behind_the_others() -> None:
@@ -30,11 +35,11 @@ def test_new_tokens_are_copied_behind_the_others() -> None:
         data[...] = -1
     cache.add({"present.key": ramp(2, 1, 3, start=100), "present.value": ramp(1, 4, start=100)}, 1)
     assert cache.length == 4
-    [key] = past(KEY, [cache], 4)
+    [key] = past_input(KEY, [cache], 4)
     assert np.array_equal(key[:, :3], kept["present.key"]) and np.array_equal(key[:, 3:], ramp(2, 1, 3, start=100))
-    [value] = past(VALUE, [cache], 4)
+    [value] = past_input(VALUE, [cache], 4)
     assert value.dtype == np.float16 and np.array_equal(value[:3], kept["present.value"])
-    assert np.array_equal(past(SOURCE, [cache], 2)[0], kept["present.source"])
+    assert np.array_equal(past_input(SOURCE, [cache], 2)[0], kept["present.source"])
 
 
 def test_a_batch_is_padded_with_zeros() -> None:
@@ -42,28 +47,88 @@ def test_a_batch_is_padded_with_zeros() -> None:
     for cache, length in zip(caches, (4, 2), strict=True):
         source = cache.data["present.source"].shape[1]
         cache.add({"present.key": ramp(2, length, 3), "present.source": ramp(2, source, 3)}, length)
-    first, second = past(KEY, caches, 4)
+    first, second = past_input(KEY, caches, 4)
     assert np.array_equal(first, ramp(2, 4, 3))
     assert not second[:, :2].any() and np.array_equal(second[:, 2:], ramp(2, 2, 3))
-    first, second = past(SOURCE, caches, 3)
+    first, second = past_input(SOURCE, caches, 3)
     assert np.array_equal(first[:, :1], ramp(2, 1, 3)) and not first[:, 1:].any()
     assert np.array_equal(second, ramp(2, 3, 3))
 
 
-def test_texts_that_begin_have_a_cache_of_no_tokens() -> None:
-    assert past(KEY, [Cache((KEY,), 8, 0), Cache((KEY,), 9, 0)], 0).shape == (2, 2, 0, 3)
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
-def test_memory_grows_by_blocks_and_what_is_there_stays() -> None:
-    cache, whole = Cache((KEY,), 3 * BLOCK, 0), ramp(2, 3 * BLOCK, 3)
-    first = BLOCK // 2
-    sizes = [cache.bytes_for(first)]
-    cache.add({"present.key": whole[:, :first]}, first)
-    for place in range(first, 3 * BLOCK):
-        sizes.append(cache.bytes_for(place + 1))
-        grows = place + 1 > cache.capacity
-        cache.add({"present.key": whole[:, place : place + 1]}, 1)
-        assert grows == (sizes[-1] > sizes[-2])
-        assert cache.data["present.key"].nbytes == sizes[-1] == cache.bytes_for(1)
-    assert np.array_equal(past(KEY, [cache], 3 * BLOCK)[0], whole)
-    assert sorted(set(sizes)) == [one * KEY.token_bytes for one in (first + BLOCK, first + 2 * BLOCK + 1, 3 * BLOCK)]
+async def test_those_that_do_not_fit_wait_in_order() -> None:
+    budget, begun = CacheBudget(100), list[str]()
+
+    async def take(name: str, size: int) -> None:
+        await budget.take(size)
+        begun.append(name)
+
+    await budget.take(60)
+    tasks = [asyncio.create_task(take(name, size)) for name, size in (("large", 90), ("small", 5), ("smaller", 4))]
+    await turn()
+    assert not begun and budget.held == 60, "a small one does not overtake a large one"
+    budget.give_back(60)
+    await turn()
+    assert begun == ["large", "small", "smaller"] and budget.held == 99
+    for task in tasks:
+        await task
+
+
+async def test_one_that_leaves_makes_way_for_those_behind_it() -> None:
+    budget = CacheBudget(100)
+    await budget.take(60)
+    large, small = asyncio.create_task(budget.take(90)), asyncio.create_task(budget.take(5))
+    await turn()
+    large.cancel()
+    await turn()
+    assert small.done() and large.cancelled() and budget.held == 65
+
+
+@pytest.mark.parametrize("first", ["its turn", "the cancellation"])
+async def test_a_cancellation_in_the_moment_of_its_turn_takes_nothing(first: str) -> None:
+    budget = CacheBudget(100)
+    await budget.take(60)
+    waiting, next_one = asyncio.create_task(budget.take(90)), asyncio.create_task(budget.take(20))
+    await turn()
+    if first == "its turn":
+        budget.give_back(60)
+        waiting.cancel()
+    else:
+        waiting.cancel()
+        budget.give_back(60)
+    await turn()
+    assert waiting.cancelled() and next_one.done() and budget.held == 20
+
+
+async def test_a_cache_that_never_fits_is_refused() -> None:
+    budget = CacheBudget(100)
+    with pytest.raises(TooLarge, match="needs 101 bytes, --max_cache_bytes allows 100"):
+        await budget.take(101)
+    budget.check(100)
+    assert budget.held == 0
+
+
+async def test_all_have_their_turn_and_the_limit_holds() -> None:
+    budget, chance, done = CacheBudget(1000), random.Random(5), list[int]()
+
+    async def sequence(number: int) -> None:
+        size = chance.randint(1, 1000)
+        await budget.take(size)
+        try:
+            for _ in range(chance.randint(0, 5)):
+                assert budget.held <= 1000
+                await asyncio.sleep(0)
+            done.append(number)
+        finally:
+            budget.give_back(size)
+
+    tasks = [asyncio.create_task(sequence(number)) for number in range(300)]
+    while pending := [one for one in tasks if not one.done()]:
+        if chance.random() < 0.1:
+            chance.choice(pending).cancel()
+        await asyncio.sleep(0)
+    assert len(done) == sum(not one.cancelled() for one in tasks) and budget.held == 0

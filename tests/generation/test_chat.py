@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
-from hf_transformer.generation import chat_environment
+from hf_transformer.generation import chat_sandbox
 from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from tests.generation.chat_templates import CHATS, ONLY_PARTS, TEMPLATES, WEATHER
 
@@ -87,9 +87,6 @@ def test_parts_are_one_text(theirs: Any, text: str, message: Any) -> None:
 def test_contents_that_are_no_text(content: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         of(TEMPLATES["chatml"]).render([{"role": "user", "content": content}])
-
-
-def test_a_chat_needs_messages() -> None:
     with pytest.raises(InvalidInput, match="expected at least one"):
         of(TEMPLATES["chatml"]).render([])
 
@@ -146,7 +143,7 @@ def test_what_a_template_can_not_reach(name: str) -> None:
     ids=["loops", "macros"],
 )
 def test_a_template_that_does_not_end_is_given_up(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_environment, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(chat_sandbox, "MOST_SECONDS", 0.05)
     with pytest.raises(TooLarge, match="takes longer than"):
         of(text).render([USER])
 
@@ -168,7 +165,7 @@ def test_a_template_that_writes_too_much_is_given_up(text: str) -> None:
 
 
 def test_the_budget_is_nobodys_variable() -> None:
-    more: dict[str, Any] = {chat_environment.BUDGET: 0}
+    more: dict[str, Any] = {chat_sandbox.BUDGET: 0}
     assert of("{{ messages|length }}").render([USER], **more) == "1"
 
 

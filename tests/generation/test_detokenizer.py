@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from tests.generation.tokenizers import ALL, FALLBACK, load, without_unknown
+from tests.generation.tokenizers import ALL, FALLBACK, load
 
 PROMPT = "The capital of france is"
 HARD = "naïve café e\u0301 日本語 👩\u200d👩\u200d👧 👍🏽 🇫🇷 ﷽ 'tis don't . , ! x\n\n\ty  z"
@@ -106,17 +105,6 @@ def test_a_prompt_that_ends_within_a_character(tokenizers: Tokenizers) -> None:
     assert "".join(written(Vocabulary(tokenizer), ids[-1:], ids[:-1])) == "日"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "gemma", "bert", "xlm-roberta"])
-def test_the_first_token_keeps_its_space_behind_a_prompt(tokenizers: Tokenizers, name: str) -> None:
-    tokenizer, auto = tokenizers(name)
-    prompt = auto(PROMPT, add_special_tokens=False).input_ids
-    ids = auto(f"{PROMPT} paris", add_special_tokens=False).input_ids
-    assert ids[: len(prompt)] == prompt
-    vocabulary = Vocabulary(tokenizer)
-    assert "".join(written(vocabulary, ids[len(prompt) :], prompt)) == " paris"
-    assert "".join(written(vocabulary, ids)).lower() == f"{PROMPT} paris".lower()
-
-
 @pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "bert", "bert-clean-up"])
 def test_the_work_does_not_grow_with_the_text(
     tokenizers: Tokenizers, name: str, monkeypatch: pytest.MonkeyPatch
@@ -171,9 +159,3 @@ def test_a_token_is_shown_by_itself(tokenizers: Tokenizers, name: str, token: st
     number = tokenizer.token_to_id(token)
     assert number is not None
     assert Vocabulary(tokenizer).show(number) == (text, raw)
-
-
-def test_a_tokenizer_that_can_t_encode_any_letter(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(load(without_unknown(tmp_path)))
-    assert "".join(written(vocabulary, [2, 4, 1], [3])) == " A G"
-    assert vocabulary.show(4) == ("G", b"G")

@@ -1,8 +1,10 @@
-"""How a token is drawn, and what it is said to be worth."""
+"""Which tokens may come next, as transformers' own logits processors say (tests/goldens), and how one is drawn."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,135 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.sampling import BLOCK, Chooser, draw, score
+from hf_transformer.generation.sampling import BLOCK, HEAD, LARGE, Chooser, Processors, candidates, draw
 from hf_transformer.generation.types import Sampling
-from tests.generation.test_processors import EOS_IDS, GOLDENS, logits_of, sampling_of, softmax
+from hf_transformer.types import Array
+
+GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "logits_processors.json").read_text())
+EOS_IDS = frozenset(GOLDENS["about"]["eos_ids"])
+TOLERANCE = GOLDENS["about"]["tolerance"]["score_absolute"]
+NAMES = {"min_new_tokens": "min_tokens"}
+
+
+def sampling_of(case: dict[str, Any]) -> Sampling:
+    given: dict[str, Any] = dict(case["parameters"])
+    bias = {ids[0]: value for ids, value in given.pop("sequence_bias", [])}
+    greedy = not given.pop("do_sample", True)
+    return Sampling(greedy=greedy, logit_bias=bias, **{NAMES.get(name, name): given[name] for name in given})
+
+
+def processed(case: dict[str, Any]) -> Array:
+    processors = Processors(sampling_of(case), case["prompt"], EOS_IDS)
+    for token in case["generated"]:
+        processors.add(token)
+    return processors(logits_of(case))
+
+
+def logits_of(case: dict[str, Any]) -> Array:
+    logits = np.array(GOLDENS["logits"][case["row"]], np.float32)
+    logits.flags.writeable = False
+    return logits
+
+
+def distribution(ids: Array | None, weights: Array, size: int) -> Array:
+    """Probabilities of all tokens."""
+    found = np.zeros(size)
+    found[slice(None) if ids is None else ids] = weights / weights.sum()
+    return found
+
+
+def softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max())
+    found: Array = weights / weights.sum()
+    return found
+
+
+@pytest.mark.parametrize("case", GOLDENS["cases"], ids=lambda case: f"{case['parameters']} {case['row']}")
+def test_as_transformers(case: dict[str, Any]) -> None:
+    wanted = np.array([-np.inf if score is None else score for score in case["scores"]])
+    sampling, scores = sampling_of(case), processed(case)
+    if sampling.greedy:
+        assert np.array_equal(np.isinf(scores), np.isinf(wanted))
+        assert np.allclose(scores, wanted, rtol=0, atol=TOLERANCE)
+        return
+    ids, weights = candidates(scores, sampling)
+    possible = np.flatnonzero(~np.isinf(wanted))
+    if ids is None:
+        assert np.array_equal(np.flatnonzero(~np.isinf(scores)), possible)
+    else:
+        assert ids.tolist() == possible.tolist()
+    assert np.allclose(distribution(ids, weights, len(wanted)), softmax(wanted), rtol=0, atol=1e-5)
+
+
+def test_presence_and_frequency_count_what_was_generated() -> None:
+    # OpenAI's formula: mu[j] - c[j] * frequency - (c[j] > 0) * presence. Token 4 is in the prompt alone.
+    processors = Processors(Sampling(presence_penalty=0.5, frequency_penalty=0.25), [4, 1], frozenset())
+    for token in (1, 2, 2, 2):
+        processors.add(token)
+    assert processors(np.zeros(6, np.float32)).tolist() == [0, -0.75, -1.25, 0, 0, 0]
+    negative = Processors(Sampling(presence_penalty=-1.0), [], frozenset())
+    negative.add(3)
+    assert negative(np.zeros(5, np.float32)).tolist() == [0, 0, 0, 1, 0]
+
+
+def test_the_history_has_room_for_any_number_of_tokens() -> None:
+    processors = Processors(Sampling(frequency_penalty=1.0, repetition_penalty=2.0), range(100), frozenset())
+    for token in range(50, 400):
+        processors.add(token)
+        processors.add(token)
+    found = processors(np.full(500, 8.0, np.float32))
+    assert found.tolist() == [4.0] * 50 + [2.0] * 350 + [8.0] * 100
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_logits_are_never_changed(dtype: Any) -> None:
+    logits = np.linspace(-3, 3, 20).astype(dtype)
+    logits.flags.writeable = False
+    how = Sampling(
+        temperature=0.5, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=2.0, presence_penalty=1.0, min_tokens=3
+    )
+    candidates(Processors(how, [1, 2], EOS_IDS)(logits), how)
+    assert np.array_equal(logits, np.linspace(-3, 3, 20).astype(dtype))
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-5, 1e30])
+def test_any_temperature(temperature: float) -> None:
+    weights = candidates(np.array([-9.0, 1000.0, 3.0], np.float32), Sampling(temperature=temperature))[1]
+    assert weights.tolist() == ([0, 1, 0] if temperature < 1 else [1, 1, 1])
+
+
+def test_a_banned_token_is_no_fault_but_all_are() -> None:
+    logits = np.array([-np.inf, 0, 0], np.float32)
+    assert candidates(logits, Sampling())[1].tolist() == [0, 1, 1]
+    with pytest.raises(PredictorError, match="not finite"):
+        candidates(np.full(3, -np.inf, np.float32), Sampling())
+
+
+@given(st.integers(0, 10**6), st.floats(0.01, 0.999), st.floats(0.1, 20), st.sampled_from([30, LARGE, LARGE + 77]))
+def test_the_nucleus_is_the_same_in_a_large_vocabulary(seed: int, top_p: float, spread: float, size: int) -> None:
+    logits = (np.random.default_rng(seed).standard_normal(size) * spread).astype(np.float32)
+    ids, weights = candidates(logits, Sampling(top_p=top_p))
+    assert ids is not None
+    exact = softmax(logits.astype(np.float64))
+    order = np.argsort(-exact)
+    before = np.cumsum(exact[order]) - exact[order]
+    # A token whose place is within rounding of the border may be on either side of it.
+    sure = set(order[before < top_p - 1e-5].tolist())
+    possible = set(order[before < top_p + 1e-5].tolist())
+    assert sure <= set(ids.tolist()) <= possible
+    assert np.array_equal(weights, np.exp(logits - logits.max())[ids])
+    assert ids.tolist() == sorted(ids.tolist())
+
+
+def test_a_nucleus_that_is_larger_than_where_it_is_looked_for() -> None:
+    flat = np.zeros(LARGE, np.float32)
+    ids, _ = candidates(flat, Sampling(top_p=0.5))
+    assert ids is not None and len(ids) == LARGE // 2 > HEAD
+
 
 DRAWS = 20_000
 CRITICAL = {6: 22.46, 8: 26.12, 9: 27.88, 10: 29.59, 39: 72.05}
-"""The value of chi-squared that is passed once in a thousand times, by the degrees of freedom."""
+"""The value of chi-squared that is exceeded once in a thousand times, by the degrees of freedom."""
 
 
 def golden(parameters: dict[str, Any], row: int) -> dict[str, Any]:
@@ -70,13 +194,6 @@ def test_the_same_seed_gives_the_same_tokens(seed: int) -> None:
     assert tokens(seed) == tokens(seed) != tokens(seed + 1)
 
 
-def test_without_a_seed_texts_differ() -> None:
-    logits = np.zeros(1000, np.float32)
-    first, second = (Chooser(Sampling(), [], frozenset()) for _ in range(2))
-    # The chance of the same thirty tokens is one in 10 to the 90.
-    assert [first.choose(logits)[0] for _ in range(30)] != [second.choose(logits)[0] for _ in range(30)]
-
-
 def test_one_number_is_drawn_per_token_whatever_the_logits_are() -> None:
     flat, sharp = np.zeros(100, np.float32), np.zeros(100, np.float32)
     sharp[5] = 1000
@@ -99,7 +216,7 @@ def test_penalties_count_the_chosen_tokens() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("how", [Sampling(greedy=True), Sampling(), Sampling(greedy=True, logprobs=1)])
-def test_what_is_no_number(bad: float, how: Sampling) -> None:
+def test_logits_that_are_not_finite(bad: float, how: Sampling) -> None:
     with pytest.raises(PredictorError, match="not finite"):
         Chooser(how, [], frozenset()).choose(np.array([0, bad, 1], np.float32))
 
@@ -113,13 +230,6 @@ def test_scores_are_of_the_raw_logits() -> None:
     assert found.logprob == pytest.approx(logprobs[token], abs=1e-6)
     assert [one for one, _ in found.top] == [0, 1]
     assert [one for _, one in found.top] == pytest.approx(logprobs[:2], abs=1e-6)
-
-
-def test_scores_of_the_token_alone_and_of_none() -> None:
-    logits = np.array([1e4, 0.0], np.float32)
-    found = score(logits, 1, 0)
-    assert (found.id, found.logprob, found.top) == (1, -1e4, ())
-    assert Chooser(Sampling(greedy=True), [], frozenset()).choose(logits) == (0, None)
 
 
 @given(

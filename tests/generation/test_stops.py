@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.generation.replacing import Replacing
-from hf_transformer.generation.stops import StopSearch
+from hf_transformer.generation.stops import Replacing, StopSearch
 
 letters = st.text("ab.", max_size=30)
 stops = st.lists(st.text("ab.", min_size=1, max_size=5), max_size=4)

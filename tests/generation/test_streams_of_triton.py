@@ -8,20 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.errors import PredictorError, PredictorUnavailable
-from hf_transformer.generation.base import Generator
-from hf_transformer.generation.kinds import make_generator
-from hf_transformer.generation.types import Prompt, Sampling, Step
+from hf_transformer.errors import PredictorError
+from hf_transformer.generation.build import make_generator
+from hf_transformer.generation.types import Generator, Prompt, Sampling, Step
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Context, Tensor
+from hf_transformer.types import Context
 from tests.generation.scripted_models import settings, steps
 from tests.streams.triton import stream_triton
 
@@ -89,7 +87,7 @@ async def written(generator: Generator, *ids: int, most: int = 9, **more: Any) -
 
 async def counts(generator: Generator) -> dict[str, int]:
     """How many calls the model has begun, brought to an end, and seen cancelled."""
-    if generator.kind == "text":
+    if generator.interface == "text":
         [step, *_] = await steps(generator, Prompt("counts", (1,)), Sampling(max_tokens=9))
         found: dict[str, int] = orjson.loads(step.text)
         return found
@@ -172,17 +170,6 @@ async def test_texts(made: Made) -> None:
         assert (step.text, step.finish) == (" 3 4 5 6 7 8 9", "stop")
 
 
-async def test_what_a_text_model_gets(made: Made) -> None:
-    async with made("stream_text") as generator:
-        sampling = Sampling(max_tokens=50, greedy=True, min_tokens=2)
-        [step, _] = await steps(generator, Prompt("settings", (1,)), sampling)
-    found = orjson.loads(step.text)
-    assert orjson.loads(found.pop("sampling_parameters")) == {"max_tokens": 50, "temperature": 0.0, "min_tokens": 2}
-    assert found == dict.fromkeys(
-        ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_output_tokens"), True
-    )
-
-
 async def test_errors(made: Made) -> None:
     for model in ("stream_tokens", "unary_tokens"):
         async with made(model) as generator:
@@ -213,18 +200,6 @@ async def fails_after(generator: Generator, prompt: Prompt, error: str, texts: l
             break
     assert len(found) == 2
     return found
-
-
-async def test_wrong_requests(opened: Opened) -> None:
-    ids = Tensor("input_ids", "INT32", np.array([[1]], np.int32))
-    async with opened("stream_tokens") as predictor:
-        with pytest.raises(PredictorError, match="request_output_len"):
-            async for _ in predictor.stream([ids], ["output_ids"], {}):
-                pass
-    async with opened("absent") as predictor:
-        with pytest.raises(PredictorUnavailable, match="unknown model"):
-            async for _ in predictor.stream([ids], ["output_ids"], {}):
-                pass
 
 
 @pytest.mark.parametrize("by", ["closing", "cancelling"])

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,6 @@ class Form:
     past: bool = False
     branch: bool = False
     encoder_decoder: bool = False
-    encoded: bool = False
     max_batch_size: int = 4
     rows: int = -1
     length: int = -1
@@ -57,9 +55,6 @@ class Form:
                 outputs.append(TensorSpec(f"present.0.{middle}{part}", self.floats, shape))
         if self.branch:
             inputs.append(TensorSpec("use_cache_branch", "BOOL", (1,)))
-        if self.encoded:
-            inputs.append(TensorSpec("encoder_outputs", self.floats, (*batch, -1, WIDTH), optional=True))
-            outputs.append(TensorSpec("encoder_last_hidden_state", self.floats, (*batch, -1, WIDTH)))
         return ModelSpec("tiny", "1", tuple(inputs), tuple(outputs), self.max_batch_size)
 
 
@@ -144,14 +139,6 @@ class TinyPredictor(Predictor):
     def rows(self) -> list[int]:
         """How many texts each call was of."""
         return [len(call["input_ids"]) for call in self.calls]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     async def model_spec(self) -> ModelSpec:
         return self.form.spec
@@ -248,14 +235,11 @@ class TinyPredictor(Predictor):
     def _source(self, given: dict[str, Array], before: int) -> tuple[Array, dict[str, Array]]:
         ids = given["input_ids"]
         states = self.model.states(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
-        if "encoder_outputs" in given:
-            states = given["encoder_outputs"]
-        elif before and self.form.past:
+        if before and self.form.past:
             states = given["past_key_values.0.encoder.value"][:, 1] / -2
         kept = np.stack([states, -states], axis=1)
         summed = np.where(given["attention_mask"][..., np.newaxis] != 0, states + COUNTED, 0).sum(axis=1)
         return summed, {
             "present.0.encoder.key": kept,
             "present.0.encoder.value": 2 * kept,
-            "encoder_last_hidden_state": states,
         }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.tasks import TASKS
+from hf_transformer.generation.task import ALL_TASKS
 from tests.integration.conftest import MODEL_FOLDER, ROOT, Serve
 from tests.triton_repository import task_model_folder
 
@@ -23,7 +23,7 @@ ADDRESS = "localhost:8080"
 
 def sections() -> dict[str, str]:
     """The page's sections by the task that they are named after."""
-    names = {task.name for task, _ in TASKS}
+    names = {task.name for task, _ in ALL_TASKS}
     found = re.split(r"^## (\w+)\n", PAGE, flags=re.MULTILINE)
     return {name: text for name, text in zip(found[1::2], found[2::2], strict=True) if name in names}
 
@@ -40,7 +40,7 @@ def folder_of(model: str) -> Path:
 
 
 def test_every_task_has_a_section_with_a_request() -> None:
-    assert {str(example.values[0]) for example in EXAMPLES} == {task.name for task, _ in TASKS}
+    assert {str(example.values[0]) for example in EXAMPLES} == {task.name for task, _ in ALL_TASKS}
     assert PAGE.count("curl ") == len(EXAMPLES)
 
 

@@ -41,14 +41,13 @@ async def test_texts_that_do_not_fit_at_the_same_time_wait_for_each_other(serve:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_request_that_can_never_fit_is_told_so(serve: Serve, stream: bool) -> None:
+async def test_a_text_that_can_never_fit_is_refused_and_choices_wait_for_each_other(serve: Serve, stream: bool) -> None:
     service = start(serve, MODEL, "grpc-v2", f"--max_cache_bytes={LIMIT}")
-    body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "n": 4, "stream": stream, **LONG}
+    body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "stream": stream, **LONG}
     async with client_of(service) as client:
-        response = await client.post(COMPLETIONS, json=body)
+        response = await client.post(COMPLETIONS, json={**body, "max_tokens": 240, "ignore_eos": True})
         assert response.status_code == 413, response.text
-        # Four times the prompt and a block, and of one the rest of its 150.
-        needed = (4 * (7 + 64) + 7 + 149 - 71) * 1024
-        assert f"need {needed} bytes, --max_cache_bytes allows {LIMIT}" in response.json()["error"]["message"]
+        needed = (7 + 239) * 1024  # the prompt, and all new tokens but the last one
+        assert f"needs {needed} bytes, --max_cache_bytes allows {LIMIT}" in response.json()["error"]["message"]
         assert "retry-after" not in response.headers
-        assert (await client.post(COMPLETIONS, json={**body, "n": 2})).status_code == 200
+        assert (await client.post(COMPLETIONS, json={**body, "n": 4})).status_code == 200

@@ -6,7 +6,8 @@ import pytest
 
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
-from hf_transformer.tasks import TASKS, find_task
+from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.tasks import find_task
 
 
 @pytest.mark.parametrize(
@@ -17,24 +18,24 @@ from hf_transformer.tasks import TASKS, find_task
     ],
 )
 def test_names_in_every_form_win_over_the_architecture(name: str, task: str) -> None:
-    assert find_task(name, {"architectures": ["BertModel"]}).name == task
+    assert find_task(name, {"architectures": ["BertModel"]}, ALL_TASKS).name == task
 
 
 @pytest.mark.parametrize(
     ("task", "architecture"),
     [
-        *[(task.name, f"XLMRoberta{suffix}") for task, suffix in TASKS if suffix],
+        *[(task.name, f"XLMRoberta{suffix}") for task, suffix in ALL_TASKS if suffix],
         ("text_generation", "GPT2LMHeadModel"),
         ("text_generation", "LlamaForCausalLM"),
         ("text2text_generation", "T5ForConditionalGeneration"),
     ],
 )
 def test_architectures(task: str, architecture: str) -> None:
-    assert find_task(None, {"architectures": [architecture]}).name == task
+    assert find_task(None, {"architectures": [architecture]}, ALL_TASKS).name == task
 
 
 def test_names_are_told_apart_and_help_has_them_all() -> None:
-    tasks = dict.fromkeys(task for task, _ in TASKS)
+    tasks = dict.fromkeys(task for task, _ in ALL_TASKS)
     names = [name for task in tasks for name in (task.name, *task.other_names)]
     assert len(names) == len(set(names))
     assert all(name == name.lower() and "-" not in name for name in names)
@@ -53,4 +54,4 @@ def test_names_are_told_apart_and_help_has_them_all() -> None:
 )
 def test_tasks_that_are_not_known(name: str | None, config: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        find_task(name, config)
+        find_task(name, config, ALL_TASKS)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hf_transformer.errors import ConfigError
-from hf_transformer.model_parts import load_parts
-from hf_transformer.tasks import TASKS
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.flags import FLAGS, READS, check_stride, flags_without_effect, reads
+from hf_transformer.wiring import load_parts
 from tests.configuring import config
 from tests.tasks.task_settings import settings
 from tests.triton_repository import task_model_folder
@@ -42,7 +42,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_table_names_tasks_and_flags() -> None:
-    assert READS.keys() <= {task.name for task, _ in TASKS}
+    assert READS.keys() <= {task.name for task, _ in ALL_TASKS}
     assert all(flags <= set(FLAGS) for flags in READS.values())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks import TASKS
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.tensors import TEXT, Field, json_tensor, ragged_tensor, read_instances
 from hf_transformer.types import Tensor, Texts
 
@@ -119,7 +119,7 @@ def test_rows_of_different_lengths() -> None:
     assert tensor.data.tolist() == [[[1, 2, 3]], [[4, -100, -100]]]
 
 
-@pytest.mark.parametrize("task", [task for task, _ in TASKS], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [task for task, _ in ALL_TASKS], ids=lambda task: task.name)
 def test_every_task_has_fields_with_names_of_their_own(task: Any) -> None:
     names = [name for field in task.fields for name in (field.name, *field.other_names)]
     assert len(names) == len(set(names))

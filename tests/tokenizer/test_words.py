@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.model_parts import load_parts
 from hf_transformer.tokenizer import words
 from hf_transformer.tokenizer.engine import RustEngine
 from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, Ids, WordCache
 from hf_transformer.types import PLAIN, Words
+from hf_transformer.wiring import load_parts
 from tests.configuring import config
 from tests.tiny_tokenizers.any_texts import any_texts
 from tests.tiny_tokenizers.corpus import grid

@@ -25,13 +25,13 @@ from hf_transformer.api.tensors import (
 )
 from hf_transformer.core.limits import Place
 from hf_transformer.errors import InvalidInput, RequestError, TooLarge
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol import grpc_inbound as wire
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Budget, Context
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from hf_transformer.api.openai.generation import (
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.chat import read_content
-from hf_transformer.generation.tool_calls import ToolCall, ToolCallParser
+from hf_transformer.generation.tools import ToolCall, ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
 from hf_transformer.tasks.base import describe

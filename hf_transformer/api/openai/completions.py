@@ -25,10 +25,10 @@ from hf_transformer.api.openai.generation import (
 )
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Json, Response, TokenIds
 
 FIELDS = (*SHARED, "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")

@@ -21,12 +21,12 @@ from hf_transformer.api.base import Model, renamed, reply
 from hf_transformer.api.openai.fields import UNUSED, as_sent, render_error
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput
+from hf_transformer.generation.sampling import SamplingReader
+from hf_transformer.generation.stream import Generation
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
-from hf_transformer.generation.writing import Generation
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.tasks.sampling import SamplingReader
-from hf_transformer.tasks.text_generation import TextGeneration
 from hf_transformer.types import Context, Json, Response
 
 SAMPLING = (

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from hf_transformer.commands.doctor.examination import Finding, ok, skipped, warning
-from hf_transformer.pair import BoundPair, Pair
 from hf_transformer.tokenizer.load import model_limit
+from hf_transformer.wiring import BoundPair, Pair
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Result, Status, Subject, examine
 from hf_transformer.commands.doctor.shared_memory import shared_memory
 from hf_transformer.config.options import parse_config
-from hf_transformer.pair import Pair
+from hf_transformer.wiring import Pair
 
 HELP = """\
 Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]

@@ -18,9 +18,8 @@ from hf_transformer.core.batch import EncodingForm
 from hf_transformer.errors import PredictorDenied, PredictorError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
-from hf_transformer.model_wiring import filling, most_shared_bytes, scheduler_settings
-from hf_transformer.pair import BoundPair, Pair
 from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
+from hf_transformer.wiring import BoundPair, Pair, filling, most_shared_bytes, scheduler_settings
 
 TEXT = "The capital of France is a city on a river."
 WORD = "the "

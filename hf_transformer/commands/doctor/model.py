@@ -14,13 +14,11 @@ from hf_transformer.commands.doctor.network import PORTS
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.model_parts import load_parts
-from hf_transformer.model_wiring import pipeline_builder, predictor_settings
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.pair import Pair
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types import RepositoryEntry
+from hf_transformer.wiring import Pair, load_parts, pipeline_builder, predictor_settings
 
 CALL_SECONDS = 60.0
 """For one call, unless --predictor_request_timeout_seconds is less: the first inference of some models takes long."""
@@ -142,7 +140,7 @@ async def contract(subject: Subject) -> list[Finding]:
         return [_mismatch(problem) for problem in error.problems]
     subject.stack.push_async_callback(pipeline.close)
     if isinstance(pipeline, GenerationPipeline):
-        return ok(f"it can be driven, as a model of {pipeline.kind} (--generation_interface={pipeline.kind})")
+        return ok(f"it can be driven, as a model of {pipeline.interface} (--generation_interface={pipeline.interface})")
     signature = subject.bound.signature
     inputs = ", ".join(f"{one.name} ({one.datatype})" for one in signature.inputs)
     outputs = ", ".join(f"{one.name} ({one.datatype})" for one in signature.outputs)

@@ -13,9 +13,9 @@ from hf_transformer.commands.doctor.inference import form_of, sample
 from hf_transformer.commands.doctor.model import CALL_SECONDS
 from hf_transformer.core.batch import Packed
 from hf_transformer.errors import RequestError
-from hf_transformer.pair import BoundPair
 from hf_transformer.predictor.base import Transport
 from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, aligned, free_bytes
+from hf_transformer.wiring import BoundPair
 
 OTHERWISE = "or set --predictor_shared_memory=off; outputs travel in the responses until then, and work as well"
 MIB = 2**20

@@ -15,6 +15,7 @@ import transformers
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, SEQUENCE
 from hf_transformer.commands.export.settings import ExportSettings
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
 from hf_transformer.tasks.base import SentenceTransformers
 from hf_transformer.tokenizer.files import ModelFiles, find_model_files
@@ -82,7 +83,7 @@ def load_checkpoint(settings: ExportSettings) -> Checkpoint:
         trust_remote_code=trusting,
     )
     sentences = read_sentence_transformers(files.model_folder)
-    task = find_task(settings.task or ("text_embedding" if sentences else None), files.config).name
+    task = find_task(settings.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS).name
     if sentences and sentences.inside and task == "text_embedding":
         raise LoadError(
             f"{settings.model_id}: its vectors go through {sentences.inside} behind the pooling, which this export "

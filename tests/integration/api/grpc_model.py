@@ -18,8 +18,8 @@ from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.core.limits import Admission
 from hf_transformer.errors import NotReady
+from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest
-from hf_transformer.generation.writing import Generation
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb

@@ -1,0 +1,244 @@
+"""The inputs of token and text models, filled from a request's sampling by the names of Triton's backends.
+
+A model is refused at the start if an input can't hold its values: whole numbers need 32 bits at least.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from hf_transformer.generation.types import Sampling
+from hf_transformer.predictor.base import Predictor
+from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
+
+Kind = Literal["whole", "float", "flag", "text"]
+WHOLE: Final = ("INT32", "INT64", "UINT32", "UINT64")
+DATATYPES: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "whole": WHOLE,
+    "float": ("FP32", "FP64", "FP16", "BF16"),
+    "flag": ("BOOL", *WHOLE),
+    "text": ("BYTES",),
+}
+"""The datatypes that hold a kind of value, the usual one first."""
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "max_tokens": ("request_output_len", "max_tokens"),
+    "min_tokens": ("min_length", "min_tokens"),
+    "temperature": ("temperature",),
+    "top_k": ("runtime_top_k", "top_k"),
+    "top_p": ("runtime_top_p", "top_p"),
+    "min_p": ("runtime_min_p", "min_p"),
+    "repetition_penalty": ("repetition_penalty",),
+    "presence_penalty": ("presence_penalty",),
+    "frequency_penalty": ("frequency_penalty",),
+    "seed": ("random_seed", "seed"),
+    "logprobs": ("return_log_probs",),
+}
+"""The inputs for a field of Sampling; the first that the model has is filled."""
+KINDS: Final[Mapping[str, Kind]] = {
+    **dict.fromkeys(FIELDS, "float"),
+    **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "seed"), "whole"),
+    "logprobs": "flag",
+}
+"""Of the values of these fields."""
+
+END: Final = "end_id"
+NO_END: Final = -1
+"""No token ends the text, in tensorrtllm_backend's end_id."""
+NO_WORDS: Final = (0, -1)
+"""No words in tensorrtllm_backend's form of lists of words, [2, S]: their ids, and where each of them ends, or -1."""
+LARGEST: Final = 2**31 - 1
+"""Whole numbers up to here fit every input."""
+
+CONSTANT: Final[Mapping[str, Any]] = {
+    "streaming": False,
+    "stream": False,
+    "beam_width": 1,
+    "num_return_sequences": 1,
+    "exclude_input_in_output": True,
+    "stop_words_list": NO_WORDS,
+    "bad_words_list": NO_WORDS,
+    "stop_words": "",
+    "bad_words": "",
+}
+"""The values of inputs that depend on no request: one text, and no words. A model whose input is optional gets them
+only from STREAMING and exclude_input_in_output."""
+STREAMING: Final = ("streaming", "stream")
+"""True for a decoupled model."""
+
+_NEUTRAL: Final = Sampling()
+_ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
+
+
+class ModelInput:
+    """One input of a model; ``batched`` says that Triton puts a batch axis in front of its shape."""
+
+    def __init__(self, spec: TensorSpec, batched: bool) -> None:
+        self.name = spec.name
+        self.optional = spec.optional
+        self.datatype = spec.datatype
+        self.dims = (1, *spec.shape) if batched else spec.shape
+        self._fixed = math.prod(size for size in self.dims if size >= 0)
+        self._free = [axis for axis, size in enumerate(self.dims) if size < 0]
+        self._dtype: np.dtype[Any] = np.dtype(np.object_ if spec.datatype == "BYTES" else np.float32)  # also of BF16
+        self._dtype = NUMPY_DTYPES.get(spec.datatype, self._dtype)
+
+    @property
+    def takes_any_number(self) -> bool:
+        """Whether it may have any number of elements."""
+        return self._fixed == 1 and bool(self._free)
+
+    @property
+    def is_signed(self) -> bool:
+        return self.datatype in ("INT32", "INT64")
+
+    def fits(self, count: int) -> bool:
+        """Whether it can have so many elements."""
+        rest, over = divmod(count, self._fixed) if self._fixed else (0, count)
+        return not over and (bool(self._free) or rest == 1)
+
+    def tensor(self, values: Any) -> Tensor:
+        """A tensor of one value or a flat list, of as many elements as fit: the innermost free axis is as long as it
+        takes, other free ones are 1."""
+        flat = values if isinstance(values, (list, tuple)) else (values,)
+        rest = len(flat) // self._fixed
+        sizes = [1 if size < 0 else size for size in self.dims]
+        if self._free:
+            sizes[self._free[-1]] = rest
+        return Tensor(self.name, self.datatype, np.array(flat, self._dtype).reshape(sizes))
+
+    def problems(self, kind: Kind, count: int = 1) -> list[str]:
+        """Why it can't hold so many values of a kind, in a sentence; else nothing."""
+        if not self.fits(count):
+            many = f"one {'text' if kind == 'text' else 'value'} goes" if count == 1 else f"{count} values go"
+            return [f"Its input {self.name!r} has the dims {list(self.dims)}; {many} there."]
+        if self.datatype in DATATYPES[kind]:
+            return []
+        usual = "TYPE_STRING" if kind == "text" else DATATYPES[kind][0]
+        return [f"Its input {self.name!r} is {self.datatype}; export it as {usual}."]
+
+    def sign_problems(self, meaning: str) -> list[str]:
+        """Why it can't hold -1, which has this meaning; else nothing."""
+        if self.is_signed:
+            return []
+        return [f"Its input {self.name!r} is {self.datatype}, which can't hold -1, {meaning}; export it as INT32."]
+
+
+class ModelInputs:
+    """All inputs of a model: those that a request's sampling fills, and those with the same value for all requests.
+
+    Args:
+        own: the names of those that the caller fills.
+        end: the value of end_id unless the end is to be ignored; None leaves it to the model.
+
+    Attributes: ``by_name`` has them all, ``problems`` a sentence for each that does not fit.
+    """
+
+    def __init__(self, spec: ModelSpec, own: Collection[str], *, end: int | None) -> None:
+        self.by_name = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
+        named = {field: next((name for name in names if name in self.by_name), "") for field, names in FIELDS.items()}
+        self._fields = {field: self.by_name[name] for field, name in named.items() if name and name not in own}
+        self._end = self.by_name.get(END)
+        self._end_id = end
+        self._constant: list[Tensor] = []
+        self.problems: list[str] = []
+        filled = {*own, END, *(one.name for one in self._fields.values())}
+        for name, one in self.by_name.items():
+            if name in CONSTANT and name not in own:
+                self._add_constant(one, spec.decoupled if name in STREAMING else CONSTANT[name])
+            elif name not in filled and not one.optional:
+                self.problems.append(f"It requires the input {name!r}, which nothing here fills: mark it optional.")
+        for field, one in self._fields.items():
+            self.problems += one.problems(KINDS[field])
+        if self._end is not None:
+            self.problems += self._end.problems("whole") or self._end_problems(self._end)
+
+    def _add_constant(self, one: ModelInput, value: Any) -> None:
+        if one.optional and one.name not in (*STREAMING, "exclude_input_in_output"):
+            return
+        if value is NO_WORDS:
+            problems = one.problems("whole", len(NO_WORDS)) or one.sign_problems("the mark of no words")
+        else:
+            kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
+            problems = one.problems(kind)
+        self.problems += problems
+        if not problems:
+            self._constant.append(one.tensor(value))
+
+    def _end_problems(self, one: ModelInput) -> list[str]:
+        needs_none = self._end_id == NO_END or (self._end_id is None and not one.optional)
+        return one.sign_problems("the mark of no end") if needs_none else []
+
+    @property
+    def filled(self) -> frozenset[str]:
+        """The names of the inputs that get a value here, always or for some requests."""
+        names = {one.name for one in self._fields.values()} | {one.name for one in self._constant}
+        return frozenset(names if self._end is None else {*names, END})
+
+    @property
+    def honours(self) -> frozenset[str]:
+        """The fields of Sampling that have an input; greedy is a top_k of 1, or a top_p of 0."""
+        found = set(self._fields)
+        if found & {"top_k", "top_p"}:
+            found.add("greedy")
+        if self._end is not None and self._end.is_signed:
+            found.add("ignore_eos")
+        return frozenset(found)
+
+    def tensors(self, sampling: Sampling) -> list[Tensor]:
+        """The tensors for one request.
+
+        Models differ in their defaults of temperature, top_k, top_p and the seed (tensorrtllm_backend is greedy
+        without them, and has one seed for all), so these are always sent; the rest unless it is neutral and optional.
+        """
+        tensors = [*self._constant]
+        greedy = self._greedy if sampling.greedy else {}
+        for field, one in self._fields.items():
+            value = greedy[field] if field in greedy else getattr(sampling, field)
+            if field == "seed":
+                seed = random.getrandbits(63) if value is None else int(value)  # each request has a new one
+                tensors.append(one.tensor(seed & (2**63 - 1 if one.datatype.endswith("64") else LARGEST)))
+            elif field == "top_k":  # a client may say "all" by any number, however large
+                tensors.append(one.tensor(min(value, LARGEST)))
+            elif field == "logprobs":
+                if value is not None or not one.optional:
+                    tensors.append(one.tensor(value is not None))
+            elif field in _ALWAYS_SENT or value != getattr(_NEUTRAL, field) or not one.optional:
+                tensors.append(one.tensor(value))
+        if self._end is not None:
+            end = NO_END if sampling.ignore_eos else self._end_id
+            if end is not None or not self._end.optional:
+                tensors.append(self._end.tensor(NO_END if end is None else end))
+        return tensors
+
+    @property
+    def _greedy(self) -> Mapping[str, float]:
+        """The values that make the model take the likeliest token: top_k where there is one, since not all models take
+        a top_p of 0."""
+        likeliest: Mapping[str, float] = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
+        return {"temperature": 1.0, "min_p": 0.0, "seed": 0, **likeliest}
+
+
+def json_problems(spec: ModelSpec, predictor: Predictor, used: Collection[str]) -> list[str]:
+    """Why a decoupled model can't be asked through JSON, where the predictor's streams are; else nothing.
+
+    ``used`` are the names of all tensors that are sent or read.
+    """
+    if not (spec.decoupled and predictor.streams_json):
+        return []
+    return [
+        f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
+        "--predictor_protocol=grpc-v2."
+        for one in (*spec.inputs, *spec.outputs)
+        if one.name in used and one.datatype in ("FP16", "BF16")
+    ]
+
+
+def listed(tensors: Sequence[TensorSpec]) -> str:
+    """Their names, for messages."""
+    return ", ".join(tensor.name for tensor in tensors) or "none"

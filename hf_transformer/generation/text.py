@@ -1,0 +1,333 @@
+"""Models that continue text and have a tokenizer of their own.
+
+    text_input, and optionally stream, sampling_parameters (JSON), exclude_input_in_output, return_finish_reason, ...
+    -> text_output, and optionally finish_reason, num_output_tokens                  vllm_backend
+    text_input, max_tokens, temperature, top_k, ... -> text_output                   tensorrtllm_backend's ensemble
+    text_input -> text, the prompt included                                          Triton's tutorial
+
+A decoupled model answers with the new text as it comes, another one with all of it.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from hf_transformer.core.contract import ContractError
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.generation.inputs import ModelInputs, json_problems, listed
+from hf_transformer.generation.types import FinishReason, Generator, GeneratorSettings, Prompt, Sampling, Step
+from hf_transformer.predictor.base import Predictor
+from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types import Context, Encoding, ModelSpec, Tensor, Tokenization
+
+TEXT_INPUT: Final = "text_input"
+TEXT_OUTPUTS: Final = ("text_output", "text")
+PARAMETERS: Final = "sampling_parameters"
+REASON, COUNT = "finish_reason", "num_output_tokens"
+_RETURNED: Final = {"return_finish_reason": REASON, "return_num_output_tokens": COUNT}
+"""Inputs that ask for an output."""
+
+_IN_JSON: Final = (
+    *("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "ignore_eos"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields of Sampling that vLLM's SamplingParams has under the same name, and with the same neutral value."""
+
+_NEUTRAL: Final = Sampling()
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
+_REASONS: Final[Mapping[str, FinishReason]] = {"stop": "stop", "length": "length"}
+_COUNTED: Final = Tokenization(whole=True, special_tokens=False)
+_LOCATED: Final = Tokenization(whole=True, special_tokens=False, detail=True)
+
+
+class TextGenerator(Generator):
+    """Sends text and reads text. Tokens are counted with the service's own tokenizer if the model does not count."""
+
+    interface: ClassVar[str] = "text"
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        predictor: Predictor,
+        tokenizer: Tokenizer,
+        settings: GeneratorSettings,
+        *,
+        executor: Executor,
+    ) -> None:
+        """Raises ContractError for a model that is not of this kind."""
+        self._predictor = predictor
+        self._decoupled = spec.decoupled
+        self._decode = tokenizer.decode
+        self._counter = TokenCounter(tokenizer, executor)
+        self._first = leading_token(tokenizer)
+        self._input = settings.input_names[0] if settings.input_names else TEXT_INPUT
+        names = {one.name for one in spec.outputs}
+        wanted = settings.output_names[:1] or TEXT_OUTPUTS
+        self._output = next((name for name in wanted if name in names), "")
+        self._inputs = ModelInputs(spec, (self._input, PARAMETERS, *_RETURNED), end=None)
+        inputs = self._inputs.by_name
+        self._json = PARAMETERS in inputs
+        honours = self._inputs.honours - {"logprobs"}  # the model does not say which tokens they are of
+        self._honours = honours | {"max_tokens", "greedy", *_IN_JSON} if self._json else honours
+        self._is_limited = "max_tokens" in self._honours
+        asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
+        self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
+        # vLLM's backend leaves the prompt out where it streams.
+        self._excludes = "exclude_input_in_output" in inputs or ("stream" in inputs and spec.decoupled)
+        if problems := self._problems(spec, wanted):
+            raise ContractError(spec.name, problems)
+        self._asked = [inputs[name].tensor(True) for name in asked]
+
+    @property
+    def honours(self) -> frozenset[str]:
+        return self._honours
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
+        text = prompt.text
+        if not prompt.special_tokens and self._first:  # the model's tokenizer puts it in front
+            text = text.removeprefix(self._first)
+        leading = None if self._excludes else LeadingPrompt(text, partial(self._decode, prompt.ids, True))
+        reading = _Reading(self._outputs, self._counter, sampling.max_tokens or 1, leading, cuts=not self._is_limited)
+        inputs = self._tensors(text, sampling)
+        if not self._decoupled:
+            reply = await self._predictor.infer(inputs, self._outputs, context.headers, cancellable=True)
+            try:
+                new = reading.take(reply.tensors)
+            finally:
+                pass
+            yield await reading.last(new + reading.rest())
+            return
+        async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:
+            async for tensors in responses:
+                if new := await reading.truncated(reading.take(tensors)):
+                    yield Step((), new)
+                if reading.is_over:
+                    break
+        yield await reading.last(reading.rest())
+
+    def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
+        tensors = [self._inputs.by_name[self._input].tensor(text), *self._inputs.tensors(sampling), *self._asked]
+        if self._json:
+            parameters = orjson.dumps(_parameters(sampling)).decode()
+            tensors.append(self._inputs.by_name[PARAMETERS].tensor(parameters))
+        return tensors
+
+    def _problems(self, spec: ModelSpec, wanted: Sequence[str]) -> list[str]:
+        """The reasons why the model does not fit, in a sentence each."""
+        inputs, outputs = self._inputs.by_name, {one.name: one for one in spec.outputs}
+        problems = []
+        if self._input not in inputs or not self._output:
+            problems.append(
+                f"A text model has the input {self._input} and the output {' or '.join(wanted)}; this one has "
+                f"{listed(spec.inputs)} and {listed(spec.outputs)}. Name them so in config.pbtxt, or with "
+                "--tensor_input_names and --tensor_output_names, or set --generation_interface."
+            )
+        for name in (self._input, PARAMETERS):
+            if name in inputs:
+                problems += inputs[name].problems("text")
+        if self._output and outputs[self._output].datatype != "BYTES":
+            found = outputs[self._output].datatype
+            problems.append(f"Its output {self._output!r} is {found}; text is TYPE_STRING.")
+        for name in _RETURNED:
+            if name in inputs:
+                problems += inputs[name].problems("flag")
+        return [*problems, *self._inputs.problems, *json_problems(spec, self._predictor, self._inputs.filled)]
+
+
+def _parameters(sampling: Sampling) -> dict[str, Any]:
+    """vLLM's SamplingParams: every value that is not neutral, and those with another default in other engines."""
+    found: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+    found |= {name: value for name in _IN_JSON if (value := getattr(sampling, name)) != getattr(_NEUTRAL, name)}
+    if sampling.greedy:
+        for field in ("top_k", "top_p", "min_p", "seed"):
+            found.pop(field, None)
+        found["temperature"] = 0.0
+    return found
+
+
+class _Reading:
+    """The responses of one call, read to text, which may have ``most`` tokens.
+
+    Args:
+        leading: leaves out the prompt, of a model that may give it back.
+        cuts: whether the text is truncated here, because the model takes no max_tokens.
+
+    Attributes: ``is_over``, whether the text was truncated, and the rest of the model's is too much.
+    """
+
+    def __init__(
+        self, outputs: Sequence[str], counter: TokenCounter, most: int, leading: LeadingPrompt | None, *, cuts: bool
+    ) -> None:
+        self._outputs = outputs
+        self._counter = counter
+        self._most = most
+        self._leading = leading
+        self._cuts = cuts
+        self._parts: list[str] = []
+        self._count = 0  # of tokens, if the model counts them
+        self._reason: FinishReason | None = None
+        self._decoder: codecs.IncrementalDecoder | None = None  # once a response ends within a character
+        self.is_over = False
+
+    def take(self, tensors: Mapping[str, Tensor]) -> str:
+        """The new text of one response. Raises PredictorError for data that is no text, and for a text that the model
+        has broken off."""
+        found = tensors.get(self._outputs[0])
+        new = "" if found is None else self._certain(self._characters(_element(found)))
+        if COUNT in tensors:
+            data = tensors[COUNT].data
+            if data.size and data.dtype.kind not in "iu":
+                raise PredictorError(f"the predictor's {COUNT} is {tensors[COUNT].datatype}, expected whole numbers")
+            self._count += int(data.sum())
+        if REASON in tensors:
+            said = _element(tensors[REASON]).decode("utf-8", "replace")
+            self._reason = _REASONS.get(said, self._reason)
+            if said == "abort":
+                raise PredictorError("the predictor has broken the text off (finish_reason abort)")
+        return new
+
+    def rest(self) -> str:
+        """The text that was held back, after the last response."""
+        rest = "" if self._decoder is None else self._certain(self._decoder.decode(b"", True))
+        if self._leading is not None and (held := self._leading.rest()):
+            self._parts.append(held)
+            rest += held
+        return rest
+
+    async def truncated(self, new: str) -> str:
+        """The new text, up to the last token that there may be."""
+        if not self._cuts or not new:
+            return new
+        if self.is_over:
+            return ""
+        text = "".join(self._parts)
+        kept = await self._counter.end_of(text, self._most)
+        if kept is None:
+            return new
+        self.is_over, self._reason = True, "length"
+        return text[len(text) - len(new) : kept]
+
+    async def last(self, new: str) -> Step:
+        """The last step, with the rest of the text. It has the model's reason for the end; without one, the number of
+        tokens decides."""
+        new = await self.truncated(new)
+        if self._reason is not None:
+            return Step((), new, (), self._reason)
+        if COUNT in self._outputs:
+            return Step((), new, (), "length" if self._count >= self._most else "stop")
+        whole = "".join(self._parts)
+        if len(whole.encode()) < self._most:  # every token is a byte at least
+            return Step((), new, (), "stop")
+        count = await self._counter.count(whole)
+        return Step((), new, (), "length" if count >= self._most else "stop", count)
+
+    def _characters(self, data: bytes) -> str:
+        """The characters that are whole now."""
+        if self._decoder is None:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                self._decoder = _UTF8("replace")
+        return self._decoder.decode(data)
+
+    def _certain(self, text: str) -> str:
+        """The part that is certainly not the prompt, which is new."""
+        if self._leading is not None:
+            text = self._leading.take(text)
+        self._parts.append(text)
+        return text
+
+
+def _element(tensor: Tensor) -> bytes:
+    """The first element, of one text."""
+    if tensor.datatype != "BYTES":
+        raise PredictorError(f"the predictor's {tensor.name} is {tensor.datatype}, expected BYTES")
+    found: bytes = tensor.data.flat[0] if tensor.data.size else b""
+    return found
+
+
+class LeadingPrompt:
+    """Leaves the prompt out of a text that comes in parts, where the text begins with it.
+
+    Args:
+        prompt: as it was sent.
+        read_back: gives it as a tokenizer decodes it without special tokens, which a chat is full of. It is called once
+            at most, and only where the text does not begin with ``prompt``.
+    """
+
+    def __init__(self, prompt: str, read_back: Callable[[], str] | None = None) -> None:
+        self._prompt = prompt
+        self._read_back = read_back
+        self._held = ""
+        self._decided = not prompt
+
+    def take(self, text: str) -> str:
+        """The part that is certainly not the prompt's."""
+        if self._decided:
+            return text
+        self._held += text
+        while not self._held.startswith(self._prompt):
+            if self._prompt.startswith(self._held):
+                return ""
+            if self._read_back is None:
+                break
+            self._prompt, self._read_back = self._read_back(), None
+        self._decided = True
+        return self._held.removeprefix(self._prompt)
+
+    def rest(self) -> str:
+        """The text that was held back: no prompt, unless that ends with special tokens and is read back without
+        them."""
+        if self._decided:
+            return ""
+        if self._read_back is None or not self._held:
+            return self._held
+        return self._held.removeprefix(self._read_back())
+
+
+class TokenCounter:
+    """Counts the tokens of new text, by the service's own tokenizer; long texts in a thread."""
+
+    def __init__(self, tokenizer: Tokenizer, executor: Executor) -> None:
+        self._tokenizer = tokenizer
+        self._executor = executor
+
+    async def count(self, text: str) -> int:
+        """How many tokens. Raises InvalidInput for a text that can't be encoded."""
+        return len((await self._encoded(text, _COUNTED)).ids)
+
+    async def end_of(self, text: str, most: int) -> int | None:
+        """How many characters the first ``most`` tokens have; None where the text has no more tokens."""
+        if len(text.encode()) <= most:
+            return None
+        encoding = await self._encoded(text, _LOCATED)
+        if len(encoding.ids) <= most:
+            return None
+        if encoding.offsets is not None:
+            return encoding.offsets[most - 1][1]
+        return len(self._tokenizer.decode(encoding.ids[:most]))
+
+    async def _encoded(self, text: str, how: Tokenization) -> Encoding:
+        [[encoding]] = await self._tokenizer.encode_off_loop([text], self._executor, how)
+        return encoding
+
+
+def leading_token(tokenizer: Tokenizer) -> str:
+    """The special token that the tokenizer puts in front of every text, as text; empty if it has none, or if it is not
+    clear which."""
+    try:
+        [[bare]] = tokenizer.encode_windows(["a"], _COUNTED)
+        [[whole]] = tokenizer.encode_windows(["a"], Tokenization(whole=True))
+    except InvalidInput:  # it can't encode any such text
+        return ""
+    added = len(whole.ids) - len(bare.ids)
+    if added < 1 or whole.ids[1 : 1 + len(bare.ids)] != bare.ids:
+        return ""
+    return tokenizer.id_to_token(whole.ids[0]) or ""

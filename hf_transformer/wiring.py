@@ -1,0 +1,392 @@
+"""The wiring of one model: what its files, the flags and the predictor say becomes a pipeline.
+
+``load_parts`` reads the model's files before anything is served. ``pipeline_builder`` gives a function that builds the
+pipeline for the model that the predictor describes; it is called again whenever the predictor has another model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hf_transformer.config.options import Config
+from hf_transformer.core.batch import EncodingForm, Filling, widths_of
+from hf_transformer.core.batch_costs import BatchCosts
+from hf_transformer.core.contract import ContractError, Signature, fit_signature
+from hf_transformer.core.limits import Limits
+from hf_transformer.core.pipeline import Pipeline
+from hf_transformer.core.scheduler import (
+    OUTPUT_BYTES,
+    SHARED_OUTPUT_BYTES,
+    STEP_OUTPUT_BYTES,
+    ConcurrencyLimit,
+    Scheduler,
+    SchedulerSettings,
+)
+from hf_transformer.errors import ConfigError
+from hf_transformer.generation.build import GenerationParts, load_generation_parts, make_generator
+from hf_transformer.generation.cache import CacheBudget
+from hf_transformer.generation.inputs import FIELDS
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.task import ALL_TASKS, TextGeneration
+from hf_transformer.generation.types import Generator, GeneratorSettings
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.predictor.base import Predictor, PredictorSettings
+from hf_transformer.tasks import find_task
+from hf_transformer.tasks.base import GenerationSettings, Servable, Task, TaskSettings
+from hf_transformer.tasks.flags import check_stride, flags_without_effect
+from hf_transformer.tasks.reduced import fit_reduced
+from hf_transformer.tokenizer.engine import strings
+from hf_transformer.tokenizer.files import find_model_files
+from hf_transformer.tokenizer.sentence_transformers import read_activation, read_sentence_transformers
+from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from hf_transformer.types import Context, Json, ModelSpec, TextInput
+
+logger = logging.getLogger(__name__)
+texts_logger = logging.getLogger("hf_transformer.requests")
+
+LogTexts = Callable[[Sequence[TextInput], Context], None]
+"""Logs the texts of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is loaded from the model's files before anything is served; ``generation`` for a model that generates."""
+
+    tokenizer: Tokenizer
+    task: Servable
+    generation: GenerationParts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A model at the predictor and the service's half of it. ``tokenizer`` truncates where the model's files (or
+    --max_model_len) say, whatever the model's own length."""
+
+    config: Config
+    tokenizer: Tokenizer
+    task: Servable
+    spec: ModelSpec
+
+    @property
+    def model_config(self) -> Mapping[str, Json]:
+        """config.json."""
+        return self.task.settings.model_config
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPair(Pair):
+    """A model of a predictive task, once it fits."""
+
+    task: Task[Any, Any, Any]
+    signature: Signature
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text that the service sends, special ones included."""
+        return min(self.signature.length or self.tokenizer.max_length, self.tokenizer.max_length)
+
+
+Diagnose = Callable[[Pair], None]
+"""Looks at a pair that was just bound."""
+
+
+def no_diagnosis(pair: Pair) -> None:
+    """For callers that look at the pair themselves."""
+
+
+# From the model's files
+
+
+def load_parts(config: Config) -> Parts:
+    """Loads the tokenizer and the task.
+
+    Raises:
+        LoadError: with one line on what is missing or wrong.
+        ConfigError: a flag does not fit the task.
+    """
+    files = find_model_files(
+        config.model_id,
+        config.model_dir,
+        model_name=config.model_name,
+        model_revision=config.model_revision,
+        tokenizer_revision=config.tokenizer_revision,
+        token=config.hf_token,
+        trust_remote_code=config.trust_remote_code,
+    )
+    sentences = read_sentence_transformers(files.model_folder)
+    if sentences is not None and config.disable_lower_case:
+        sentences = replace(sentences, lower_case=False)
+    # config.json still names what such a model was before: all-mpnet-base-v2 says MPNetForMaskedLM.
+    task = find_task(config.task or ("text_embedding" if sentences else None), files.config, ALL_TASKS)
+    if config.on_overflow == "window" and not task.has_windows:
+        raise ConfigError(f"--on_overflow=window: {task.name} can't read a text in windows, expected truncate or error")
+    tokenizer = load_tokenizer(
+        files.tokenizer_folder,
+        files.config,
+        max_model_len=config.max_model_len,
+        at_most=sentences.max_seq_length if sentences and task.reads_sentence_transformers else None,
+        lower_case=not config.disable_lower_case,
+        special_tokens=not config.disable_special_tokens,
+        trust_remote_code=config.trust_remote_code,
+        word_cache=config.enable_word_cache,
+    )
+    settings = TaskSettings(
+        model_config=files.config,
+        vocabulary=tokenizer,
+        output_format=config.output_format,
+        return_probabilities=config.return_probabilities,
+        return_raw_logits=config.return_raw_logits,
+        return_offsets_mapping=config.return_offsets_mapping,
+        aggregation_strategy=config.aggregation_strategy,
+        on_overflow=config.on_overflow,
+        stride=config.stride,
+        max_length=tokenizer.max_length,
+        sentence_transformers=sentences,
+        activation_fn=read_activation(files.model_folder),
+        generation=GenerationSettings(
+            max_length=config.generation_max_length,
+            temperature=config.temperature,
+            do_sample=config.do_sample,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            return_full_text=config.return_full_text,
+            max_new_tokens=config.max_new_tokens,
+        ),
+    )
+    check_stride(task.name, settings)
+    made = task(settings)
+    for flag in flags_without_effect(task.name, settings):
+        logger.warning("%s has no effect for %s", flag, task.name)
+    generation = None
+    if isinstance(made, TextGeneration):
+        generation = load_generation_parts(files, tokenizer, config.chat_template)
+    elif config.chat_template is not None:
+        logger.warning("--chat_template has no effect for %s", task.name)
+    return Parts(tokenizer, made, generation)
+
+
+# To the predictor's model
+
+
+def predictor_settings(config: Config, *, warns: bool = True) -> PredictorSettings:
+    """Where the predictor is, as the transports want it; ``warns``: this process says what all workers find."""
+    return PredictorSettings(
+        model_name=config.model_name,
+        host=config.predictor_host,
+        use_ssl=config.predictor_use_ssl,
+        timeout=config.predictor_request_timeout_seconds,
+        ca_file=config.predictor_ca_file,
+        ca_path=config.predictor_ca_path,
+        cert_file=config.predictor_cert_file,
+        key_file=config.predictor_key_file,
+        max_send_message_length=config.grpc_max_send_message_length,
+        max_receive_message_length=config.grpc_max_receive_message_length,
+        shared_memory_bytes=config.predictor_shared_memory_bytes if config.predictor_shared_memory == "auto" else 0,
+        shared_memory_min_bytes=config.predictor_shared_memory_min_bytes,
+        shared_memory_warns=warns,
+        max_response_bytes=config.max_predictor_response_bytes,
+    )
+
+
+def pipeline_builder(
+    config: Config,
+    parts: Parts,
+    predictor: Predictor,
+    metrics: Metrics,
+    executor: ThreadPoolExecutor,
+    diagnose: Diagnose = no_diagnosis,
+) -> Callable[[ModelSpec], Pipeline | GenerationPipeline]:
+    """A function that builds the pipeline for a model, and has the pair diagnosed. It raises ContractError for a model
+    that does not fit. Requests under way keep the pipeline that they have, so all that it builds share what is the
+    predictor's: the concurrency limit and the budget of caches."""
+    task, tokenizer, limits = parts.task, parts.tokenizer, limits_of(config)
+    log_texts: LogTexts | None = None
+    if config.enable_log_requests and not config.disable_log_requests:
+        log_texts = partial(_log_texts, config.max_log_len)
+    places = ConcurrencyLimit(0)
+
+    def build(predictive: Task[Any, Any, Any], spec: ModelSpec) -> Pipeline:
+        reader, signature = fit_task(config, predictive, spec)
+        diagnose(BoundPair(config, tokenizer, reader, spec, signature))
+        fitted = tokenizer
+        if signature.length is not None:
+            fitted = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
+        settings = scheduler_settings(config, spec.instances)
+        places.count = settings.max_batches_in_flight
+        form = EncodingForm(
+            signature,
+            filling(config, fitted, signature),
+            max_tokens=settings.max_batch_tokens,
+            max_output_bytes=settings.max_batch_output_bytes,
+            more=more_when_shared(config, predictor),
+            costs=BatchCosts(spec.instances),
+        )
+        scheduler = Scheduler(predictor, form, settings, executor=executor, metrics=metrics, limit=places)
+        return Pipeline(
+            reader, fitted, scheduler, executor=executor, limits=limits, metrics=metrics, log_texts=log_texts
+        )
+
+    if isinstance(task, Task):
+        return partial(build, task)
+    if not isinstance(task, TextGeneration) or parts.generation is None:
+        raise AssertionError(f"{task.name} neither predicts nor generates")
+    settings_of = _generator_settings(config, parts.generation, tokenizer, places)
+
+    def build_generating(generating: TextGeneration, spec: ModelSpec) -> GenerationPipeline:
+        settings = settings_of(scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
+        generator = make_generator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)
+        if problems := _sampling_problems(config, generating, generator):
+            raise ContractError(spec.name, problems)
+        diagnose(Pair(config, tokenizer, generating, spec))
+        return GenerationPipeline(
+            generating,
+            tokenizer,
+            generator,
+            settings,
+            executor=executor,
+            limits=limits,
+            metrics=metrics,
+            timeout=config.predictor_request_timeout_seconds,
+            log_texts=log_texts,
+        )
+
+    return partial(build_generating, task)
+
+
+def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:
+    """The task as it reads this model's outputs, and how the model is asked. Raises ContractError."""
+    try:
+        reader = fit_reduced(task, (output.name for output in spec.outputs))
+    except ConfigError as error:
+        raise ContractError(spec.name, [f"{error}."]) from error
+    names = config.tensor_input_names or ()
+    if names and config.return_token_type_ids and "token_type_ids" not in names:
+        names = (*names, "token_type_ids")
+    signature = fit_signature(
+        spec,
+        reader.outputs,
+        input_names=names,
+        output_names=config.tensor_output_names or (),
+        task=reader.name,
+    )
+    multiple = config.pad_to_multiple_of
+    if multiple > 1 and not signature.masked and signature.length is None:
+        raise ContractError(
+            spec.name,
+            [
+                f"--pad_to_multiple_of={multiple}: the model gets no attention_mask, so it would read the padding; "
+                "expected 1, or a model that gets one (export it so, or add attention_mask to --tensor_input_names)."
+            ],
+        )
+    return reader, signature
+
+
+def _generator_settings(
+    config: Config, parts: GenerationParts, tokenizer: Tokenizer, places: ConcurrencyLimit
+) -> Callable[..., GeneratorSettings]:
+    """All but ``scheduling``."""
+    return partial(
+        GeneratorSettings,
+        model_config=parts.model_config,
+        eos_ids=parts.eos_ids,
+        pad_id=parts.pad_id,
+        decoder_start_ids=parts.decoder_start_ids,
+        max_length=tokenizer.max_length,
+        interface=config.generation_interface,
+        input_names=config.tensor_input_names or (),
+        output_names=config.tensor_output_names or (),
+        pad_to_multiple_of=config.pad_to_multiple_of,
+        places=places,
+        caches=CacheBudget(config.max_cache_bytes),
+    )
+
+
+def _sampling_problems(config: Config, task: TextGeneration, generator: Generator) -> list[str]:
+    """A sentence for each default of sampling that this model can't be told. With --do_sample every request without
+    the parameter would be refused, and not by its client's fault. OpenAI's API has defaults of its own."""
+    if not config.do_sample:
+        return []
+    drawn = task.options({"do_sample": True}).sampling
+    problems = []
+    for flag, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
+        if flag in drawn.names and flag not in generator.honours:
+            inputs = " or ".join(FIELDS[flag])
+            problems.append(
+                f"--do_sample=true with --{flag}={getattr(config, flag):g}: this model is a {generator.interface} model"
+                f" without an input {inputs}, so it can't be told; set --do_sample=false, or --{flag}={neutral}."
+            )
+    return problems
+
+
+# Limits and sizes
+
+
+def limits_of(config: Config) -> Limits:
+    """How much one request may ask for."""
+    return Limits(
+        max_instances=config.max_instances,
+        max_text_length=config.max_text_length,
+        max_total_length=config.max_total_length,
+        max_sequences=config.max_sequences,
+        max_answer_values=config.max_answer_values,
+    )
+
+
+def scheduler_settings(config: Config, instances: int, output_bytes: int = OUTPUT_BYTES) -> SchedulerSettings:
+    """How much goes to the predictor at a time.
+
+    Without a flag, one batch for each of the model's ``instances`` and one that is on its way or being decoded. More
+    would only be smaller, and every batch costs some time of its own (benchmarks/, "Batches in flight"). Its outputs
+    then have ``output_bytes``, or what the predictor may respond with where that is less; see ``more_when_shared``.
+    """
+    return SchedulerSettings(
+        max_batches_in_flight=config.max_batches_in_flight or instances + 1,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_output_bytes=config.max_batch_output_bytes or min(output_bytes, largest_response(config)),
+        timeout=config.predictor_request_timeout_seconds,
+    )
+
+
+def largest_response(config: Config) -> int:
+    """Bytes of a response of the predictor at most, by the flags."""
+    most, longest = config.max_predictor_response_bytes, config.grpc_max_receive_message_length
+    return most if config.predictor_protocol == "v2" or longest == -1 else min(most, longest)
+
+
+def most_shared_bytes(config: Config) -> int:
+    """Bytes that a batch's outputs have through shared memory at most; 0 where none travel so, or a flag bounds them
+    whatever their way."""
+    if config.predictor_shared_memory == "off" or config.max_batch_output_bytes is not None:
+        return 0
+    # They come inline after all where the region is lost in that moment: never more than a response may have.
+    return min(SHARED_OUTPUT_BYTES, config.predictor_shared_memory_bytes, largest_response(config))
+
+
+def more_when_shared(config: Config, predictor: Predictor) -> Callable[[int], bool] | None:
+    """Whether a batch's outputs may have so many bytes, more than they have inline, because they would travel through
+    shared memory now. None where they may not in any case."""
+    most = most_shared_bytes(config)
+    return (lambda size: size <= most and predictor.shares(size)) if most else None
+
+
+def filling(config: Config, tokenizer: Tokenizer, signature: Signature) -> Filling:
+    """Padding that a mask hides goes to the right, where it shifts no position; padding that the model sees goes where
+    the tokenizer puts it. No batch is wider than ``tokenizer`` truncates texts, whatever --pad_to_multiple_of says:
+    there the model's positions may end."""
+    widths = widths_of(config.pad_to_multiple_of, tokenizer.max_length) if signature.length is None else None
+    left = tokenizer.padding_side == "left" and not signature.masked
+    return Filling(tokenizer.pad_id, left=left, widths=widths)
+
+
+def _log_texts(longest: int | None, texts: Sequence[TextInput], context: Context) -> None:
+    """Logs a request's texts, each truncated to ``longest`` characters; only for --enable_log_requests."""
+    shown = [
+        text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in strings(text)) for text in texts
+    ]
+    named = {"request_id": context.request_id}
+    texts_logger.info("requestId: %s, instances: %s", context.request_id, shown, extra=named)

@@ -1,0 +1,269 @@
+"""From a model's files, the flags and the predictor's description to a generator."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_transformer.config.options import Config
+from hf_transformer.core.contract import ContractError
+from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
+from hf_transformer.errors import LoadError
+from hf_transformer.generation.build import (
+    GenerationParts,
+    choose_interface,
+    load_generation_parts,
+    make_generator,
+)
+from hf_transformer.generation.cache import Cache
+from hf_transformer.generation.logits import Bounds, LogitsGenerator, LogitsSequence, StepForm
+from hf_transformer.generation.logits_signature import fit_logits
+from hf_transformer.generation.pipeline import GenerationPipeline
+from hf_transformer.generation.sampling import Chooser
+from hf_transformer.generation.types import Prompt, Sampling
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.tokenizer.files import ModelFiles
+from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types import ModelSpec, TensorSpec
+from hf_transformer.wiring import load_parts, pipeline_builder, scheduler_settings
+from tests.api.generating import tokenizer_of
+from tests.configuring import config
+from tests.generation.scripted_models import ScriptedModel, model, settings, spec
+from tests.triton_repository import DEMO_MODEL, TASK_MODELS
+
+FOLDER = TASK_MODELS / "gpt2"
+
+
+def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None = None) -> GenerationParts:
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return load_generation_parts(ModelFiles(folder, folder, model), tokenizer_of(), None)
+
+
+# The model's files
+
+
+@pytest.mark.parametrize(
+    ("model", "generation", "eos", "pad"),
+    [
+        ({"eos_token_id": 5, "pad_token_id": 6}, None, {5}, 6),
+        ({"eos_token_id": 5, "pad_token_id": 6}, {"eos_token_id": [7, 8]}, {7, 8}, 6),
+        ({"eos_token_id": 5}, {"eos_token_id": None, "pad_token_id": 9}, set(), 9),
+        ({}, {}, set(), 0),
+        ({"eos_token_id": 2, "pad_token_id": -1}, None, {2}, 0),
+    ],
+    ids=["config alone", "several", "none", "nothing", "no padding"],
+)
+def test_the_ids_that_end_a_text(
+    tmp_path: Path, model: dict[str, Any], generation: dict[str, Any] | None, eos: set[int], pad: int
+) -> None:
+    parts = read(tmp_path, model, generation)
+    assert (set(parts.eos_ids), parts.pad_id, parts.decoder_start_ids) == (eos, pad, ())
+    assert parts.chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("model", "generation", "start"),
+    [
+        ({"decoder_start_token_id": 0}, None, (0,)),
+        ({"bos_token_id": 3}, None, (3,)),
+        ({"decoder_start_token_id": 2}, {"decoder_start_token_id": 4, "forced_bos_token_id": 1}, (4, 1)),
+    ],
+    ids=["its own", "the first of a text", "a forced one"],
+)
+def test_the_first_tokens_of_a_decoder(
+    tmp_path: Path, model: dict[str, Any], generation: dict[str, Any] | None, start: tuple[int, ...]
+) -> None:
+    assert read(tmp_path, {"is_encoder_decoder": True, **model}, generation).decoder_start_ids == start
+    assert read(tmp_path, model).decoder_start_ids == ()
+
+
+def test_an_invalid_id_ends_the_start(tmp_path: Path) -> None:
+    for name, value in (("eos_token_id", "</s>"), ("pad_token_id", 2**31), ("pad_token_id", 2**64 - 1)):
+        with pytest.raises(LoadError, match=f"{name} in generation_config.json or .*: expected token ids, got"):
+            read(tmp_path, {}, {name: value})
+    with pytest.raises(LoadError, match="has no decoder_start_token_id"):
+        read(tmp_path, {"is_encoder_decoder": True}, {})
+
+
+def test_a_task_is_chosen_by_the_architecture(tmp_path: Path) -> None:
+    flags = ["--temperature=0.5", "--max_new_tokens=9", "--chat_template={{ messages[0].content }}?"]
+    parts = load_parts(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
+    assert parts.task.name == "text_generation" and parts.generation is not None
+    assert parts.generation.chat_template is not None
+    assert parts.generation.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
+    generation = parts.task.settings.generation
+    assert (generation.max_length, generation.temperature, generation.max_new_tokens) == (40, 0.5, 9)
+    t5 = load_parts(config(f"--model_dir={TASK_MODELS / 't5'}"))
+    assert t5.task.name == "text2text_generation" and t5.generation is not None
+    assert t5.generation.decoder_start_ids
+
+
+def test_flags_of_generation_have_no_effect_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    flags = ["--temperature=0.5", "--do_sample", "--chat_template={{ x }}", "--return_full_text=false"]
+    parts = load_parts(config(f"--model_dir={DEMO_MODEL}", *flags))
+    assert parts.generation is None
+    warned = [record.getMessage() for record in caplog.records]
+    for flag in ("--temperature=0.5", "--do_sample=true", "--return_full_text=false", "--chat_template"):
+        assert f"{flag} has no effect for fill_mask" in warned
+
+
+# The kind of a model
+
+IDS = spec("input_ids", "INT64", -1)
+TEXT = spec("text_input", "BYTES")
+TOKENS = model((IDS, spec("input_lengths"), spec("request_output_len")), (spec("output_ids", "INT32", -1, -1),))
+VLLM = model((TEXT, spec("stream", "BOOL", optional=True)), (spec("text_output", "BYTES", -1),), batch=0)
+TUTORIAL = model((TEXT,), (spec("text", "BYTES", -1),), decoupled=False, batch=0)
+LOGITS = model((IDS, spec("attention_mask", "INT64", -1)), (spec("logits", "FP32", -1, 100),), decoupled=False)
+POSITIONAL = model((spec("INPUT__0", "INT64", -1),), (spec("OUTPUT__0", "FP32", -1, 100),), decoupled=False)
+BOTH = model((IDS, TEXT), (spec("output_ids", "INT32", -1), spec("text_output", "BYTES")))
+NAMED = model((spec("prompt", "BYTES"),), (spec("answer", "BYTES"),))
+IMAGES = model((spec("image", "UINT8", -1, -1, 3),), (spec("label", "BYTES"),), decoupled=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "more", "interface"),
+    [
+        (TOKENS, {}, "tokens"),
+        (VLLM, {}, "text"),
+        (TUTORIAL, {}, "text"),
+        (LOGITS, {}, "logits"),
+        (POSITIONAL, {}, "logits"),
+        (BOTH, {}, "tokens"),
+        (BOTH, {"interface": "text"}, "text"),
+        (NAMED, {"input_names": ("prompt",), "output_names": ("answer",)}, "text"),
+    ],
+    ids=["TensorRT-LLM", "vLLM", "tutorial", "logits", "positional", "tokens and text", "by the flag", "other names"],
+)
+def test_the_kind_of_a_model(found: ModelSpec, more: dict[str, Any], interface: str) -> None:
+    assert choose_interface(found, settings(**more)) == interface
+
+
+@pytest.mark.parametrize(
+    "found", [IMAGES, model((), ()), model((TEXT,), (spec("score", "FP32"),)), NAMED], ids=["1", "2", "3", "4"]
+)
+def test_models_of_no_kind(found: ModelSpec) -> None:
+    with pytest.raises(ContractError, match=r"are of no kind of generative model.*--generation_interface") as caught:
+        choose_interface(found, settings())
+    for one in (*found.inputs, *found.outputs):
+        assert f"{one.name} ({one.datatype})" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "more", "message"),
+    [
+        (BOTH, {"interface": "text"}, "It requires the input 'input_ids'"),
+        (LOGITS, {"interface": "tokens"}, "A token model has the inputs input_ids and request_output_len"),
+        (LOGITS, {"interface": "text"}, "A text model has the input text_input"),
+        (TOKENS, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of tokens gets .* expected 1, or"),
+        (VLLM, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of text gets .* expected 1, or"),
+    ],
+    ids=["too many inputs", "not tokens", "not text", "padded tokens", "padded text"],
+)
+def test_flags_that_a_model_does_not_fit(
+    found: ModelSpec, more: dict[str, Any], message: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
+) -> None:
+    with pytest.raises(ContractError, match=message):
+        make_generator(found, ScriptedModel(), gpt2, settings(**more), executor=executor, metrics=Metrics("m"))
+
+
+# The flags
+
+VOCABULARY = 50_257
+INPUTS = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask", "position_ids"))
+PARTS = [f"{layer}.{part}" for layer in range(12) for part in ("key", "value")]
+PLAIN = ModelSpec("m", "1", INPUTS, (TensorSpec("logits", "FP32", (-1, VOCABULARY)),), 64)
+CACHED = replace(
+    PLAIN,
+    inputs=(*INPUTS, *(TensorSpec(f"past_key_values.{part}", "FP32", (12, -1, 64)) for part in PARTS)),
+    outputs=(*PLAIN.outputs, *(TensorSpec(f"present.{part}", "FP32", (12, -1, 64)) for part in PARTS)),
+)
+"""GPT-2 as optimum exports it, in the size in which it was published."""
+
+
+def options(*flags: str) -> Config:
+    return config(f"--model_dir={FOLDER}", "--model_name=m", "--task=text_generation", *flags)
+
+
+@pytest.mark.parametrize(("spec", "width"), [(CACHED, 200), (PLAIN, 80)], ids=["cache", "plain"])
+def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpec, width: int, gpt2: Tokenizer) -> None:
+    signature = fit_logits(spec, gpt2, settings())
+    cache = Cache(signature.caches, width, 0) if signature.caches else None
+    ids = (1,) * width
+    chooser = Chooser(Sampling(), ids, frozenset())
+    sequence = LogitsSequence(Prompt("", ids), Bounds(ids, (), frozenset(), 1), chooser, cache)
+    if cache is not None:
+        cache.length = width
+    for flags, fits in (
+        ((), True),
+        ((f"--max_batch_output_bytes={2**24}",), False),
+        ((f"--max_predictor_response_bytes={2**24}",), False),
+    ):
+        form = StepForm(signature, 0, scheduler_settings(options(*flags), 1, STEP_OUTPUT_BYTES))
+        assert form.limits(sequence).allow(16, width, 16 * width) is fits
+
+
+def drawing(*names: str) -> ModelSpec:
+    """A text model that takes these inputs too."""
+    inputs = [spec(name, "INT32" if name == "top_k" else "FP32", optional=True) for name in names]
+    return replace(TUTORIAL, inputs=(TEXT, *inputs))
+
+
+async def built(flags: Sequence[str], *specs: ModelSpec) -> list[GenerationPipeline]:
+    """The pipelines of one model after the other, as it is replaced."""
+    settings, found = options(*flags), []
+    with ThreadPoolExecutor(1) as executor:
+        build = pipeline_builder(settings, load_parts(settings), ScriptedModel(), Metrics("m"), executor)
+        for spec in specs:
+            made = build(spec)
+            assert isinstance(made, GenerationPipeline)
+            found.append(made)
+    return found
+
+
+async def test_a_model_that_takes_the_place_of_another_one_shares_its_limits() -> None:
+    old, new = [one._generator for one in await built((), CACHED, PLAIN)]
+    assert isinstance(old, LogitsGenerator) and isinstance(new, LogitsGenerator)
+    assert old._settings.places is new._settings.places and old._settings.places.count == 1
+    assert old._settings.caches is new._settings.caches
+
+
+@pytest.mark.parametrize(
+    ("found", "flags", "problems"),
+    [
+        (
+            TUTORIAL,
+            ("--do_sample=true",),
+            [
+                "--do_sample=true with --top_k=50: this model is a text model without an input runtime_top_k or top_k, "
+                "so it can't be told; set --do_sample=false, or --top_k=0."
+            ],
+        ),
+        (TUTORIAL, ("--do_sample=true", "--top_p=0.9", "--temperature=2"), ["temperature=2", "top_k=50", "top_p=0.9"]),
+        (drawing("temperature", "top_p"), ("--do_sample=true",), ["--top_k=50"]),
+        (TUTORIAL, (), []),
+        (TUTORIAL, ("--temperature=0.7", "--top_k=40"), []),
+        (TUTORIAL, ("--do_sample=true", "--top_k=0"), []),
+        (TUTORIAL, ("--do_sample=true", "--temperature=0"), []),
+        (drawing("temperature", "top_k", "top_p"), ("--do_sample=true", "--temperature=0.7", "--top_p=0.9"), []),
+        (PLAIN, ("--do_sample=true", "--temperature=0.7"), []),
+    ],
+)
+async def test_defaults_of_sampling_have_to_be_ones_that_the_model_honours(
+    found: ModelSpec, flags: tuple[str, ...], problems: list[str]
+) -> None:
+    if not problems:
+        assert await built(flags, found)
+        return
+    with pytest.raises(ContractError) as caught:
+        await built(flags, found)
+    assert all(part in problem for part, problem in zip(problems, caught.value.problems, strict=True))

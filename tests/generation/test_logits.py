@@ -1,0 +1,547 @@
+"""Models that give logits: texts are those that the model itself would write, alone and in shared batches."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.core.scheduler import ConcurrencyLimit
+from hf_transformer.errors import CallersDeadline, InvalidInput, PredictorError, PredictorUnavailable, TooLarge
+from hf_transformer.generation import logits
+from hf_transformer.generation.cache import Cache, CacheBudget
+from hf_transformer.generation.logits import LogitsGenerator
+from hf_transformer.generation.sampling import Chooser
+from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step
+from hf_transformer.types import NUMPY_DTYPES, Context, Tensor
+from tests.generation.logits_bench import FORMS, GREEDY, PROMPTS, SCHEDULING, SIXTEEN, generator, write
+from tests.generation.tiny_model import EOS, LONGEST, VOCABULARY, Form, TinyModel, TinyPredictor
+
+ENDLESS = Sampling(greedy=True, ignore_eos=True, max_tokens=40)
+SEEDED = [Sampling(seed=seed, temperature=1.5, top_k=30, top_p=0.95, max_tokens=12) for seed in range(24)]
+TOKEN = 2 * 2 * 8 * 4
+"""Bytes of a token's cache: key and value, two heads, FP32."""
+
+
+def expected(form: Form, prompt: Sequence[int], count: int) -> tuple[list[int], FinishReason]:
+    dtype = NUMPY_DTYPES[form.floats]
+    start, source = ([1], prompt) if form.encoder_decoder else (prompt, None)
+    ids = TinyModel().greedy(start, count, source, dtype)
+    return (ids[:-1], "stop") if ids[-1] == EOS else (ids, "length")
+
+
+def steps(made: LogitsGenerator, *ids: int, headers: dict[str, str] | None = None) -> AsyncGenerator[Step, None]:
+    return made.generate(Prompt("", ids), ENDLESS, Context("id", headers or {}))
+
+
+def first_tokens(predictor: TinyPredictor) -> list[list[int]]:
+    """The first token of each sequence in each call; those of these tests begin with different ones."""
+    return [call["input_ids"][:, 0].tolist() for call in predictor.calls]
+
+
+def choices(
+    made: LogitsGenerator, ids: Sequence[int], hows: Sequence[Sampling] = SEEDED[:8]
+) -> list[asyncio.Task[list[int]]]:
+    """Several sequences of one prompt, as a request has them."""
+    prompt = Prompt("", tuple(ids))
+
+    async def read(how: Sampling) -> list[int]:
+        return [one async for step in made.generate(prompt, how, Context("id", {})) for one in step.ids]
+
+    return [asyncio.create_task(read(how)) for how in hows]
+
+
+# Texts
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+async def test_greedy_texts_are_the_models_alone_and_in_shared_batches(form: Form) -> None:
+    async with generator(form) as (made, predictor):
+        alone = [(await write(made, prompt))[:2] for prompt in PROMPTS]
+        assert alone == [expected(form, prompt, 12) for prompt in PROMPTS]
+        assert {finish for _, finish in alone} == {"stop", "length"}
+        calls = len(predictor.calls)
+        together = await asyncio.gather(*[write(made, prompt) for prompt in PROMPTS])
+        assert [(ids, finish) for ids, finish, _ in together] == alone
+        if form.max_batch_size:
+            assert max(predictor.rows[calls:]) > 1
+
+
+@pytest.mark.parametrize("name", ["plain", "last, positions", "cache", "encoder-decoder, cache"])
+async def test_seeded_texts_are_the_same_alone_and_in_shared_batches(name: str) -> None:
+    form = FORMS[name]
+    async with generator(form) as (made, _):
+        alone = [await write(made, prompt, how) for prompt, how in zip(PROMPTS, SEEDED, strict=True)]
+        together = await asyncio.gather(*[write(made, *one) for one in zip(PROMPTS, SEEDED, strict=True)])
+        assert together == alone
+        model = TinyModel()
+        for prompt, how, (ids, _, _) in zip(PROMPTS, SEEDED, alone, strict=True):
+            start = [1] if form.encoder_decoder else list(prompt)
+            chooser, text = Chooser(how, start, frozenset({EOS})), list(start)
+            for token in ids:
+                assert chooser.choose(model.next_logits(text, prompt if form.encoder_decoder else None))[0] == token
+                text.append(token)
+
+
+async def test_only_new_tokens_are_sent_once_there_is_a_cache() -> None:
+    async with generator(FORMS["cache"]) as (made, predictor):
+        prompt = PROMPTS[0]
+        ids, _, _ = await write(made, prompt, replace(GREEDY, ignore_eos=True, max_tokens=5))
+        sent = [call["input_ids"].tolist() for call in predictor.calls]
+        assert sent == [[list(prompt)], *([[one]] for one in ids[:-1])]
+        pasts = [call["past_key_values.0.key"].shape[2] for call in predictor.calls]
+        assert pasts == [0, *range(len(prompt), len(prompt) + 4)]
+
+
+async def test_an_encoders_cache_is_asked_for_once() -> None:
+    async with generator(FORMS["encoder-decoder, cache"]) as (made, predictor):
+        await write(made, PROMPTS[0], replace(GREEDY, ignore_eos=True, max_tokens=3))
+        decoder = ["logits", "present.0.decoder.key", "present.0.decoder.value"]
+        first = [*decoder, "present.0.encoder.key", "present.0.encoder.value"]
+        assert predictor.asked == [first, decoder, decoder]
+
+
+BIASED = Sampling(greedy=True, max_tokens=9, logit_bias={EOS: 100.0})
+STOPPED = Sampling(greedy=True, max_tokens=9, logit_bias={5: 100.0}, stop_token_ids=(5,))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "count", "finish"),
+    [
+        (replace(ENDLESS, max_tokens=3), 3, "length"),
+        (replace(ENDLESS, max_tokens=0), 0, "length"),
+        (replace(ENDLESS, max_tokens=1000), LONGEST - len(PROMPTS[0]), "length"),
+        (replace(ENDLESS, max_tokens=None), LONGEST - len(PROMPTS[0]), "length"),
+        (BIASED, 0, "stop"),
+        (replace(BIASED, min_tokens=4), 4, "stop"),
+        (replace(BIASED, ignore_eos=True), 9, "length"),
+        (STOPPED, 0, "stop"),
+        (replace(STOPPED, min_tokens=4), 4, "stop"),
+        (replace(STOPPED, ignore_eos=True), 0, "stop"),
+        (replace(STOPPED, stop_token_ids=(6,)), 9, "length"),
+    ],
+    ids=[
+        *("max_tokens", "none", "the model's length", "unbounded", "at once", "min_tokens", "ignore_eos"),
+        *("stop token", "stop token, min_tokens", "stop token, ignore_eos", "another stop token"),
+    ],
+)
+@pytest.mark.parametrize("name", ["plain", "cache"])
+async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, finish: FinishReason) -> None:
+    async with generator(FORMS[name]) as (made, _):
+        ids, why, _ = await write(made, PROMPTS[0], sampling)
+        assert (len(ids), why) == (count, finish)
+        if sampling.ignore_eos and EOS in sampling.logit_bias:
+            assert ids == [EOS] * count
+
+
+async def test_every_parameter_is_honoured() -> None:
+    async with generator(SIXTEEN) as (made, _):
+        assert made.honours == {one.name for one in fields(Sampling)} - {"n", "stop", "names"}
+
+
+async def test_log_probabilities_are_the_models_own() -> None:
+    async with generator(SIXTEEN) as (made, _):
+        how = replace(GREEDY, logprobs=3, logit_bias={5: 50.0}, max_tokens=2, ignore_eos=True)
+        ids, _, scores = await write(made, PROMPTS[0], how)
+        assert ids == [5, 5] and [score.id for score in scores] == ids
+        found = TinyModel().next_logits(PROMPTS[0])
+        logprobs = found - np.log(np.exp(found).sum())
+        assert scores[0].logprob == pytest.approx(logprobs[5], abs=1e-5)
+        best = np.argsort(-logprobs)[:3]
+        assert [token for token, _ in scores[0].top] == best.tolist()
+        assert [score for _, score in scores[0].top] == pytest.approx(logprobs[best], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ids", "sampling", "message"),
+    [
+        ((), GREEDY, "no tokens"),
+        ((3, VOCABULARY), GREEDY, "the token 50, but the model's are 0 to 49"),
+        ((3, -1), GREEDY, "the token -1"),
+        ((3,) * LONGEST, GREEDY, "has 64 tokens, and the model takes 64"),
+        ((3,), replace(GREEDY, logit_bias={50: 1.0}, names={"logit_bias": "bias"}), "bias: the model has 50 tokens"),
+        ((3,), replace(GREEDY, stop_token_ids=(3, 51)), "stop_token_ids: the model has 50 tokens, and none with the"),
+    ],
+    ids=["empty", "too large", "negative", "too long", "bias", "stop tokens"],
+)
+async def test_prompts_and_parameters_that_are_refused(ids: tuple[int, ...], sampling: Sampling, message: str) -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        with pytest.raises(InvalidInput, match=message):
+            made.check([(Prompt("", ids), sampling)])
+        with pytest.raises(InvalidInput, match=message):
+            await write(made, ids, sampling)
+        assert not predictor.calls
+
+
+# Answers of the model
+
+
+def wrong_datatype(tensors: dict[str, Tensor]) -> None:
+    tensors["logits"].datatype = "FP64"
+
+
+def wrong_shape(tensors: dict[str, Tensor]) -> None:
+    tensors["logits"].data = tensors["logits"].data[:, :, :-1].copy()
+
+
+def one_position(tensors: dict[str, Tensor]) -> None:
+    tensors["logits"].data = tensors["logits"].data[:, -1:].copy()
+
+
+def only_new(tensors: dict[str, Tensor]) -> None:
+    tensors["present.0.key"].data = tensors["present.0.key"].data[:, :, -1:].copy()
+
+
+def nan(tensors: dict[str, Tensor]) -> None:
+    tensors["logits"].data[0, -1, 7] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (wrong_datatype, "'logits' as FP64, its configuration says FP32"),
+        (wrong_shape, r"shape \[1, 9, 49\], expected \(rows, positions, vocabulary\) \[1, 9, 50\]"),
+        (one_position, r"dims of \[1, vocabulary\] say"),
+        (only_new, "'present.0.key' as FP32 with the shape"),
+        (nan, "not finite"),
+    ],
+    ids=["datatype", "vocabulary", "positions", "cache", "nan"],
+)
+async def test_an_answer_that_breaks_the_contract(change: Any, message: str) -> None:
+    caches = CacheBudget(2**20)
+    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
+        predictor.change = lambda number, tensors: change(tensors)
+        for how in (GREEDY, Sampling(max_tokens=5)):
+            with pytest.raises(PredictorError, match=message):
+                await write(made, range(3, 12), how)
+        assert caches.held == 0
+
+
+async def test_nan_of_one_sequence_fails_no_other() -> None:
+    def change(number: int, tensors: dict[str, Tensor]) -> None:
+        tensors["logits"].data[1, :, 0] = np.nan
+
+    async with generator(SIXTEEN) as (made, predictor):
+        predictor.change = change
+        how = replace(GREEDY, max_tokens=1, ignore_eos=True)
+        found = await asyncio.gather(*[write(made, (3 + one, 4), how) for one in range(3)], return_exceptions=True)
+        assert predictor.rows == [3]
+        assert [isinstance(one, PredictorError) for one in found] == [False, True, False]
+
+
+async def test_a_trial_asks_once_outside_of_all_batches() -> None:
+    async with generator(FORMS["cache"]) as (made, predictor):
+        await made.trial(Prompt("", (7, 8)))
+        assert [call["input_ids"].tolist() for call in predictor.calls] == [[[7, 8]]]
+        predictor.change = lambda number, tensors: nan(tensors)
+        with pytest.raises(PredictorError, match="'logits' with NaN"):
+            await made.trial(Prompt("", (7, 8)))
+
+
+# Continuous batching
+
+
+async def test_newcomers_join_the_next_batch() -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        predictor.held = True
+        tasks = [asyncio.create_task(write(made, (3,), ENDLESS))]
+        await predictor.turn()
+        tasks += [asyncio.create_task(write(made, (one,), ENDLESS)) for one in (4, 5)]
+        await predictor.turn()
+        assert predictor.rows == [1], "never more batches than the model works on at a time"
+        await predictor.release()
+        tasks.append(asyncio.create_task(write(made, (6,), ENDLESS)))
+        await predictor.turn()
+        await predictor.release()
+        await predictor.release()
+        assert first_tokens(predictor) == [[3], [4, 5, 3], [6, 4, 5, 3], [6, 4, 5, 3]]
+        seen = [call["attention_mask"].sum(axis=1).tolist() for call in predictor.calls[2:]]
+        assert seen == [[1, 2, 2, 3], [2, 3, 3, 4]]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_slow_reader_holds_up_no_other_and_one_step_is_made_ahead() -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        slow = steps(made, 7)
+        found = [*(await anext(slow)).ids]
+        assert len((await write(made, (3,), ENDLESS))[0]) == 40
+        assert len([tokens for tokens in first_tokens(predictor) if 7 in tokens]) == 2
+        async for step in slow:
+            found += step.ids
+        assert found == (await write(made, (7,), ENDLESS))[0]
+
+
+async def test_a_sequence_that_is_closed_leaves_the_queue() -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        predictor.held = True
+        blocker = asyncio.create_task(write(made, (3,), ENDLESS))
+        await predictor.turn()
+        waiting, other = (asyncio.create_task(anext(steps(made, one))) for one in (4, 5))
+        await predictor.turn()
+        waiting.cancel()
+        await predictor.turn()
+        await predictor.release()
+        assert first_tokens(predictor) == [[3], [5, 3]]
+        blocker.cancel()
+        other.cancel()
+        await asyncio.gather(blocker, waiting, other, return_exceptions=True)
+
+
+async def test_a_call_is_wanted_as_long_as_one_of_its_sequences_is() -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        predictor.held = True
+        one, two = (asyncio.create_task(anext(steps(made, first))) for first in (3, 4))
+        await predictor.turn()
+        one.cancel()
+        await predictor.turn()
+        [wanted] = predictor.wanted
+        assert predictor.rows == [2] and wanted()
+        two.cancel()
+        await asyncio.gather(one, two, return_exceptions=True)
+        assert not wanted()
+        predictor.held = False
+        await predictor.release()
+        assert len((await write(made, (5,), ENDLESS))[0]) == 40
+
+
+async def test_after_closing_between_two_tokens_no_step_is_wanted() -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        text = steps(made, 3)
+        predictor.held = True
+        reading = asyncio.create_task(anext(text))
+        await predictor.turn()
+        await predictor.release()
+        await reading
+        await text.aclose()
+        assert not predictor.wanted[-1]()
+        calls = len(predictor.calls)
+        await predictor.release()
+        assert len(predictor.calls) == calls
+
+
+@pytest.mark.parametrize("error", [PredictorUnavailable("down"), PredictorError("bad")], ids=["outage", "refusal"])
+async def test_a_failed_step_ends_the_text_after_its_tokens(error: Exception) -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        predictor.faults[2] = error
+        text = steps(made, 3)
+        for _ in range(2):
+            assert (await anext(text)).ids
+        with pytest.raises(type(error), match=str(error)):
+            await anext(text)
+
+
+async def test_a_sequence_that_breaks_the_model_fails_alone() -> None:
+    class Picky(TinyPredictor):
+        def _verify(self, inputs: Any) -> None:
+            super()._verify(inputs)
+            if 9 in self.calls[-1]["input_ids"][:, 0]:
+                self.faults[len(self.calls) - 1] = PredictorError("nine")
+
+    async with generator(SIXTEEN, predictor=Picky) as (made, _):
+        alone = [(await write(made, (one,)))[0] for one in (3, 4)]
+        found = await asyncio.gather(*[write(made, (one,)) for one in (3, 9, 4)], return_exceptions=True)
+        assert [found[0][0], found[2][0]] == alone  # type: ignore[index] # these are no errors
+        assert isinstance(found[1], PredictorError)
+
+
+async def test_clients_with_different_permissions_never_share_a_batch() -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        users = [{"authorization": user} for user in ("a", "b", "a")]
+        await asyncio.gather(*[write(made, (one,), GREEDY, user) for one, user in zip((3, 4, 5), users, strict=True)])
+        for tokens, headers in zip(first_tokens(predictor), predictor.headers, strict=True):
+            assert set(tokens) <= ({3, 5} if headers["authorization"] == "a" else {4})
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [({}, 16), ({"max_batch_tokens": 110}, 5), ({"max_batch_output_bytes": 3 * 20 * 50 * 4}, 3)],
+    ids=["the model's rows", "tokens", "bytes of the outputs"],
+)
+async def test_the_limits_of_a_batch(limits: dict[str, int], most: int) -> None:
+    async with generator(SIXTEEN, replace(SCHEDULING, **limits)) as (made, predictor):
+        prompts = [(number % 40 + 3, *[5] * 19) for number in range(24)]
+        await asyncio.gather(*[write(made, prompt, replace(ENDLESS, max_tokens=3)) for prompt in prompts])
+        for call in predictor.calls:
+            rows, width = call["input_ids"].shape
+            assert rows * width <= limits.get("max_batch_tokens", 10**9)
+            assert rows * width * 50 * 4 <= limits.get("max_batch_output_bytes", 10**9)
+        assert max(predictor.rows) == most
+
+
+async def test_the_limit_of_bytes_counts_the_caches_that_come_back() -> None:
+    limit = 50 * 4 * 3 + TOKEN * 3 * 12
+    async with generator(FORMS["cache"], replace(SCHEDULING, max_batch_output_bytes=limit)) as (made, predictor):
+        await asyncio.gather(*[write(made, (one, *[5] * 7), replace(ENDLESS, max_tokens=6)) for one in range(3, 11)])
+        for call, sizes in zip(predictor.calls, predictor.sizes, strict=True):
+            assert sum(sizes.values()) <= limit or len(call["input_ids"]) == 1
+        assert max(predictor.rows) == 3
+
+
+async def test_sequences_of_any_lengths_may_share_a_batch() -> None:
+    async with generator(FORMS["cache"]) as (made, predictor):
+        await asyncio.gather(*[write(made, (3 + length,) * length, ENDLESS) for length in (1, 20)])
+        assert predictor.rows[-20:] == [2] * 20
+    async with generator(FORMS["cache, equal lengths"]) as (made, predictor):
+        await asyncio.gather(*[write(made, (3 + length,) * length, ENDLESS) for length in (1, 20)])
+        # This model does not know where a new token is; before there is a cache, padding behind a text does no harm.
+        assert predictor.rows == [2] + [1] * (2 * 39)
+
+
+async def test_the_callers_deadline() -> None:
+    caches = CacheBudget(2**20)
+    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
+        predictor.held = True
+        context = Context("id", {}, deadline=asyncio.get_running_loop().time())
+        with pytest.raises(CallersDeadline):
+            await anext(made.generate(Prompt("", (3,)), ENDLESS, context))
+        assert caches.held == 0
+
+
+# Choices of one prompt
+
+
+@pytest.mark.parametrize("name", ["plain", "cache", "cache, equal lengths", "cache, merged", "encoder-decoder, cache"])
+async def test_choices_read_their_prompt_once_and_are_the_same(name: str) -> None:
+    async with generator(FORMS[name]) as (made, predictor):
+        alone = [(await write(made, PROMPTS[0], how))[0] for how in SEEDED[:8]]
+        calls = len(predictor.calls)
+        assert await asyncio.gather(*choices(made, PROMPTS[0])) == alone
+        assert len({*map(tuple, alone)}) > 4
+        assert predictor.rows[calls : calls + 2] == [1, 8]
+
+
+async def test_a_choice_that_leaves_costs_the_others_nothing() -> None:
+    async with generator(FORMS["cache"]) as (made, predictor):
+        alone = [(await write(made, PROMPTS[0], how))[0] for how in SEEDED[:8]]
+        predictor.held = True
+        tasks = choices(made, PROMPTS[0])
+        await predictor.turn()
+        tasks[0].cancel()
+        await predictor.turn()
+        predictor.held = False
+        await predictor.release()
+        assert (await asyncio.gather(*tasks, return_exceptions=True))[1:] == alone[1:]
+
+
+async def test_each_choice_gets_an_error_of_its_own() -> None:
+    async with generator(SIXTEEN) as (made, predictor):
+        predictor.faults = {number: PredictorError("bad") for number in range(9)}
+        found = await asyncio.gather(*choices(made, PROMPTS[0]), return_exceptions=True)
+        assert [str(one) for one in found] == ["bad"] * 8
+        assert len({id(one) for one in found}) == 8
+
+
+# The budget of caches
+
+
+async def test_sequences_that_do_not_fit_wait_in_order_and_are_the_same() -> None:
+    caches = CacheBudget(60 * TOKEN)
+    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
+        alone = [await write(made, (one,), ENDLESS) for one in (3, 4, 5)]  # 40 tokens in the cache each
+        calls = len(predictor.calls)
+        together = await asyncio.gather(*[write(made, (one,), ENDLESS) for one in (3, 4, 5)])
+        assert together == alone
+        assert max(predictor.rows[calls:]) == 1 and caches.held == 0
+        begun = [tokens[0] for tokens, call in zip(first_tokens(predictor), predictor.calls, strict=True)
+                 if not call["past_key_values.0.key"].size]  # fmt: skip
+        assert begun[3:] == [3, 4, 5]
+
+
+async def test_many_sequences_under_pressure() -> None:
+    caches = CacheBudget(120 * TOKEN)
+    hows = [replace(how, max_tokens=LONGEST // 2, top_k=0, top_p=1.0) for how in SEEDED]
+    async with generator(FORMS["cache"]) as (made, _):
+        alone = [await write(made, prompt, how) for prompt, how in zip(PROMPTS, hows, strict=True)]
+    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
+        assert await asyncio.gather(*[write(made, *one) for one in zip(PROMPTS, hows, strict=True)]) == alone
+        assert caches.held == 0 and max(predictor.rows) > 1
+
+
+async def test_the_budget_is_given_back_however_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = CacheBudget(60 * TOKEN)
+    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
+        text = steps(made, 3)
+        await anext(text)
+        assert caches.held == 40 * TOKEN
+        waiting = [asyncio.create_task(write(made, (one,), ENDLESS)) for one in (4, 5)]
+        await predictor.turn()
+        waiting[0].cancel()  # while it waits for its turn
+        await text.aclose()  # while the next one waits for it
+        assert len((await waiting[1])[0]) == 40 and caches.held == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(logits, "Cache", lambda *_: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                await write(made, (3,), ENDLESS)
+        assert caches.held == 0
+
+
+async def test_a_cache_that_never_fits_is_refused() -> None:
+    async with generator(FORMS["cache"], caches=CacheBudget(30 * TOKEN)) as (made, predictor):
+        message = rf"needs {40 * TOKEN} bytes, --max_cache_bytes allows {30 * TOKEN}"
+        with pytest.raises(TooLarge, match=message):
+            made.check([(Prompt("", (3,)), replace(ENDLESS, max_tokens=2)), (Prompt("", (3,)), ENDLESS)])
+        with pytest.raises(TooLarge, match=message):
+            await write(made, (3,), ENDLESS)
+        made.check([(Prompt("", (3,)), replace(ENDLESS, max_tokens=0))])
+        assert not predictor.calls
+    async with generator(FORMS["plain"], caches=CacheBudget(1)) as (made, _):
+        assert len((await write(made, (3,), ENDLESS))[0]) == 40, "this model has no cache"
+
+
+async def test_a_generator_shares_places_and_caches_with_the_one_before_it() -> None:
+    shared: dict[str, Any] = {"places": ConcurrencyLimit(0), "caches": CacheBudget(60 * TOKEN)}
+    async with (
+        generator(FORMS["cache"], **shared) as (old, at_old),
+        generator(FORMS["cache"], **shared) as (new, at_new),
+    ):
+        at_old.held = True
+        first = asyncio.create_task(write(old, (3,), ENDLESS))
+        await at_old.turn()
+        large = asyncio.create_task(write(new, (4,), ENDLESS))
+        small = asyncio.create_task(write(new, (5,), replace(ENDLESS, max_tokens=2)))
+        await at_old.turn()
+        assert (len(at_old.calls), len(at_new.calls)) == (1, 0)
+        at_old.held = False
+        await at_old.release()
+        assert [len((await one)[0]) for one in (first, large, small)] == [40, 40, 2]
+
+
+async def test_caches_are_freed_without_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[weakref.ref[Cache]] = []
+
+    class Watched(Cache):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            caches.append(weakref.ref(self))
+
+    monkeypatch.setattr(logits, "Cache", Watched)
+    async with generator(FORMS["cache"]) as (made, predictor):
+        gc.collect()
+        gc.disable()
+        try:
+            await write(made, PROMPTS[0], GREEDY)
+            text = steps(made, 3)
+            await anext(text)
+            await text.aclose()
+            predictor.faults[len(predictor.calls) + 1] = PredictorError("bad")
+            with pytest.raises(PredictorError):
+                await write(made, PROMPTS[1], ENDLESS)
+            predictor.held = True
+            tasks = choices(made, PROMPTS[0])
+            await predictor.turn()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            del tasks, task, text
+            await predictor.release(50)
+            assert len(caches) == 11 and [cache() for cache in caches] == [None] * 11
+        finally:
+            gc.enable()

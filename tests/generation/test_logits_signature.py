@@ -1,0 +1,185 @@
+"""The signatures of models that give logits, and the mismatches of those that do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hf_transformer.core.contract import ContractError
+from hf_transformer.generation.cache import CacheTensor
+from hf_transformer.generation.logits_signature import LogitsSignature, fit_logits
+from hf_transformer.types import ModelSpec, TensorSpec
+from tests.generation.logits_bench import SETTINGS, vocabulary
+from tests.generation.tiny_model import VOCABULARY, Form
+
+PLAIN = Form().spec
+CACHED = Form(past=True, positions=True).spec
+
+
+def fit(spec: ModelSpec, **settings: Any) -> LogitsSignature:
+    return fit_logits(spec, vocabulary(settings.pop("size", VOCABULARY)), replace(SETTINGS, **settings))
+
+
+def changed(spec: ModelSpec, *tensors: TensorSpec, without: tuple[str, ...] = (), **fields: Any) -> ModelSpec:
+    """With these tensors in place of those of their names, as inputs where there is none yet but for outputs."""
+    inputs = {one.name: one for one in spec.inputs}
+    outputs = {one.name: one for one in spec.outputs}
+    for tensor in tensors:
+        (outputs if tensor.name in outputs else inputs)[tensor.name] = tensor
+    return replace(
+        spec,
+        inputs=tuple(one for name, one in inputs.items() if name not in without),
+        outputs=tuple(one for name, one in outputs.items() if name not in without),
+        **fields,
+    )
+
+
+def test_a_plain_model() -> None:
+    found = fit(PLAIN)
+    assert [(one.name, one.role) for one in found.inputs] == [(name, name) for name in ("input_ids", "attention_mask")]
+    assert (found.logits, found.positions, found.vocabulary) == ("logits", "all", VOCABULARY)
+    assert (found.max_rows, found.exact_rows, found.batch_axis, found.length) == (4, None, True, None)
+    assert not found.caches and not found.encoder_decoder and found.pads and not found.left
+
+
+@pytest.mark.parametrize(
+    ("form", "positions", "left", "pads", "pads_cache"),
+    [
+        (Form(), "all", False, True, False),
+        (Form(mask=False), "all", False, False, False),
+        (Form(positions=True), "all", False, True, True),
+        (Form(logits="last"), "last", False, False, False),
+        (Form(logits="last", positions=True), "last", True, True, True),
+        (Form(logits="flat", positions=True), "flat", True, True, True),
+        (Form(encoder_decoder=True), "all", False, True, False),
+        (Form(encoder_decoder=True, logits="last"), "last", False, False, False),
+    ],
+    ids=str,
+)
+def test_where_padding_may_be(form: Form, positions: str, left: bool, pads: bool, pads_cache: bool) -> None:
+    found = fit(form.spec)
+    assert (found.positions, found.left, found.pads, found.pads_cache) == (positions, left, pads, pads_cache)
+
+
+def test_a_cache() -> None:
+    found = fit(CACHED)
+    assert found.caches == tuple(
+        CacheTensor(f"past_key_values.0.{part}", f"present.0.{part}", "FP32", (2, -1, 8)) for part in ("key", "value")
+    )
+
+
+def test_an_encoder_decoders_caches() -> None:
+    found = fit(Form(encoder_decoder=True, past=True).spec)
+    assert [(one.present, one.source) for one in found.caches] == [
+        ("present.0.decoder.key", False),
+        ("present.0.decoder.value", False),
+        ("present.0.encoder.key", True),
+        ("present.0.encoder.value", True),
+    ]
+    only_source = changed(
+        Form(encoder_decoder=True, past=True).spec,
+        without=tuple(f"past_key_values.0.decoder.{part}" for part in ("key", "value")),
+    )
+    with pytest.raises(ContractError, match="caches of the encoder alone"):
+        fit(only_source)
+
+
+def test_positional_names() -> None:
+    inputs = tuple(TensorSpec(f"INPUT__{number}", "INT64", (-1,)) for number in (1, 0))
+    spec = ModelSpec("m", "1", inputs, (TensorSpec("OUTPUT__0", "FP32", (-1, VOCABULARY)),), 8)
+    found = fit(spec, input_names=("input_ids", "attention_mask"))
+    assert {one.name: one.role for one in found.inputs} == {"INPUT__0": "input_ids", "INPUT__1": "attention_mask"}
+    assert found.logits == "OUTPUT__0"
+    with pytest.raises(ContractError, match="are no input_ids"):
+        fit(spec)
+
+
+@pytest.mark.parametrize("encoder_decoder", [False, True])
+def test_numbered_names(encoder_decoder: bool) -> None:
+    """As an export for Triton's PyTorch backend has them: the number is the tensor's place."""
+    plain = Form(encoder_decoder=encoder_decoder).spec
+    inputs = tuple(replace(one, name=f"{one.name}__{number}") for number, one in enumerate(plain.inputs))
+    outputs = tuple(replace(one, name=f"{one.name}__{number}") for number, one in enumerate(plain.outputs))
+    found = fit(replace(plain, inputs=inputs, outputs=outputs))
+    assert {one.name.rpartition("__")[0]: one.role for one in found.inputs} == {
+        one.name: one.role for one in fit(plain).inputs
+    }
+    assert found.logits == "logits__0" and found.encoder_decoder is encoder_decoder and found.pads
+    other = (*outputs, TensorSpec("other__1", "FP32", (-1, VOCABULARY)))
+    assert fit(replace(plain, inputs=inputs, outputs=other)).logits == "logits__0"
+
+
+def test_unknown_optional_inputs_are_left_out() -> None:
+    spec = changed(PLAIN, TensorSpec("inputs_embeds", "FP32", (-1, 8), optional=True))
+    assert [one.name for one in fit(spec).inputs] == ["input_ids", "attention_mask"]
+    found = fit(Form(flat=True, max_batch_size=0).spec)
+    assert (found.max_rows, found.batch_axis) == (1, False)
+
+
+def test_flags_choose_inputs_and_the_output() -> None:
+    optional = TensorSpec("attention_mask", "INT64", (-1,), optional=True)
+    spec = changed(PLAIN, optional)
+    spec = replace(spec, outputs=(*spec.outputs, TensorSpec("other", "FP32", (-1, VOCABULARY))))
+    found = fit(spec, input_names=("input_ids",), output_names=("other",))
+    assert [one.name for one in found.inputs] == ["input_ids"] and found.logits == "other"
+    assert fit(spec).logits == "logits"
+
+
+def test_a_vocabulary_that_only_the_answers_show() -> None:
+    spec = changed(PLAIN, TensorSpec("logits", "FP32", (-1, -1)))
+    assert (fit(spec).vocabulary, fit(spec).least_vocabulary) == (None, VOCABULARY)
+    assert fit(spec, size=60).least_vocabulary == VOCABULARY, "config.json has fewer than the tokenizer"
+    assert fit(spec, size=60, model_config={}).least_vocabulary == 60
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (replace(PLAIN, decoupled=True), "decoupled: false"),
+        (changed(PLAIN, without=("input_ids",)), "are no input_ids"),
+        (changed(PLAIN, TensorSpec("input_ids", "INT64", (-1, -1))), "are no input_ids"),
+        (changed(PLAIN, TensorSpec("input_ids", "FP32", (-1,))), "'input_ids' is FP32; export it as INT64"),
+        (changed(PLAIN, TensorSpec("input_ids", "INT16", (-1,))), "'input_ids' is INT16; export it as INT64"),
+        (changed(PLAIN, TensorSpec("position_ids", "UINT8", (-1,))), "'position_ids' is UINT8; export it as INT64"),
+        (changed(PLAIN, TensorSpec("attention_mask", "BF16", (-1,))), "'attention_mask' is BF16"),
+        (changed(PLAIN, TensorSpec("pixel_values", "FP32", (3,))), "requires the input 'pixel_values'"),
+        (
+            changed(CACHED, TensorSpec("encoder_hidden_states", "FP32", (-1, 8)), without=("position_ids",)),
+            "requires 'encoder_hidden_states', which another model makes",
+        ),
+        (changed(CACHED, without=("present.0.value",)), "but has no output 'present.0.value'"),
+        (
+            changed(CACHED, TensorSpec("past_key_values.0.key", "FP32", (-1, -1, 8))),
+            r"has the dims \[-1, -1, 8\]; set all but",
+        ),
+        (
+            changed(CACHED, TensorSpec("past_key_values.0.key", "BF16", (2, -1, 8))),
+            "'past_key_values.0.key' is BF16; export it as FP32 or FP16",
+        ),
+        (changed(CACHED, TensorSpec("present.0.key", "FP16", (2, -1, 8))), "'present.0.key' is FP16, but"),
+        (changed(PLAIN, TensorSpec("logits", "FP32", (-1, 49))), "has 49 tokens, the tokenizer or config.json 50"),
+        (changed(PLAIN, TensorSpec("logits", "INT64", (-1, 50))), r"Which of its outputs \(logits INT64 \[-1, 50\]\)"),
+        (changed(PLAIN, TensorSpec("logits", "FP32", (-1, 2, 50))), "can't be told"),
+        (Form(length=16, past=True).spec, "always has 16 tokens, but a cache grows"),
+        (Form(length=16, logits="last").spec, "always has 16 tokens, but it gives the logits of the last one alone"),
+        (
+            changed(Form(length=16, encoder_decoder=True).spec, without=("attention_mask",)),
+            "it would read the padding",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mismatches(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        fit(spec)
+
+
+def test_every_mismatch_is_named() -> None:
+    spec = changed(PLAIN, TensorSpec("pixel_values", "FP32", (3,)), TensorSpec("logits", "FP32", (-1, 49)))
+    with pytest.raises(ContractError) as caught:
+        fit(replace(spec, decoupled=True))
+    assert len(caught.value.problems) == 3
+    with pytest.raises(ContractError, match="add decoder_start_token_id"):
+        fit(Form(encoder_decoder=True).spec, decoder_start_ids=())

@@ -1,0 +1,361 @@
+"""Text models (vLLM's interface, and simpler ones): the inputs of a call, and its answers."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from hf_transformer.core.contract import ContractError
+from hf_transformer.errors import PredictorError
+from hf_transformer.generation.text import LeadingPrompt, TextGenerator, TokenCounter, leading_token
+from hf_transformer.generation.types import Prompt, Sampling
+from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types import ModelSpec, Tensor, Tokenization
+from tests.generation.scripted_models import ScriptedModel, model, settings, spec, steps, text
+from tests.generation.tokenizers import ALL, load, without_unknown
+
+INPUT = spec("text_input", "BYTES")
+OUTPUT = spec("text_output", "BYTES", -1)
+RETURNS = (spec("return_finish_reason", "BOOL", optional=True), spec("return_num_output_tokens", "BOOL", optional=True))
+VLLM_INPUTS = (
+    INPUT,
+    spec("image", "BYTES", -1, optional=True),
+    spec("stream", "BOOL", optional=True),
+    spec("sampling_parameters", "BYTES", optional=True),
+    spec("exclude_input_in_output", "BOOL", optional=True),
+    *RETURNS,
+)
+VLLM = model(
+    VLLM_INPUTS, (OUTPUT, spec("finish_reason", "BYTES", -1), spec("num_output_tokens", "UINT32", -1)), batch=0
+)
+OLD_VLLM = model(VLLM_INPUTS[:5], (OUTPUT,), batch=0)
+TUTORIAL = model((spec("text_input", "BYTES", -1),), (spec("text", "BYTES", -1),), decoupled=False, batch=0)
+ENSEMBLE = model(
+    (
+        INPUT,
+        spec("max_tokens"),
+        *(spec(name, "BYTES", -1, optional=True) for name in ("bad_words", "stop_words")),
+        *(spec(name, "INT32", optional=True) for name in ("end_id", "pad_id", "top_k", "min_length", "beam_width")),
+        *(spec(name, "FP32", optional=True) for name in ("top_p", "temperature", "repetition_penalty")),
+        spec("random_seed", "UINT64", optional=True),
+        spec("return_log_probs", "BOOL", optional=True),
+        spec("stream", "BOOL", optional=True),
+    ),
+    (OUTPUT, spec("cum_log_probs", "FP32", -1)),
+)
+PLAIN = model((INPUT, spec("max_tokens")), (OUTPUT,), batch=0)
+"""A stream that may begin with the prompt."""
+
+PROMPT = Prompt("hello", (7, 8))
+GREEDY = Sampling(max_tokens=5, greedy=True)
+MANY = Sampling(max_tokens=99)
+
+
+class Bench:
+    """A generator over a scripted model."""
+
+    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
+        self.tokenizer = tokenizer
+        self.executor = executor
+        self.predictor = ScriptedModel()
+
+    def generator(self, found: ModelSpec, *responses: Any, json: bool = False, **more: Any) -> TextGenerator:
+        self.predictor = ScriptedModel(*responses, json=json)
+        return TextGenerator(found, self.predictor, self.tokenizer, settings(**more), executor=self.executor)
+
+    async def read(
+        self, found: ModelSpec, *responses: Any, sampling: Sampling = GREEDY, prompt: Prompt = PROMPT
+    ) -> tuple[list[str], str | None]:
+        """The text of each step that has any, and why the last one ended."""
+        read = await steps(self.generator(found, *responses), prompt, sampling)
+        assert [step.finish for step in read[:-1]] == [None] * (len(read) - 1)
+        return [step.text for step in read if step.text], read[-1].finish
+
+    def count(self, text: str) -> int:
+        return len(self.tokenizer.encode([text])[0].ids)
+
+
+@pytest.fixture
+def bench(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Bench:
+    return Bench(gpt2, executor)
+
+
+def whole(text: str) -> dict[str, Tensor]:
+    """The tutorial's response."""
+    return {"text": Tensor("text", "BYTES", np.array([text.encode()], np.object_))}
+
+
+def cut(text_: str, size: int) -> list[Any]:
+    return [text(text_[start : start + size]) for start in range(0, len(text_), size)]
+
+
+# Inputs
+
+
+async def test_the_inputs_of_vllm(bench: Bench) -> None:
+    sampling = Sampling(
+        max_tokens=5, temperature=0.5, top_k=3, seed=11, presence_penalty=0.25, ignore_eos=True, stop_token_ids=(3, 4)
+    )
+    await bench.read(VLLM, text(" a", finish_reason="stop"), sampling=sampling)
+    sent = bench.predictor.sent()
+    assert orjson.loads(sent.pop("sampling_parameters")[0]) == {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_k": 3,
+        "seed": 11,
+        "presence_penalty": 0.25,
+        "stop_token_ids": [3, 4],
+        "ignore_eos": True,
+    }
+    asks = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_output_tokens")
+    assert sent == {"text_input": ["hello"], **{name: [True] for name in asks}}
+    assert bench.predictor.wanted == ["text_output", "finish_reason", "num_output_tokens"]
+    assert bench.predictor.headers == {"x-request-id": "r"}
+    await bench.read(
+        VLLM, text("", finish_reason="stop"), sampling=Sampling(max_tokens=5, greedy=True, top_k=5, seed=3)
+    )
+    assert orjson.loads(bench.predictor.sent()["sampling_parameters"][0]) == {"max_tokens": 5, "temperature": 0.0}
+
+
+async def test_the_inputs_of_an_ensemble(bench: Bench) -> None:
+    await bench.read(ENSEMBLE, text(" a"), sampling=Sampling(max_tokens=5, temperature=0.5, seed=11))
+    assert bench.predictor.sent() == {
+        "text_input": [["hello"]],
+        "max_tokens": [[5]],
+        "temperature": [[0.5]],
+        "top_k": [[0]],
+        "top_p": [[1.0]],
+        "random_seed": [[11]],
+        "stream": [[True]],
+    }
+
+
+async def test_parameters_that_are_honoured(bench: Bench) -> None:
+    vllm, tutorial, ensemble = (bench.generator(found).honours for found in (VLLM, TUTORIAL, ENSEMBLE))
+    assert vllm >= {"max_tokens", "greedy", "temperature", "top_p", "min_p", "repetition_penalty", "seed", "ignore_eos"}
+    assert not vllm & {"logprobs", "logit_bias"}
+    assert tutorial == frozenset() and "stop_token_ids" in vllm
+    drawing = {"temperature", "top_k", "top_p", "greedy"}
+    assert ensemble == {"max_tokens", "min_tokens", "repetition_penalty", "seed", "ignore_eos"} | drawing
+
+
+async def test_the_token_that_the_models_tokenizer_adds_is_not_sent_twice(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(load(ALL["llama"](tmp_path / "model")), executor)
+    for prompt, expected in (
+        (Prompt("<s>[INST] hi", (1, 5), False), "[INST] hi"),
+        (Prompt("hi<s>", (5,), False), "hi<s>"),
+        (Prompt("<s>hi", (1, 1, 5), True), "<s>hi"),
+    ):
+        await bench.read(VLLM, text("", finish_reason="stop"), prompt=prompt)
+        assert bench.predictor.sent()["text_input"] == [expected]
+
+
+async def test_tokenizers_without_a_leading_token(
+    gpt2: Tokenizer, t5: Tokenizer, tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    few_words = load(without_unknown(tmp_path))
+    assert leading_token(gpt2) == leading_token(t5) == leading_token(few_words) == ""
+    assert await TokenCounter(few_words, executor).count("A C A") == 3
+
+
+async def test_other_names(bench: Bench) -> None:
+    found = model((spec("prompt", "BYTES"),), (spec("answer", "BYTES"),), decoupled=False, batch=0)
+    answer = {"answer": Tensor("answer", "BYTES", np.array([b" a"], np.object_))}
+    [step] = await steps(
+        bench.generator(found, answer, input_names=("prompt",), output_names=("answer",)), PROMPT, GREEDY
+    )
+    assert step.text == " a"
+
+
+async def test_a_trial_asks_for_one_token(bench: Bench) -> None:
+    await bench.generator(VLLM, text(" a", finish_reason="length")).trial(PROMPT)
+    assert orjson.loads(bench.predictor.sent()["sampling_parameters"][0])["max_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "json", "message"),
+    [
+        ((spec("prompt", "BYTES"),), (OUTPUT,), False, r"the input text_input and .* has prompt and text_output"),
+        ((INPUT,), (spec("answer", "BYTES"),), False, "--tensor_input_names and --tensor_output_names"),
+        ((spec("text_input", "INT32"),), (OUTPUT,), False, "'text_input' is INT32; export it as TYPE_STRING"),
+        ((spec("text_input", "BYTES", 2),), (OUTPUT,), False, r"'text_input' has the dims \[1, 2\]; one text"),
+        ((INPUT,), (spec("text_output", "FP32"),), False, "'text_output' is FP32; text is TYPE_STRING"),
+        ((INPUT, spec("image", "BYTES")), (OUTPUT,), False, "It requires the input 'image'"),
+        ((INPUT, spec("max_tokens", "INT8")), (OUTPUT,), False, "'max_tokens' is INT8; export it as INT32"),
+        ((INPUT, spec("sampling_parameters", "FP32")), (OUTPUT,), False, "'sampling_parameters' is FP32"),
+        ((INPUT, spec("temperature", "FP16")), (OUTPUT,), True, "'temperature' is FP16.*--predictor_protocol=grpc-v2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_models_that_do_not_fit(bench: Bench, inputs: Any, outputs: Any, json: bool, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        bench.generator(model(inputs, outputs), json=json)
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("responses", "expected"),
+    [
+        ([text(" a", finish_reason="None"), text(" b", finish_reason="stop")], ([" a", " b"], "stop")),
+        ([text(" a", finish_reason="None"), text("", finish_reason="length")], ([" a"], "length")),
+        ([text("x" * 500, finish_reason="stop")], (["x" * 500], "stop")),
+    ],
+    ids=["stop", "length", "more than one would count"],
+)
+async def test_the_models_reason_for_the_end(bench: Bench, responses: list[Any], expected: Any) -> None:
+    assert await bench.read(VLLM, *responses) == expected
+
+
+async def test_the_models_count(bench: Bench) -> None:
+    count = {"num_output_tokens": Tensor("num_output_tokens", "UINT32", np.array([3], np.uint32))}
+    assert await bench.read(VLLM, {**text("a"), **count}, text("b")) == (["a", "b"], "stop")
+    assert await bench.read(VLLM, {**text("a"), **count}, {**text("b"), **count}) == (["a", "b"], "length")
+
+
+async def test_tokens_are_counted_if_the_model_does_not_count(bench: Bench) -> None:
+    count = bench.count("the cat sat")
+    for most, expected in ((count, "length"), (count + 1, "stop"), (count - 1, "length")):
+        sampling = Sampling(max_tokens=most, greedy=True)
+        assert await bench.read(OLD_VLLM, *cut("the cat sat", 7), sampling=sampling) == (["the cat", " sat"], expected)
+    *_, last = await steps(bench.generator(OLD_VLLM, text("the cat sat")), PROMPT, Sampling(max_tokens=2))
+    assert last.total == count
+    *_, last = await steps(bench.generator(OLD_VLLM, text("the cat sat")), PROMPT, MANY)
+    assert last.total is None, "there can't be so many, so none are counted"
+
+
+@pytest.mark.filterwarnings("ignore:This sequence already has")  # of ByT5's, where a text ends as it would end it
+@pytest.mark.parametrize("name", ALL)
+async def test_a_text_has_as_many_tokens_as_the_tokenizer_makes_of_it(
+    tmp_path: Path, executor: ThreadPoolExecutor, name: str
+) -> None:
+    tokenizer = load(ALL[name](tmp_path / "model"))
+    counter = TokenCounter(tokenizer, executor)
+    for text_ in ("a", " a", "the capital of france is paris", " 1 2 3", "\n\n", "é\u0301 a  b", "a " * 200, "a</s>"):
+        [[bare]] = tokenizer.encode_windows([text_], Tokenization(whole=True, special_tokens=False))
+        for _ in range(2):  # as new words, and as known ones
+            assert await counter.count(text_) == len(bare.ids)
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        (text("a", finish_reason="abort"), "abort"),
+        (
+            {"text_output": Tensor("text_output", "INT32", np.array([1], np.int32))},
+            "text_output is INT32, expected BYTES",
+        ),
+        (
+            {**text("a"), "num_output_tokens": Tensor("num_output_tokens", "BYTES", np.array([b"3"], np.object_))},
+            "num_output_tokens is BYTES, expected whole numbers",
+        ),
+    ],
+    ids=["broken off", "no text", "no count"],
+)
+async def test_answers_that_are_errors(bench: Bench, response: Any, message: str) -> None:
+    with pytest.raises(PredictorError, match=message):
+        await bench.read(VLLM, response)
+
+
+async def test_characters_that_come_in_parts(bench: Bench) -> None:
+    given = "é🎉".encode()
+    parts = [text(given[start : start + 1]) for start in range(len(given))]
+    assert await bench.read(VLLM, *parts, sampling=MANY) == (["é", "🎉"], "stop")
+    assert await bench.read(VLLM, text(b"a\xc3"), sampling=MANY) == (["a", "�"], "stop")
+
+
+async def test_leaving_early_leaves_the_stream(bench: Bench) -> None:
+    generator = bench.generator(VLLM, text(" a"), text(" b"), text(" c"))
+    assert len(await steps(generator, PROMPT, GREEDY, most=1)) == 1
+    assert bench.predictor.left == 2
+
+
+async def test_a_model_without_max_tokens_is_truncated(bench: Bench) -> None:
+    written = "the cat sat on the mat"
+    encoding = bench.tokenizer.encode([written], offsets=True)[0]
+    assert encoding.offsets is not None
+    for most in (1, 2, len(encoding.ids) - 1):
+        expected = written[: encoding.offsets[most - 1][1]]
+        answer = whole(f"hello{written}")
+        assert await bench.read(TUTORIAL, answer, sampling=Sampling(max_tokens=most)) == ([expected], "length")
+    assert await bench.read(TUTORIAL, whole(f"hello{written}"), sampling=MANY) == ([written], "stop")
+    stream = model((INPUT,), (OUTPUT,), batch=0)
+    how = Sampling(max_tokens=bench.count("the cat"))
+    found, finish = await bench.read(stream, *map(text, ("the", " cat", " sat", " on", " the", " mat")), sampling=how)
+    assert ("".join(found), finish) == ("the cat", "length") and bench.predictor.left > 0
+
+
+# The prompt in front of the text
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("hello world", " world"), ("Hello world", "Hello world"), ("hello", ""), ("hell", "hell"), ("", "")],
+    ids=["with the prompt", "not quite", "the prompt alone", "a part of it", "nothing"],
+)
+async def test_the_prompt_is_left_out(bench: Bench, answer: str, expected: str) -> None:
+    written, finish = await bench.read(TUTORIAL, whole(answer), sampling=MANY)
+    assert ("".join(written), finish) == (expected, "stop")
+    assert bench.predictor.sent() == {"text_input": ["hello"]}
+    for size in (1, 2, 3, 100):
+        written, _ = await bench.read(PLAIN, *cut(answer, size))
+        assert "".join(written) == expected
+    if answer == "hello":
+        for found in (VLLM, ENSEMBLE):  # which leave the prompt out, so it is the text
+            assert (await bench.read(found, text(answer)))[0] == [answer]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_tokens(bench: Bench, size: int) -> None:
+    chat = "<|endoftext|>user\nhi.<|endoftext|>\n<|endoftext|>assistant\n"
+    prompt = Prompt(chat, tuple(bench.tokenizer.encode([chat])[0].ids), False)
+    answer = "user\nhi.\nassistant\nhello."
+    assert await bench.read(TUTORIAL, whole(answer), prompt=prompt, sampling=MANY) == (["hello."], "stop")
+    assert bench.predictor.sent() == {"text_input": [chat]}
+    written, _ = await bench.read(PLAIN, *cut(answer, size), prompt=prompt)
+    assert "".join(written) == "hello."
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize(
+    ("prompt", "bare", "answer", "expected"),
+    [
+        ("<s>user\nHi</s>\n", "user\nHi\n", "<s>user\nHi</s>\n you", " you"),
+        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi\n you", " you"),
+        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi\n", ""),
+        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi", "user\nHi"),
+        ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHe said", "user\nHe said"),
+        ("<s>user\nHi</s>\n", "user\nHi\n", "<s>user\nHe", "<s>user\nHe"),
+        ("<s>user\nHi</s>\n", "user\nHi\n", "<s>us", "<s>us"),
+        ("<s>user\nHi</s>\n", "user\nHi\n", "you", "you"),
+        # Without a special token at its end, it is the beginning of the prompt: the text after it shows which it is.
+        ("Hi</s>", "Hi", "Hi</s> you", " you"),
+        ("Hi</s>", "Hi", "Hi you", " you"),
+        ("Hi</s>", "Hi", "Hi</you", "</you"),
+        ("Hi</s>", "Hi", "Hi</", "</"),
+        ("Hi</s>", "Hi", "Hi", ""),
+        ("<s></s>", "", "you", "you"),
+        ("", "", "you", "you"),
+    ],
+)
+def test_the_prompt_as_it_was_sent_or_without_its_special_tokens(
+    size: int, prompt: str, bare: str, answer: str, expected: str
+) -> None:
+    asked: list[str] = []
+
+    def read_back() -> str:
+        asked.append(bare)
+        return bare
+
+    leading = LeadingPrompt(prompt, read_back)
+    found = "".join(leading.take(answer[start : start + size]) for start in range(0, len(answer), size))
+    assert found + leading.rest() == expected
+    assert len(asked) <= 1 and not (asked and answer.startswith(prompt))

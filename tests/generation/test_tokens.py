@@ -1,0 +1,368 @@
+"""Token models (TensorRT-LLM's interface): the inputs of a call, and its answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_transformer.core.contract import ContractError
+from hf_transformer.errors import InvalidInput, PredictorError
+from hf_transformer.generation.tokens import TokenGenerator
+from hf_transformer.generation.types import Prompt, Sampling
+from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps
+
+PROMPT = Prompt("", (7, 8, 9))
+OUTPUTS = (spec("output_ids", "INT32", -1, -1), spec("sequence_length", "INT32", -1))
+SCORED = (*OUTPUTS, spec("output_log_probs", "FP32", -1, -1))
+NEEDED = (spec("input_ids", "INT32", -1), spec("input_lengths"), spec("request_output_len"))
+FLOATS = ("temperature", "runtime_top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+REAL = (
+    *NEEDED,
+    *(spec(name, "INT32", optional=True) for name in ("end_id", "pad_id", "beam_width", "runtime_top_k", "min_length")),
+    *(spec(name, "FP32", optional=True) for name in FLOATS),
+    spec("random_seed", "UINT64", optional=True),
+    *(spec(name, "BOOL", optional=True) for name in ("streaming", "exclude_input_in_output", "return_log_probs")),
+    spec("stop_words_list", "INT32", 2, -1, optional=True),
+    spec("draft_input_ids", "INT32", -1, optional=True),
+)
+"""As tensorrtllm_backend has them."""
+
+GREEDY = Sampling(max_tokens=5, greedy=True)
+SEVERAL = frozenset({2, 5, 4})
+
+
+def generator(found: ModelSpec, predictor: ScriptedModel, **more: Any) -> TokenGenerator:
+    return TokenGenerator(found, predictor, settings(**more))
+
+
+async def sent(found: ModelSpec, sampling: Sampling = GREEDY, **more: Any) -> dict[str, Any]:
+    """The values that a model of one response gets."""
+    predictor = ScriptedModel(ids(2))
+    await steps(generator(found, predictor, **more), PROMPT, sampling)
+    return predictor.sent()
+
+
+# Inputs
+
+
+async def test_the_inputs_of_the_real_backend() -> None:
+    sampling = Sampling(
+        max_tokens=5, temperature=0.5, top_k=3, top_p=0.25, repetition_penalty=1.5, min_tokens=2, seed=11, logprobs=0
+    )
+    predictor = ScriptedModel(ids(5, 2, length=2, scores=[-0.5, -0.25]))
+    await steps(generator(model(REAL, SCORED), predictor), PROMPT, sampling)
+    assert predictor.sent() == {
+        "input_ids": [[7, 8, 9]],
+        "input_lengths": [[3]],
+        "request_output_len": [[5]],
+        "end_id": [[2]],
+        "pad_id": [[0]],
+        "temperature": [[0.5]],
+        "runtime_top_k": [[3]],
+        "runtime_top_p": [[0.25]],
+        "repetition_penalty": [[1.5]],
+        "min_length": [[2]],
+        "random_seed": [[11]],
+        "streaming": [[True]],
+        "exclude_input_in_output": [[True]],
+        "return_log_probs": [[True]],
+    }
+    for one in predictor.inputs.values():
+        assert one.data.dtype.name == {"BOOL": "bool", "FP32": "float32"}.get(one.datatype, one.datatype.lower())
+    assert predictor.wanted == ["output_ids", "sequence_length", "output_log_probs"]
+    assert predictor.headers == {"x-request-id": "r"}
+
+
+async def test_greedy() -> None:
+    found = await sent(model(REAL, OUTPUTS))
+    assert (found["runtime_top_k"], found["runtime_top_p"], found["temperature"]) == ([[1]], [[1.0]], [[1.0]])
+    assert found["random_seed"] == [[0]]
+    without_top_k = [one for one in REAL if one.name != "runtime_top_k"]
+    assert (await sent(model(without_top_k, OUTPUTS)))["runtime_top_p"] == [[0.0]]
+
+
+async def test_parameters_that_are_honoured() -> None:
+    for names, greedy in ((("top_k",), True), (("top_p",), True), (("temperature",), False), ((), False)):
+        more = [spec(name, "INT32" if name == "top_k" else "FP32", optional=True) for name in names]
+        found = generator(model([*NEEDED, *more], OUTPUTS), ScriptedModel()).honours
+        assert ("greedy" in found) is greedy, names
+        assert found - {"greedy"} == {"max_tokens", "stop_token_ids", *names}
+    # The model holds its end_id back, and no other token.
+    for ends, expected in (({2}, True), (set[int](), True), ({2, 5}, False)):
+        found = generator(model(REAL, OUTPUTS), ScriptedModel(), eos_ids=frozenset(ends)).honours
+        assert ("min_tokens" in found) is expected, ends
+    for outputs, expected in ((SCORED, True), (OUTPUTS, False)):
+        assert ("logprobs" in generator(model(REAL, outputs), ScriptedModel()).honours) is expected
+    for datatype, expected in (("UINT32", False), ("INT32", True)):
+        found = generator(model([*NEEDED, spec("end_id", datatype)], OUTPUTS), ScriptedModel()).honours
+        assert ("ignore_eos" in found) is expected
+
+
+@pytest.mark.parametrize(("datatype", "bits"), [("UINT64", 63), ("INT64", 63), ("INT32", 31), ("UINT32", 31)])
+async def test_any_seed_and_top_k_fit_their_inputs(datatype: str, bits: int) -> None:
+    found = model([*NEEDED, spec("seed", datatype), spec("top_k", datatype)], OUTPUTS)
+    for seed in (5, 2**63 - 1, 2**63 + 5, 2**31 + 5, -1):
+        values = await sent(found, Sampling(max_tokens=1, seed=seed, top_k=2**80))
+        assert (values["seed"], values["top_k"]) == ([[seed % 2**bits]], [[2**31 - 1]])
+    without = [(await sent(found, Sampling(max_tokens=1)))["seed"] for _ in range(2)]
+    assert without[0] != without[1], "without a seed there is a new one each time"
+
+
+async def test_neutral_values_are_sent_where_they_are_required() -> None:
+    required = [TensorSpec(one.name, one.datatype, one.shape) for one in REAL if one.name != "draft_input_ids"]
+    found = await sent(model(required, OUTPUTS))
+    assert (found["repetition_penalty"], found["presence_penalty"], found["min_length"]) == ([[1.0]], [[0.0]], [[0]])
+    assert (found["beam_width"], found["return_log_probs"]) == ([[1]], [[False]])
+    assert found["stop_words_list"] == [[[0], [-1]]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "scalar", "batch", "expected", "length"),
+    [
+        ((-1,), (1,), 4, [[7, 8, 9]], [[3]]),
+        ((-1, -1), (-1, 1), 0, [[7, 8, 9]], [[3]]),
+        ((-1, -1), (-1,), 0, [[7, 8, 9]], [3]),
+        ((1, -1), (1, 1), None, [[7, 8, 9]], [[3]]),
+        ((-1,), (), 0, [7, 8, 9], 3),
+    ],
+    ids=["Triton's batch axis", "its own", "its own, and lengths without one", "from the metadata", "none"],
+)
+async def test_shapes(
+    shape: tuple[int, ...], scalar: tuple[int, ...], batch: int | None, expected: Any, length: Any
+) -> None:
+    inputs = [
+        TensorSpec(name, "INT64", shape if name == "input_ids" else scalar)
+        for name in ("input_ids", "input_lengths", "request_output_len")
+    ]
+    found = await sent(model(inputs, OUTPUTS, batch=batch))
+    assert (found["input_ids"], found["input_lengths"]) == (expected, length)
+
+
+@pytest.mark.parametrize(
+    ("ends", "sampling", "end", "words"),
+    [
+        (frozenset({2}), GREEDY, 2, None),
+        (SEVERAL, GREEDY, 5, [[2, 4], [1, 2]]),
+        (SEVERAL, replace(GREEDY, ignore_eos=True), -1, None),
+        (frozenset({2}), replace(GREEDY, stop_token_ids=(7, 9)), 2, [[7, 9], [1, 2]]),
+        (SEVERAL, replace(GREEDY, stop_token_ids=(7, 9)), 5, [[2, 4, 7, 9], [1, 2, 3, 4]]),
+        (SEVERAL, replace(GREEDY, stop_token_ids=(7, 9), ignore_eos=True), -1, [[7, 9], [1, 2]]),
+        # The model's own end is held back by itself.
+        (frozenset({2}), replace(GREEDY, stop_token_ids=(2,), min_tokens=3), 2, None),
+    ],
+)
+async def test_tokens_that_end_a_text(ends: frozenset[int], sampling: Sampling, end: int, words: Any) -> None:
+    found = await sent(model(REAL, OUTPUTS), sampling, eos_ids=ends)
+    assert (found["end_id"], found.get("stop_words_list")) == ([[end]], None if words is None else [words])
+
+
+@pytest.mark.parametrize("words", [(), (2, 2)], ids=["no stop words", "too few"])
+async def test_stop_tokens_end_a_text_that_the_model_goes_on_with(words: tuple[int, ...]) -> None:
+    more = [spec("stop_words_list", "INT32", *words, optional=True)] if words else []
+    predictor = ScriptedModel(ids(5), ids(6), ids(7), ids(8))
+    how = Sampling(max_tokens=9, stop_token_ids=(7, 11, 12), ignore_eos=True)
+    found = await steps(generator(model([*NEEDED, *more], OUTPUTS), predictor), PROMPT, how)
+    assert [one for step in found for one in step.ids] == [5, 6] and found[-1].finish == "stop"
+    assert "stop_words_list" not in predictor.sent()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(7,)), "^stop_token_ids: this model can't hold them back"),
+        (Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(2,), ignore_eos=True), "can't hold them back"),
+        (Sampling(max_tokens=5, logprobs=3, names={"logprobs": "top_logprobs"}), "^top_logprobs: 3 of the likeliest"),
+    ],
+)
+async def test_parameters_that_are_refused(sampling: Sampling, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        await sent(model(REAL, SCORED), sampling)
+
+
+async def test_an_encoder_decoder() -> None:
+    more = [spec("decoder_input_ids", "INT32", -1), spec("decoder_input_lengths")]
+    predictor, found = ScriptedModel(ids(0, 5, 6)), model([*NEEDED, *more], OUTPUTS, decoupled=False)
+    [step] = await steps(generator(found, predictor, decoder_start_ids=(0,)), PROMPT, GREEDY)
+    sent = predictor.sent()
+    assert (sent["decoder_input_ids"], sent["decoder_input_lengths"]) == ([[0]], [[1]])
+    assert step.ids == [5, 6]
+
+
+async def test_a_trial_asks_for_one_token() -> None:
+    predictor = ScriptedModel(ids(5))
+    await generator(model(REAL, OUTPUTS), predictor).trial(PROMPT)
+    assert predictor.sent()["request_output_len"] == [[1]]
+
+
+WORDS = "stop_words_list"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "more", "message"),
+    [
+        (NEEDED[1:], OUTPUTS, {}, "has the inputs input_ids and request_output_len and the output output_ids; this"),
+        (NEEDED[:2], OUTPUTS, {}, "this one has input_ids, input_lengths and output_ids, sequence_length"),
+        (NEEDED, OUTPUTS[1:], {}, "Name them so in config.pbtxt, or set --generation_interface"),
+        ([*NEEDED, spec("image", "BYTES")], OUTPUTS, {}, "It requires the input 'image', which nothing here fills"),
+        ([*NEEDED, spec("decoder_input_ids", "INT32", -1)], OUTPUTS, {}, "'decoder_input_ids', but config.json is"),
+        ([spec("input_ids", "FP32", -1), *NEEDED[1:]], OUTPUTS, {}, "'input_ids' is FP32; export it as INT32"),
+        ([spec("input_ids", "INT32", 16), *NEEDED[1:]], OUTPUTS, {}, "'input_ids' always has the same length"),
+        (
+            [*NEEDED, spec("temperature", "INT32", optional=True)],
+            OUTPUTS,
+            {},
+            "'temperature' is INT32; export it as FP",
+        ),
+        ([*NEEDED[:2], spec("request_output_len", "INT8")], OUTPUTS, {}, "_len' is INT8; export it as INT32"),
+        ([*NEEDED, spec("pad_id", "FP16")], OUTPUTS, {}, "'pad_id' is FP16; export it as INT32"),
+        ([*NEEDED, spec("top_k", "INT32", 2, optional=True)], OUTPUTS, {}, r"'top_k' has the dims \[1, 2\]; one value"),
+        ([*NEEDED, spec("streaming", "BOOL", 2)], OUTPUTS, {}, r"'streaming' has the dims \[1, 2\]; one value"),
+        ([*NEEDED, spec("streaming", "BYTES")], OUTPUTS, {}, "'streaming' is BYTES; export it as BOOL"),
+        ([*NEEDED, spec(WORDS, "UINT32", 2, -1)], OUTPUTS, {}, "list' is UINT32, which can't hold -1.*as INT32"),
+        ([*NEEDED, spec("bad_words_list", "UINT64", 2, -1)], OUTPUTS, {}, "can't hold -1, the mark of no words"),
+        ([*NEEDED, spec(WORDS, "INT32", 1)], OUTPUTS, {}, "'stop_words_list' has the dims .*; 2 values"),
+        ([*NEEDED, spec(WORDS, "INT32", 3, optional=True)], OUTPUTS, {"eos_ids": SEVERAL}, "dims .*; 4 values go"),
+        ([*NEEDED, spec("stop_words", "INT32")], OUTPUTS, {}, "'stop_words' is INT32; export it as TYPE_STRING"),
+        ([*NEEDED, spec("end_id", "UINT32")], OUTPUTS, {"eos_ids": frozenset()}, "can't hold -1, the mark of no end"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_models_that_do_not_fit(inputs: Any, outputs: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        generator(model(inputs, outputs), ScriptedModel(), **more)
+
+
+async def test_half_floats_can_not_be_streamed_over_rest() -> None:
+    half = [*NEEDED, spec("temperature", "FP16", optional=True)]
+    for inputs, outputs in ((half, OUTPUTS), (NEEDED, [*OUTPUTS, spec("output_log_probs", "BF16")])):
+        with pytest.raises(ContractError, match="16, which can't be streamed over REST: use --predictor_protocol=grpc"):
+            generator(model(inputs, outputs), ScriptedModel(json=True))
+        generator(model(inputs, outputs, decoupled=False), ScriptedModel(json=True))
+        generator(model(inputs, outputs), ScriptedModel())
+    unused = [*NEEDED, spec("draft_logits", "FP16", -1, optional=True)]
+    generator(model(unused, [*OUTPUTS, spec("context_logits", "FP16", -1)]), ScriptedModel(json=True))
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("responses", "expected", "finish"),
+    [
+        ([ids(5, length=1), ids(6, length=1), ids(2, length=1)], [[5], [6]], "stop"),
+        ([ids(5), ids(6)], [[5], [6]], "stop"),
+        ([ids(1), ids(3), ids(4), ids(5), ids(6)], [[1], [3], [4], [5], [6]], "length"),
+        ([ids(1, 3, 4, 5, 6, 7)], [[1, 3, 4, 5, 6]], "length"),
+        ([ids(1, 3, 0, 0, length=2), ids(2, 0, 0, length=1)], [[1, 3]], "stop"),
+        ([ids(5, 2, 6)], [[5]], "stop"),
+        ([{}, ids(length=0), ids(5, length=1), {}], [[5]], "stop"),
+        ([], [], "stop"),
+    ],
+    ids=["eos", "an end without eos", "the most", "more than that", "padding", "behind eos", "empty ones", "none"],
+)
+async def test_a_stream(responses: list[Any], expected: list[list[int]], finish: str) -> None:
+    found = await steps(generator(model(REAL, OUTPUTS), ScriptedModel(*responses)), PROMPT, GREEDY)
+    assert [list(step.ids) for step in found] == [*expected, []]
+    assert [step.finish for step in found] == [None] * len(expected) + [finish]
+
+
+async def test_a_stream_is_left_at_its_end_and_with_its_reader() -> None:
+    predictor = ScriptedModel(ids(5), ids(2), ids(6), ids(7))
+    found = await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, GREEDY)
+    assert [list(step.ids) for step in found] == [[5], []] and predictor.left == 1
+    assert len(await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, GREEDY, most=1)) == 1
+    assert predictor.left == 3
+    found = await steps(generator(model(REAL, OUTPUTS), predictor), PROMPT, replace(GREEDY, ignore_eos=True))
+    assert [token for step in found for token in step.ids] == [5, 2, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected", "finish"),
+    [
+        (ids(7, 8, 9, 5, 6, 2, 0, 0, length=6), [5, 6], "stop"),
+        (ids(7, 8, 9, 5, 6, length=5), [5, 6], "stop"),
+        (ids(7, 8, 9, 1, 3, 4, 5, 6), [1, 3, 4, 5, 6], "length"),
+        (ids(5, 6), [5, 6], "stop"),
+        (ids(7, 8, 9, 2), [], "stop"),
+        ({"output_ids": Tensor("output_ids", "INT32", np.array([[[5, 6], [8, 9]]], np.int32))}, [5, 6], "stop"),
+    ],
+    ids=["prompt, eos, padding", "no eos", "the most", "no prompt", "nothing", "the first beam"],
+)
+async def test_one_response(response: Any, expected: list[int], finish: str) -> None:
+    found = model(NEEDED, OUTPUTS, decoupled=False)
+    forms = [response]
+    if response["output_ids"].data.shape[-2] == 1:
+        forms.append({name: Tensor(name, one.datatype, one.data.ravel()) for name, one in response.items()})
+    for form in forms:
+        predictor = ScriptedModel(form)
+        [step] = await steps(generator(found, predictor), PROMPT, GREEDY)
+        assert predictor.released == 1
+        assert (list(step.ids), step.finish) == (expected, finish)
+
+
+@pytest.mark.parametrize(
+    ("responses", "expected"),
+    [
+        (
+            [ids(5, scores=[-0.5]), ids(6, 3, scores=[-0.25, -1.0]), ids(2, scores=[-2.0])],
+            [(5, -0.5), (6, -0.25), (3, -1.0)],
+        ),
+        ([ids(7, 8, 9, 5, scores=[-9.0, -9.0, -9.0, -1.0]), ids(6, scores=[-2.0])], [(5, -1.0), (6, -2.0)]),
+    ],
+    ids=["new ones", "behind the prompt"],
+)
+async def test_log_probabilities(responses: list[Any], expected: list[tuple[int, float]]) -> None:
+    how = Sampling(max_tokens=5, logprobs=0)
+    inputs = [one for one in REAL if one.name != "exclude_input_in_output"]
+    found = await steps(generator(model(inputs, SCORED), ScriptedModel(*responses)), PROMPT, how)
+    assert [(score.id, score.logprob) for step in found for score in step.scores] == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"output_ids": Tensor("output_ids", "FP32", np.array([0.5], np.float32))},
+            "output_ids is FP32, expected whole",
+        ),
+        (
+            {**ids(5, 6), "sequence_length": Tensor("sequence_length", "BYTES", np.array([b"3"], np.object_))},
+            "sequence_length is BYTES, expected whole numbers",
+        ),
+        (ids(5, 6, scores=[-1.0]), "2 new output_ids, but fewer output_log_probs"),
+    ],
+    ids=["ids", "length", "scores"],
+)
+async def test_answers_that_break_the_contract(wrong: Any, message: str) -> None:
+    how = Sampling(max_tokens=5, logprobs=0)
+    with pytest.raises(PredictorError, match=message):
+        await steps(generator(model(REAL, SCORED), ScriptedModel(wrong)), PROMPT, how)
+
+
+async def test_a_response_without_ids_in_json() -> None:
+    none = {name: Tensor(name, "BYTES", np.empty(0, np.object_)) for name in ("output_ids", "output_log_probs")}
+    predictor = ScriptedModel(none, ids(5, scores=[-0.5]), none)
+    found = await steps(generator(model(REAL, SCORED), predictor), PROMPT, replace(GREEDY, logprobs=0))
+    assert [list(step.ids) for step in found if step.ids] == [[5]] and found[-1].finish == "stop"
+
+
+async def read(found: TokenGenerator, *responses: Any) -> list[int]:
+    assert isinstance(found._predictor, ScriptedModel)
+    found._predictor.responses = responses
+    return [token for step in await steps(found, PROMPT, replace(GREEDY, max_tokens=9)) for token in step.ids]
+
+
+async def test_the_prompt_in_front_of_a_first_response_is_left_out() -> None:
+    stream = generator(model(NEEDED, OUTPUTS), ScriptedModel())
+    assert await read(stream, ids(7, 8, 9, 5), ids(6), ids(1)) == [5, 6, 1]
+    assert await read(stream, ids(7, 8, 9), ids(6)) == [7, 8, 9, 6], "a stream does not begin with the prompt alone"
+    whole = generator(model(NEEDED, OUTPUTS, decoupled=False), ScriptedModel())
+    assert await read(whole, ids(7, 8, 9)) == []
+    assert await read(whole, ids(7, 8)) == [7, 8]
+    assert await read(whole, ids(7, 8, 9, 5)) == [7, 8, 9, 5], "a model that once left it out always does"
+    excluding = generator(model(REAL, OUTPUTS), ScriptedModel())
+    assert await read(excluding, ids(7, 8, 9, 5)) == [7, 8, 9, 5]
