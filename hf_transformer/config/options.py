@@ -290,8 +290,8 @@ class Config:
         default_text="4194304 (8388608 through shared memory); 268435456 for texts made from logits")
     max_cache_bytes: int = option(
         LIMITS, "Bytes of the key-value caches of all texts being generated, for models that take "
-        "past_key_values. A text that finds no room to begin gets 429; one whose cache can't grow waits until "
-        "others have ended; one that never fits gets 413.", integer(1), 2**30)
+        "past_key_values. A text takes those of its prompt and max_tokens when it begins; one that finds no room "
+        "waits, one that never fits gets 413.", integer(1), 2**30)
 
     log_level: int = option(
         LOGGING, "Logging level: debug, info, warning, error, critical or a number.", LOG_LEVEL, 20,
