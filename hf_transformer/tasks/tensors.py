@@ -124,3 +124,18 @@ def ragged_tensor(rows: Sequence[Array], datatype: str, filling: float) -> Tenso
     for place, row in zip(data, rows, strict=True):
         place[0, : len(row)] = row
     return Tensor(OUTPUT, datatype, data)
+
+
+def ragged_json_tensor(predictions: Sequence[Sequence[Json]]) -> Tensor:
+    """``output-0`` of a list of values, or of lists of equal length, for each instance, as KServe has them.
+
+    BYTES [instances, values] or [instances, values, columns]: each element as JSON text, ``null`` behind the last one
+    of a shorter list.
+    """
+    first = predictions[0][0]
+    columns = (len(first),) if isinstance(first, list) else ()
+    data = np.full((len(predictions), max(map(len, predictions)), *columns), b"null", np.object_)
+    for place, values in zip(data, predictions, strict=True):
+        for number, value in enumerate(values):
+            place[number] = [orjson.dumps(one) for one in value] if columns else orjson.dumps(value)
+    return Tensor(OUTPUT, "BYTES", data)
