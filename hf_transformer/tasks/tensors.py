@@ -43,19 +43,22 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     """The instances in a request's input tensors.
 
     An input with one row, or a list without the axis of instances, holds for all instances. An instance with nothing
-    but the first field is the string itself, any other an object with a key per field.
+    but the first field is the string itself, any other an object with a key per field. The only input may have any
+    name if one field is required.
 
     Raises:
         InvalidInput: an input is unknown, missing, not BYTES, or of a shape that does not fit.
     """
     columns: dict[str, list[Json]] = {}
+    required = [field for field in fields if not field.optional]
+    only = required[0] if len(required) == 1 and len(inputs) == 1 else None
     for name, tensor in inputs.items():
-        field = _find(name, fields)
+        field = _find(name, fields, only if isinstance(tensor, Texts) else None)
         if field.name in columns:
             raise InvalidInput(f"inputs: {field.name!r} comes twice, once as {name!r}")
         columns[field.name] = _read_column(tensor, field)
-    for field in fields:
-        if field.name not in columns and not field.optional:
+    for field in required:
+        if field.name not in columns:
             given = ", ".join(map(repr, inputs)) or "none"
             raise InvalidInput(f"inputs: {field.name!r} is missing, expected {_expected(fields)}, got {given}")
     first = fields[0]
@@ -69,10 +72,13 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
 
 
-def _find(name: str, fields: Sequence[Field]) -> Field:
+def _find(name: str, fields: Sequence[Field], otherwise: Field | None) -> Field:
+    """The field of this name, or ``otherwise``."""
     for field in fields:
         if name == field.name or name in field.other_names:
             return field
+    if otherwise is not None:
+        return otherwise
     raise InvalidInput(f"inputs: {name[:100]!r} is unknown, expected {_expected(fields)}")
 
 

@@ -113,7 +113,7 @@ def test_a_stream(serve: Serve, protocol: str) -> None:
     [
         pytest.param(request("other", TEXT), grpc.StatusCode.NOT_FOUND, "served: bert", id="model"),
         pytest.param(request("bert", {}), INVALID, "'text' is missing", id="no input"),
-        pytest.param(request("bert", {"txt": [FRANCE]}), INVALID, "'txt' is unknown", id="input"),
+        pytest.param(request("bert", {**TEXT, "txt": [FRANCE]}), INVALID, "'txt' is unknown", id="input"),
         pytest.param(request("bert", TEXT, outputs=["logits"]), INVALID, "'logits' is unknown", id="output"),
         pytest.param(request("bert", TEXT, parameters={"topk": 1}), INVALID, "parameters.topk", id="parameter"),
         pytest.param(request("bert", {"text": ["no mask"]}), INVALID, "instances[0]: no [MASK]", id="mask"),

@@ -22,7 +22,7 @@ from hf_transformer import __version__
 from hf_transformer.api.base import Model, Models, find_not_ready
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
 from hf_transformer.api.v2 import EXTENSIONS, SERVER, configuration, metadata
-from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -58,7 +58,7 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
     async def model_ready(body: bytes, context: Context) -> bytes:
         try:
             ready = await find_not_ready([asked(pb.ModelReadyRequest, body)]) is None
-        except NotReady:  # it has no version yet
+        except (NotReady, UnknownModel):  # as Triton answers; a model that is not ready has no version
             ready = False
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 

@@ -97,7 +97,6 @@ async def test_what_the_model_is() -> None:
 @pytest.mark.parametrize(
     ("method", "kind", "response"),
     [
-        ("ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse),
         ("ModelMetadata", pb.ModelMetadataRequest, pb.ModelMetadataResponse),
         ("ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse),
     ],
@@ -108,6 +107,15 @@ async def test_models_that_are_not_served(method: str, kind: Any, response: Any)
             code, _ = await code_of(client.ask(method, asked, response))
             assert code is grpc.StatusCode.NOT_FOUND
         broken: Any = client.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
+        assert (await code_of(broken(b"\xff")))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_model_that_is_not_served_is_not_ready() -> None:
+    """As Triton answers; another answer than false is for a message that can't be read."""
+    async with serving(ScriptedModel()) as server, connected(server) as client:
+        for asked in (pb.ModelReadyRequest(name="other"), pb.ModelReadyRequest(name="bert", version="9")):
+            assert not (await client.ask("ModelReady", asked, pb.ModelReadyResponse)).ready
+        broken: Any = client.channel.unary_unary(f"/{SERVICE}/ModelReady", None, None)
         assert (await code_of(broken(b"\xff")))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
