@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +57,10 @@ FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization")) | {
 JSON = b"application/json"
 V2_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """How paths of V2 and of the generate extension name a model."""
+
+TIMEOUT: Final = "timeout"
+CLIENTS_OWN = frozenset((TIMEOUT, "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output"))
+"""Parameters that clients of Triton send with any request. All but ``timeout`` change nothing here."""
 
 
 class Model(Protocol):
@@ -248,6 +253,26 @@ def context_of(request: Request) -> Context:
         for name in FORWARDED & request.headers.keys():
             headers[name.decode("latin-1")] = request.headers[name].decode("latin-1")
     return Context(request.id, headers)
+
+
+def without_clients_own(parameters: Mapping[str, Json], context: Context) -> Mapping[str, Json]:
+    """A request's parameters without those of Triton's clients; ``timeout``, in microseconds, sets the deadline.
+
+    Raises:
+        InvalidInput: ``timeout`` is no whole number, or negative.
+
+    Sources: extension_schedule_policy.md and extension_sequence.md in
+    https://github.com/triton-inference-server/server/tree/main/docs/protocol
+    """
+    if CLIENTS_OWN.isdisjoint(parameters):
+        return parameters
+    timeout = parameters.get(TIMEOUT)
+    if timeout is not None and (type(timeout) is not int or timeout < 0):
+        raise InvalidInput(f"parameters.{TIMEOUT}: expected microseconds, a whole number from 0 on")
+    if timeout:  # 0 is none, as in Triton
+        deadline = asyncio.get_running_loop().time() + timeout / 1e6
+        context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)
+    return {name: value for name, value in parameters.items() if name not in CLIENTS_OWN}
 
 
 def new_request_id() -> str:

@@ -37,6 +37,7 @@ from hf_transformer.api.base import (
     readiness,
     reply,
     require_few,
+    without_clients_own,
 )
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.streaming import LINES, TextStream, wants_stream
@@ -57,6 +58,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def predict(call: Call) -> Response | TextStream:
         model = models[call.path["model"]]
         query = parse(call.json())
+        query.parameters = without_clients_own(query.parameters, call.context)
         if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
             require_few(query.name, query.instances, service.max_texts)  # it would read them before it counts them
         if query.parameters and wants_stream(model.task, query.parameters):

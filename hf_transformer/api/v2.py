@@ -30,6 +30,7 @@ from hf_transformer.api.base import (
     error_json,
     readiness,
     reply,
+    without_clients_own,
 )
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
@@ -58,6 +59,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def answer(call: Call) -> Response:
         model = _find(service.models, call.path)
         request = _parse(call, service.max_texts)
+        request.parameters = without_clients_own(request.parameters, call.context)
         if request.model_name or request.model_version:
             _check_named(model, request)
         body, length = encode_infer_response(await infer(model, request, call.context), request)

@@ -1,0 +1,47 @@
+"""What clients of KServe and Triton send beside the protocols, and what they expect back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.integration.conftest import Serve
+from tests.integration.grpc_client import fails, request, stub, values
+from tests.integration.v2_rest import post, read
+
+FRANCE = "The capital of france is [MASK]."
+SCHEDULING = {"priority": 1, "sequence_id": 7, "sequence_start": True, "sequence_end": False}
+OURS = {**SCHEDULING, "timeout": 30_000_000}
+
+
+def test_parameters_of_tritons_clients_change_nothing(serve: Serve) -> None:
+    service = serve("bert")
+    assert service.predict([FRANCE], {**OURS, "binary_data_output": True}) == ["paris"]
+    _, outputs = read(post(service, {"text": [FRANCE]}, parameters={**OURS, "sequence_id": "a"}))
+    assert outputs == {"output-0": ["paris"]}
+    message = request("bert", {"text": [FRANCE]}, parameters=OURS)
+    message.parameters["priority"].uint64_param = 3
+    with stub(service) as calls:
+        assert values(calls.ModelInfer(message)) == ["paris"]
+        [streamed] = calls.ModelStreamInfer(iter([message]))
+        assert values(streamed.infer_response) == ["paris"]
+
+
+def test_their_timeout_is_a_deadline(serve: Serve) -> None:
+    """In microseconds; fault_slow takes longer."""
+    service, parameters = serve("fault_slow"), {"timeout": 50_000}
+    late = "the caller's deadline"
+    answer = service.post({"instances": [FRANCE], "parameters": parameters})
+    assert (answer.status_code, late in answer.text) == (504, True)
+    answer = post(service, {"text": [FRANCE]}, parameters=parameters)
+    assert (answer.status_code, late in answer.text) == (504, True)
+    with stub(service) as calls, fails(grpc.StatusCode.DEADLINE_EXCEEDED, late):
+        calls.ModelInfer(request("fault_slow", {"text": [FRANCE]}, parameters=parameters))
+
+
+@pytest.mark.parametrize("timeout", [-1, 0.5, "soon", True])
+def test_a_timeout_that_is_none(serve: Serve, timeout: Any) -> None:
+    answer = serve("bert").post({"instances": [FRANCE], "parameters": {"timeout": timeout}})
+    assert (answer.status_code, "parameters.timeout: expected microseconds" in answer.text) == (400, True)
