@@ -113,8 +113,8 @@ class Service:
 
     ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
     one may have in any form: the larger of --max_instances and --max_sequences. ``server_timing`` says whether answers
-    tell how long they took; without ``tracing`` there are no spans. ``executor`` has the threads for long work, None
-    is the event loop's own. ``streams`` are those that run.
+    tell how long they took, ``token_inputs`` whether embeddings take token ids. Without ``tracing`` there are no spans.
+    ``executor`` has the threads for long work, None is the event loop's own. ``streams`` are those that run.
     """
 
     models: Models
@@ -124,6 +124,7 @@ class Service:
     max_texts: int
     streams: OpenStreams
     server_timing: bool = True
+    token_inputs: bool = False
     tracing: Tracing | None = None
     executor: Executor | None = None
 

@@ -122,7 +122,9 @@ def test_what_asks_for_nothing() -> None:
 )
 def test_forms_of_input(given: Any, instances: Any, single: bool) -> None:
     own = {"dimensions": 2, "prompt": "q", "prompt_name": "x", "normalize": True, "truncation": False, "stride": 1}
-    query, alone = embeddings.read_query(read({"model": "mini", "input": given, "encoding_format": "float", **own}), 2)
+    query, alone = embeddings.read_query(
+        read({"model": "mini", "input": given, "encoding_format": "float", **own}), 2, True
+    )
     assert (query.instances, alone, query.name, query.parameters) == (instances, single, "input", own)
 
 

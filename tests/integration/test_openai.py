@@ -24,7 +24,8 @@ RERANK = {"model": "cross", "query": QUERY, "documents": DOCUMENTS}
 
 
 def embeddings(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
-    return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", *flags)
+    """Takes token ids."""
+    return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", "--enable_token_inputs=true", *flags)
 
 
 def rerank(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
@@ -79,6 +80,15 @@ def test_forms_of_input(serve: Serve) -> None:
     assert vectors(ask(service, "embeddings", BODY | {"input": ids})) == many
     assert vectors(ask(service, "embeddings", BODY | {"input": [TEXTS[0], ids[1], TEXTS[2]]})) == many
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
+
+
+@pytest.mark.parametrize("given", [[3, 4], [[3, 4]], ["a", [3]]], ids=str)
+def test_token_ids_need_a_flag(serve: Serve, given: Any) -> None:
+    """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
+    service = serve(MODEL, "v2", f"--model_dir={task_model_folder(MODEL)}")
+    found = error(service.client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
+    assert found["param"].startswith("input")
+    assert "check_embedding_ctx_length=False" in found["message"] and "--enable_token_inputs" in found["message"]
 
 
 def test_parameters(serve: Serve) -> None:
