@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import grpc
@@ -10,6 +11,7 @@ import pytest
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import fails, request, stub, values
 from tests.integration.v2_rest import post, read
+from tests.triton_repository import task_model_folder
 
 FRANCE = "The capital of france is [MASK]."
 SCHEDULING = {"priority": 1, "sequence_id": 7, "sequence_start": True, "sequence_end": False}
@@ -45,3 +47,33 @@ def test_their_timeout_is_a_deadline(serve: Serve) -> None:
 def test_a_timeout_that_is_none(serve: Serve, timeout: Any) -> None:
     answer = serve("bert").post({"instances": [FRANCE], "parameters": {"timeout": timeout}})
     assert (answer.status_code, "parameters.timeout: expected microseconds" in answer.text) == (400, True)
+
+
+def test_a_cloudevent_is_answered_as_one(serve: Serve) -> None:
+    service = serve("bert")
+    event = {"ce-specversion": "1.0", "ce-id": "7", "ce-source": "test", "ce-type": "my.request"}
+    answer = service.post({"instances": [FRANCE]}, headers=event)
+    assert answer.json() == {"predictions": ["paris"]}
+    own = {name: value for name, value in answer.headers.items() if name.startswith("ce-")}
+    assert own.pop("ce-id") not in ("", "7")
+    assert datetime.fromisoformat(own.pop("ce-time")).tzinfo is not None
+    assert own == {
+        "ce-specversion": "1.0",
+        "ce-source": "io.kserve.inference.bert",
+        "ce-type": "io.kserve.inference.response",
+    }
+    del event["ce-id"]
+    plain = service.post({"instances": [FRANCE]}, headers=event)
+    assert not [name for name in plain.headers if name.startswith("ce-")]
+
+
+def test_a_strategy_for_entities_asks_for_the_pipeline_format(serve: Serve) -> None:
+    """As AGGREGATION_STRATEGY alone does in KServe's runtime guide."""
+    folder, text = f"--model_dir=file://{task_model_folder('ner')}", "Anna Smith lives in Berlin."
+    service = serve("ner", "v2", folder, "--aggregation_strategy=simple")
+    [found] = service.predict([text])
+    assert found == service.predict([text], {"output_format": "pipeline", "aggregation_strategy": "simple"})[0]
+    assert found[0].keys() >= {"entity_group", "word", "start", "end"}
+    assert "pipeline format, since --aggregation_strategy=simple" in service.log
+    kept = serve("ner", "v2", folder, "--aggregation_strategy=simple", "--output_format=kserve")
+    assert isinstance(kept.predict([text])[0][0][0], int)
