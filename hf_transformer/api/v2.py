@@ -1,6 +1,6 @@
 """The open inference protocol (V2) over REST.
 
-    GET  /v2                                        {"name", "version", "extensions"}
+    GET  /v2[/]                                     {"name", "version", "extensions"}
     GET  /v2/health/live                            {"live": true}
     GET  /v2/health/ready                           {"ready": true}, 503 while a model is not
     GET  /v2/models                                 {"models": ["bert"]}
@@ -89,6 +89,7 @@ def _server_routes(models: Models) -> list[BaseRoute]:
 
     return [
         Route("/v2", server),
+        Route("/v2/", server),
         Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
         Route("/v2/models", list_models),

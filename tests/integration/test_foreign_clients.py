@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from datetime import datetime
 from typing import Any
 
@@ -77,3 +79,13 @@ def test_a_strategy_for_entities_asks_for_the_pipeline_format(serve: Serve) -> N
     assert "pipeline format, since --aggregation_strategy=simple" in service.log
     kept = serve("ner", "v2", folder, "--aggregation_strategy=simple", "--output_format=kserve")
     assert isinstance(kept.predict([text])[0][0][0], int)
+
+
+def test_a_deflated_body(serve: Serve) -> None:
+    body = zlib.compress(json.dumps({"instances": [FRANCE]}).encode())
+    assert serve("bert").post(body, headers={"content-encoding": "deflate"}).json() == {"predictions": ["paris"]}
+
+
+def test_the_servers_metadata_with_a_slash(serve: Serve) -> None:
+    client = serve("bert").client
+    assert client.get("/v2/").json() == client.get("/v2").json()
