@@ -138,6 +138,7 @@ def _service(
         streams=OpenStreams(),
         server_timing=config.enable_server_timing,
         token_inputs=config.enable_token_inputs,
+        max_instances=config.max_instances,
         tracing=tracing,
         executor=executor,
     )

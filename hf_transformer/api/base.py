@@ -112,9 +112,9 @@ class Service:
     """What every API is given.
 
     ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
-    one may have in any form: the larger of --max_instances and --max_sequences. ``server_timing`` says whether answers
-    tell how long they took, ``token_inputs`` whether embeddings take token ids. Without ``tracing`` there are no spans.
-    ``executor`` has the threads for long work, None is the event loop's own. ``streams`` are those that run.
+    one may have in any form: the larger of ``max_instances`` and --max_sequences. ``server_timing`` says whether
+    answers tell how long they took, ``token_inputs`` whether embeddings take token ids. Without ``tracing`` there are
+    no spans. ``executor`` has the threads for long work, None is the event loop's own. ``streams`` are those that run.
     """
 
     models: Models
@@ -125,6 +125,7 @@ class Service:
     streams: OpenStreams
     server_timing: bool = True
     token_inputs: bool = False
+    max_instances: int = 1024
     tracing: Tracing | None = None
     executor: Executor | None = None
 

@@ -21,7 +21,8 @@ FREE = -1
 class Field:
     """One part of an instance: a string, or with ``many`` a list of strings.
 
-    As a tensor it is BYTES [instances] or [instances, strings], under its name or one of ``other_names``.
+    As a tensor it is BYTES [instances, 1] or [instances], or [instances, strings], under its name or one of
+    ``other_names``.
     """
 
     name: str
@@ -31,8 +32,9 @@ class Field:
 
     @property
     def spec(self) -> TensorSpec:
-        """The tensor that holds it."""
-        return TensorSpec(self.name, "BYTES", (FREE, FREE) if self.many else (FREE,), self.optional)
+        """The tensor that holds it. The second axis is there for clients that take the first one for the batch and
+        have to send something of a known shape for each instance."""
+        return TensorSpec(self.name, "BYTES", (FREE, FREE if self.many else 1), self.optional)
 
 
 TEXT = Field("text", ("input-0", "input_0", "input", "inputs", "instances", "text_input", "INPUT0"))

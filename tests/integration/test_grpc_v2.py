@@ -90,7 +90,7 @@ def test_tritonclient(serve: Serve, how: str) -> None:
     assert said["answers"] == [service.predict([text]) for text in (FRANCE, ITALY)]
     assert said["ids"] == ["0", "1"]
     [tensor] = said["config"]["input"]
-    assert (tensor["name"], tensor["data_type"], tensor["dims"]) == ("text", "TYPE_STRING", ["-1"])
+    assert (tensor["name"], tensor["data_type"], tensor["dims"]) == ("text", "TYPE_STRING", ["1"])
 
 
 def test_a_stream(serve: Serve, protocol: str) -> None:

@@ -200,16 +200,16 @@ def test_routes_of_a_model(serve: Serve, version: str) -> None:
         "name": "bert",
         "versions": ["1"],
         "platform": "hf_transformer",
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
         "outputs": [{"name": OUTPUT, "datatype": "BYTES", "shape": [-1]}],
     }
     assert service.client.get(f"{path}/config").json() == {
         "name": "bert",
         "platform": "hf_transformer",
         "backend": "hf_transformer",
-        "max_batch_size": 0,
-        "input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}],
-        "output": [{"name": OUTPUT, "data_type": "TYPE_STRING", "dims": [-1]}],
+        "max_batch_size": 1024,
+        "input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1], "optional": False}],
+        "output": [{"name": OUTPUT, "data_type": "TYPE_STRING", "dims": []}],
         "model_transaction_policy": {"decoupled": False},
     }
     header, outputs = read(post(service, {"text": [FRANCE]}, path=f"{path}/infer"))
@@ -220,7 +220,10 @@ def test_routes_of_a_model(serve: Serve, version: str) -> None:
 def test_routes_of_the_server(serve: Serve) -> None:
     client = serve("bert").client
     about = client.get("/v2").json()
-    assert (about["name"], about["extensions"]) == ("hf_transformer", ["binary_tensor_data", "model_configuration"])
+    assert (about["name"], about["extensions"]) == (
+        "hf_transformer",
+        ["binary_tensor_data", "model_configuration", "statistics"],
+    )
     assert about["version"][0].isdigit()
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}

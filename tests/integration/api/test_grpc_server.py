@@ -74,10 +74,11 @@ async def test_what_the_server_is() -> None:
         assert (about.name, about.version, list(about.extensions)) == (
             "hf_transformer",
             __version__,
-            ["binary_tensor_data", "model_configuration"],
+            ["binary_tensor_data", "model_configuration", "statistics"],
         )
-        index = client.ask("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
-        assert (await code_of(index))[0] is grpc.StatusCode.UNIMPLEMENTED
+        asked = pb.SystemSharedMemoryStatusRequest()
+        status = client.ask("SystemSharedMemoryStatus", asked, pb.SystemSharedMemoryStatusResponse)
+        assert (await code_of(status))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_what_the_model_is() -> None:
@@ -86,12 +87,12 @@ async def test_what_the_model_is() -> None:
             asked = pb.ModelMetadataRequest(name="bert", version=version)
             about = await client.ask("ModelMetadata", asked, pb.ModelMetadataResponse)
             assert (about.name, list(about.versions), about.platform) == ("bert", ["1"], "hf_transformer")
-            assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1])]
+            assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1, 1])]
             question = pb.ModelConfigRequest(name="bert", version=version)
             config = (await client.ask("ModelConfig", question, pb.ModelConfigResponse)).config
-            assert (config.name, config.max_batch_size, config.backend) == ("bert", 0, "hf_transformer")
+            assert (config.name, config.max_batch_size, config.backend) == ("bert", 1024, "hf_transformer")
             for [one] in (config.input, config.output):
-                assert (one.name, one.data_type, list(one.dims)) == ("text", pb.TYPE_STRING, [-1])
+                assert (one.name, one.data_type, list(one.dims)) == ("text", pb.TYPE_STRING, [1])
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,8 @@ async def test_reflection_describes_every_service_and_the_methods_that_are_answe
                 "ModelInfer",
                 "ModelStreamInfer",
                 "ModelConfig",
+                "ModelStatistics",
+                "RepositoryIndex",
             ],
             "health": ["Check", "Watch"],
         }
