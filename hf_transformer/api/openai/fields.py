@@ -54,7 +54,7 @@ TABLE: Final = (
     Unused("safety_identifier", OPENAIS),
     Unused("prompt_cache_key", OPENAIS),
     Unused("prompt_cache_retention", OPENAIS),
-    Unused("metadata", OPENAIS, ({},)),  # see _check_metadata
+    Unused("metadata", OPENAIS),  # strings by key, see _check_metadata
     # OpenAI's own.
     Unused("store", OPENAIS, (True, False), "nothing is stored here"),
     Unused("service_tier", OPENAIS, ("auto", "default"), "there is one here"),
