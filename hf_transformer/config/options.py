@@ -242,6 +242,8 @@ class Config:
     enable_token_inputs: bool = option(
         SERVER, "Take token ids as input of OpenAI's embeddings. They must be of this model's tokenizer; clients that "
         "count tokens with tiktoken send other ids.", BOOLEAN, False)
+    enable_playground: bool = option(
+        SERVER, "Serve a page at /playground to try the model in a browser; / leads browsers there.", BOOLEAN, False)
     enable_docs_url: bool = option(
         SERVER, "Serve a page at /docs to read about the API and try it.", BOOLEAN, False)
     workers: int = option(SERVER, "Processes that share the port.", integer(1, 1024), 1)

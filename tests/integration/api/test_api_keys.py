@@ -27,6 +27,8 @@ CLOSED = [
     ("POST", "/v2/repository/index", {}),
     ("GET", "/v2", None),
     ("GET", "/openapi.json", None),
+    ("GET", "/info", None),
+    ("GET", "/v1/models/bert/info", None),
     ("GET", "/docs", None),
     ("GET", "/no/such/path", None),
     ("POST", "/metrics", None),
