@@ -140,6 +140,8 @@ def _service(
         max_texts=max(config.max_instances, config.max_sequences),
         streams=OpenStreams(),
         server_timing=config.enable_server_timing,
+        token_inputs=config.enable_token_inputs,
+        max_instances=config.max_instances,
         tracing=tracing,
         executor=executor,
     )

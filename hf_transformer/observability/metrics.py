@@ -7,6 +7,7 @@ value, which would cost a short request several microseconds. Only the event loo
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ Described = Mapping[str, tuple[str, Mapping[str, str]]]
 
 ENDINGS = ("stop", "length", "error", "abandoned")
 """How a text can end: as intended, at its longest, by an error, or because its client no longer waits for it."""
+
+PREDICTING = ("v1", "v2", "grpc", "openai")
+"""The APIs whose requests ask the model."""
 
 FOLD = 4096
 """Values that wait to be sorted into buckets, at most. Sorting them takes some 0.1 ms."""
@@ -159,9 +163,47 @@ class Metrics:
         self._shown.register(shared)
         return shared.renewed()
 
+    def totals(self) -> Totals:
+        """What all workers have done since they started."""
+        found: dict[str, float] = defaultdict(float)
+        for family in self._shown.collect():
+            for sample in family.samples:
+                if sample.name != "hf_transformer_requests_total":
+                    found[sample.name] += sample.value
+                elif sample.labels["api"] in PREDICTING and sample.labels["status"] != "200":
+                    found["failed"] += sample.value
+        return Totals(
+            answered=int(found["request_predict_seconds_count"]),
+            failed=int(found["failed"]),
+            instances=int(found["hf_transformer_batch_instances_sum"]),
+            batches=int(found["hf_transformer_batch_instances_count"]),
+            preprocess=found["request_preprocess_seconds_sum"],
+            queue=found["hf_transformer_queue_seconds_sum"],
+            predict=found["request_predict_seconds_sum"],
+            postprocess=found["request_postprocess_seconds_sum"],
+        )
+
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self._shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a service has done since it started.
+
+    ``answered`` and ``failed`` are requests, ``instances`` were sent in ``batches``. The rest is seconds of all
+    answered requests together; ``predict`` includes ``queue``.
+    """
+
+    answered: int
+    failed: int
+    instances: int
+    batches: int
+    preprocess: float
+    queue: float
+    predict: float
+    postprocess: float
 
 
 class LightCounter(Collector):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error
+from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error, without_clients_own
 from hf_transformer.api.generate import GenerateRequest, TextOutputs
 from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
@@ -106,6 +106,7 @@ class Inference:
             raise InvalidInput(str(error)) from error
         identify(context, request.id)
         context.place = place
+        request.parameters = without_clients_own(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
 
     def fits(self, answer: bytes) -> bool:

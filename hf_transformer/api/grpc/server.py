@@ -4,6 +4,7 @@
         ServerLive, ServerReady, ModelReady     {live} or {ready}
         ServerMetadata, ModelMetadata           names, versions, tensors
         ModelConfig                             the tensors as Triton's configuration has them, for its clients
+        ModelStatistics, RepositoryIndex        counts and times, and the served model, in Triton's form
         ModelInfer, ModelStreamInfer            tensors -> tensors, raw or typed
     grpc.health.v1.Health, grpc.reflection.v1alpha.ServerReflection
 
@@ -138,7 +139,7 @@ class GrpcServer:
         self._server = grpc.aio.server(interceptors=self._guards, options=settings.options)
         inference = Inference(self._service, self._closing, settings.max_send)
         methods = {
-            **questions(models, self.calls),
+            **questions(self._service, self.calls),
             "ModelInfer": self.calls.unary(inference.one),
             "ModelStreamInfer": stream_method(inference, self.calls, settings.max_receive, settings.patience),
         }
