@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hf_transformer.errors import ConfigError
-from hf_transformer.observability.logging import REQUEST_ID
+from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
 CLIENT_CLOSED = 499
@@ -132,4 +132,5 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
 def write_line(logger: logging.Logger, format: str, exchange: Exchange) -> None:
     """Logs one request that has been answered."""
     request_id = exchange.header("x-request-id", sent=True)
-    logger.info("%s", format % exchange.atoms(), extra=None if request_id == "-" else {REQUEST_ID: request_id})
+    extra = None if request_id == "-" else names_of(request_id, exchange.header("traceparent"))
+    logger.info("%s", format % exchange.atoms(), extra=extra)
