@@ -10,6 +10,7 @@ mkdocs' --strict fails at a link to a file or heading that does not exist.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -71,12 +72,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if source == "reference/routes.md":
         return markdown
     here = posixpath.dirname(place_in_repository(source))
-    blob = f"{config.repo_url}/blob/main/"
+    absolute = re.compile(rf"{config.repo_url}/(?:blob|tree|raw)/main/(.+)")
 
     def rewritten(found: re.Match[str]) -> str:
         path = found["path"]
-        if path.startswith(blob):
-            target = path.removeprefix(blob)
+        if from_repository := absolute.fullmatch(path):
+            target = from_repository[1]
         elif re.match(r"[a-z]+:|/", path):
             return found[0]
         else:
@@ -125,49 +126,52 @@ def cell(text: str) -> str:
 def routes_page() -> str:
     """Every route of the OpenAPI document, by its tags."""
     document = yaml.safe_load((ROOT / "hf_transformer" / "api" / "openapi.yaml").read_text(encoding="utf-8"))
-    parts = [
-        "# HTTP routes\n",
-        "This page is generated from the OpenAPI document of the service, which it serves as `/openapi.json`;",
-        "`--enable_docs_url` adds a page to try it. `{model}` is the name of the served model. The guide with",
-        "requests and answers is [API](../api.md); gRPC is described there too.\n",
-    ]
     operations = [
-        (method, path, item[method], item.get("parameters", []))
+        (f"{method.upper()} {path}", item[method])
         for path, item in document["paths"].items()
         for method in METHODS
         if method in item
     ]
+    parts = [
+        "# HTTP routes\n",
+        "This page is generated from the OpenAPI document that the service has at `/openapi.json`. A page to",
+        "try it comes with `--enable_docs_url`. `{model}` is the name of the served model. [API](../api.md)",
+        "has requests with their answers, and gRPC.\n",
+        "| header | meaning |",
+        "|---|---|",
+    ]
+    headers = [one for one in document["components"]["parameters"].values() if one.get("in") == "header"]
+    parts += [f"| `{one['name']}` | {cell(one.get('description', ''))} |" for one in headers]
+    errors: dict[str, str] = {}
+    for _, operation in operations:
+        for status, answer in operation.get("responses", {}).items():
+            if not str(status).startswith("2"):
+                errors.setdefault(str(status), cell(resolved(document, answer).get("description", "")))
+    parts += ["", "| error | meaning |", "|---|---|"]
+    parts += [f"| {status} | {meaning} |" for status, meaning in sorted(errors.items())]
     for tag in document["tags"]:
-        parts += [f"## {tag['name']}\n", f"{tag['description']}\n"]
-        for method, path, operation, shared in operations:
+        parts += ["", f"## {tag['name']}\n", f"{tag['description']}\n"]
+        for title, operation in operations:
             if operation["tags"][0] == tag["name"]:
-                parts += operation_section(document, method, path, operation, shared)
+                parts += operation_section(document, title, operation)
     return "\n".join(parts) + "\n"
 
 
-def operation_section(
-    document: dict[str, Any], method: str, path: str, operation: dict[str, Any], shared: list[Any]
-) -> list[str]:
+def operation_section(document: dict[str, Any], title: str, operation: dict[str, Any]) -> list[str]:
     """The lines about one route."""
-    lines = [f"### {method.upper()} {path}\n", f"{operation.get('summary', '')}\n"]
-    if operation.get("description"):
-        lines.append(f"{operation['description']}\n")
-    condition = operation.get("x-for")
-    if condition:
-        lines.append(f"Only for: {', '.join(condition)}.\n")
-    parameters = [resolved(document, one) for one in (*shared, *operation.get("parameters", ()))]
-    if parameters:
-        lines += ["| parameter | in | meaning |", "|---|---|---|"]
-        lines += [f"| `{one['name']}` | {one['in']} | {cell(one.get('description', ''))} |" for one in parameters]
-        lines.append("")
-    body = resolved(document, operation.get("requestBody", {}))
-    for kind, content in body.get("content", {}).items():
+    lines = [f"### {title}\n", f"{operation.get('summary', '')}. {operation.get('description', '')}\n"]
+    if operation.get("x-for"):
+        lines.append(f"Only with: {', '.join(operation['x-for'])}.\n")
+    for kind, content in resolved(document, operation.get("requestBody", {})).get("content", {}).items():
         lines.append(f"Body: `{kind}`\n")
         lines += fields_table(document, content.get("schema", {}))
-    lines += ["| status | meaning |", "|---|---|"]
+    errors = []
     for status, answer in sorted(operation.get("responses", {}).items()):
-        lines.append(f"| {status} | {cell(resolved(document, answer).get('description', ''))} |")
-    return [*lines, ""]
+        if str(status).startswith("2"):
+            lines.append(f"Answer {status}: {cell(resolved(document, answer).get('description', ''))}\n")
+        else:
+            errors.append(str(status))
+    return [*lines, *([f"Errors: {', '.join(errors)}.\n"] if errors else [])]
 
 
 def fields_table(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
@@ -175,7 +179,10 @@ def fields_table(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
     fields = {name: resolved(document, one) for name, one in fields_of(document, schema)}
     if not fields:
         return []
-    rows = [f"| `{name}` | {cell(type_of(one))} | {cell(one.get('description', ''))} |" for name, one in fields.items()]
+    rows = [
+        f"| `{name}` | {cell(type_of(document, one))} | {cell(one.get('description', ''))} |"
+        for name, one in fields.items()
+    ]
     return ["| field | type | meaning |", "|---|---|---|", *rows, ""]
 
 
@@ -188,15 +195,16 @@ def fields_of(document: dict[str, Any], schema: dict[str, Any]) -> Iterator[tupl
             yield from fields_of(document, part)
 
 
-def type_of(schema: dict[str, Any]) -> str:
+def type_of(document: dict[str, Any], schema: dict[str, Any]) -> str:
     """A schema's type in words."""
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return ", ".join(f"`{'null' if one is None else one}`" for one in schema["enum"])
-    kind = schema.get("type", "")
+    schema = resolved(document, schema)
+    if "const" in schema or "enum" in schema:
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        return ", ".join(f"`{one if one and isinstance(one, str) else json.dumps(one)}`" for one in values)
+    kind = schema.get("type", [])
     kinds = kind if isinstance(kind, list) else [kind]
-    return " or ".join(str(one) for one in kinds if one)
+    forms = [type_of(document, one) for word in ("anyOf", "oneOf") for one in schema.get(word, ())]
+    return " or ".join(dict.fromkeys(str(one) for one in (*kinds, *forms) if one))
 
 
 def resolved(document: dict[str, Any], value: Any) -> dict[str, Any]:

@@ -43,11 +43,11 @@ def anchors(page: Path) -> set[str]:
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
     """The files of the repository that the page links to, each with the anchor, which may be empty."""
-    blob = f"{site()['repo_url']}/blob/main/"
+    absolute = re.compile(rf"{site()['repo_url']}/(?:blob|tree|raw)/main/(.+)")
     for link in LINK.findall(prose(page)):
         path, _, anchor = link.partition("#")
-        if path.startswith(blob):
-            yield ROOT / path.removeprefix(blob), anchor
+        if from_repository := absolute.fullmatch(path):
+            yield ROOT / from_repository[1], anchor
         elif not FOREIGN.match(path):
             yield (ROOT / page.parent / path if path else ROOT / page).resolve(), anchor
 
