@@ -106,13 +106,14 @@ def test_addresses_of_the_repository_are_one() -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob(".github/workflows/*.yml")), ids=lambda path: path.stem)
 def test_a_workflow_may_no_more_than_it_says(path: Path) -> None:
-    """Each begins with reading alone, its jobs are bounded in time, and its make targets exist."""
+    """Each begins with reading alone, jobs are bounded in time, actions are pinned, and make targets exist."""
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for job in workflow["jobs"].values():
         assert job["timeout-minutes"] <= 120
         for step in job["steps"]:
+            assert "uses" not in step or re.search(r"@[0-9a-f]{40}$", step["uses"]), step
             named = re.match(r"make ([\w-]+)$", step.get("run", ""))
             assert named is None or named[1] in targets, named
         assert set(job.get("strategy", {}).get("matrix", {}).get("suite", ())) <= targets
