@@ -1,12 +1,13 @@
-.PHONY: help install demo test test-quick test-models test-clients test-faults check docs bench clean
+.PHONY: help install demo test test-quick test-models test-clients test-faults test-browser check docs bench clean
 
 help:
-	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
+	@echo "make demo     start a real Triton and the service in front of it, to ask and to try in a browser (ARGS=--task=...)"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
 	@echo "make test-quick  those that need neither Triton nor processes, in less than a minute"
 	@echo "make test-models  what needs torch: the goldens are current, exported models answer as the originals do"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
+	@echo "make test-browser  the playground in Chromium, in front of a real Triton"
 	@echo "make check    style, types, generated code"
 	@echo "make docs     the site of the documentation, in build/site  (at 127.0.0.1:8000 while you write: scripts/docs serve)"
 	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick)"
@@ -36,6 +37,9 @@ test-clients:
 test-faults:
 	@scripts/test_faults $(ARGS)
 
+test-browser:
+	@scripts/test_browser $(ARGS)
+
 check: install
 	@scripts/check
 
@@ -46,6 +50,6 @@ bench:
 	@scripts/bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-plain .venv-bench .venv-docs build dist
+	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-plain .venv-browser .venv-bench .venv-docs build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
