@@ -89,6 +89,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             link = f"{config.repo_url}/{'tree' if (ROOT / target).is_dir() else 'blob'}/main/{target}"
         else:
             link = path  # mkdocs warns of it
+        if found["before"] != "](":  # mkdocs leaves HTML alone
+            link = re.sub(r"(?:\bREADME|\bindex)\.md$", "index.html", link)
+            link = re.sub(r"\.md$", ".html", link)
         return f"{found['before']}{link}{found['after']}"
 
     return "".join(part if is_code else LINK.sub(rewritten, part) for is_code, part in by_code(markdown))
