@@ -60,7 +60,9 @@ This page is generated from the declarations in `hf_transformer/config/options.p
   names the most similar known one. With `--strict_flags` they end the start instead.
 - `hf-transformer --help=GROUP` explains the flags of one section below, named by one of its words
   (`--help=limits`), `--help=FLAG` one flag, and `--help=all` all of them.
-- After a bad value the service exits with one line on stderr and exit code 2.
+- After a bad value the service exits with one line on stderr and exit code 2. The line ends with
+  where to look.
+- Colours and progress are for terminals. `NO_COLOR` switches colours off.
 """
 
 

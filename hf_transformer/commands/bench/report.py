@@ -101,15 +101,11 @@ class Report:
 
     @property
     def times(self) -> Table:
-        """Where the time of a request goes, in milliseconds; without columns where nothing is known."""
-        stages = list(dict.fromkeys(name for run in self.runs for name in run.stages))
-        triton = list(dict.fromkeys(name for run in self.runs for name in run.triton))
-        rows = []
-        for run in self.runs:
-            cells = [*(run.stages.get(name, math.nan) for name in stages)]
-            cells += [run.triton.get(name, math.nan) for name in triton]
-            rows.append([str(run.connections), *map(number, cells)])
-        return ["connections", *stages, *(f"Triton: {name}" for name in triton)], rows
+        """Where the time of a request goes, in milliseconds, a column per run; no rows where nothing is known."""
+        runs = [run.stages | {f"Triton: {name}": value for name, value in run.triton.items()} for run in self.runs]
+        names = dict.fromkeys(name for run in runs for name in run)
+        rows = [[name, *(number(run.get(name, math.nan)) for run in runs)] for name in names]
+        return ["mean ms", *(str(run.connections) for run in self.runs)], rows
 
 
 def number(value: float) -> str:
@@ -122,8 +118,8 @@ def number(value: float) -> str:
 def print_report(report: Report, terminal: Terminal) -> None:
     """The tables for people."""
     terminal.say(table(*report.speeds, terminal))
-    if len(report.times[0]) > 1:
-        terminal.say(f"\nWhere the time of a request goes, mean ms\n{table(*report.times, terminal)}")
+    if report.times[1]:
+        terminal.say(f"\nWhere the time of a request goes, by {report.speeds[0][0]}\n{table(*report.times, terminal)}")
     for why, count in report.errors.most_common(5):
         terminal.say(terminal.styled(f"{count} x {why}", "red"))
     if report.warning:
@@ -144,8 +140,9 @@ def html(report: Report) -> str:
         for run in report.runs
     }
     parts.append(chart("Latency of a request in ms, by percentile", [f"p{one:g}" for one in PERCENTILES], series))
-    if len(report.times[0]) > 1:
-        parts.append(f"<h2>Where the time of a request goes, mean ms</h2>{html_table(*report.times)}")
+    if report.times[1]:
+        title = f"Where the time of a request goes, by {report.speeds[0][0]}"
+        parts.append(f"<h2>{title}</h2>{html_table(*report.times)}")
     if report.errors:
         rows = [[why, str(count)] for why, count in report.errors.most_common(20)]
         parts.append(f"<h2>Errors</h2>{html_table(['reason', 'requests'], rows)}")

@@ -66,7 +66,6 @@ class Setup:
         self._service: ChildProcess | None = None
         self._triton: LocalTriton | None = None
         self._configs: dict[Path, str] = {}
-        stack.callback(self._stop_service)
         if not any(re.match("--predictor[-_]host", flag) for flag in flags):
             name = model or CAPITALS.model
             source = ((repository or default_model_repository()) / name).resolve()
@@ -84,7 +83,9 @@ class Setup:
             )
             stack.enter_context(triton)
             found = [f"--model_name={name}", f"--model_dir={source}", f"--predictor_host={triton.http_address}"]
-            self._flags[:0] = [*found, *(CAPITALS.flags if source.parent == default_model_repository() else ())]
+            is_demo = source == default_model_repository() / CAPITALS.model
+            self._flags[:0] = [*found, *(CAPITALS.flags if is_demo else ())]
+        stack.callback(self._stop_service)  # before Triton, which waits for open connections
         self._config, _ = parse_config(self._flags, environ)
         self.model = self._config.model_name
 
