@@ -20,7 +20,7 @@ LEFTOVERS_SHOWN = 3
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 """How the values begin that Kubernetes gives <SERVICE>_PORT variables, for every service of the namespace."""
 SERVICE_LINK_NAME = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_.*)$")
-OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT"})
+OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT", f"{PREFIX}BENCH_API_KEY"})
 """Variables of the other commands, which are no mistake here."""
 
 

@@ -38,6 +38,8 @@ from hf_transformer.errors import ConfigError
 
 LENGTHS = Converter("WORDS", "numbers or ranges of words, such as 8 or 4-32 or 8,8,100-200", read_lengths)
 COUNTS = name_list("N,...", "different numbers of connections, such as 1,8,32", "[1-9][0-9]{0,4}")
+KEY_VARIABLE = "HF_TRANSFORMER_BENCH_API_KEY"
+"""Of its own: a key for OpenAI must not go to another server."""
 FORM = "http://HOST:PORT or https://HOST:PORT, without a path"
 
 
@@ -189,5 +191,5 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     add("triton_environment", type=Path, default=triton, metavar="PATH", help="as of hf-transformer demo")
     add("openai_route_prefix", default="openai", metavar="PREFIX", help="as of hf-transformer serve [openai]")
     add("ca_file", metavar="FILE", help="certificates to trust, for https [the system's]")
-    add("api_key", default=environ.get("OPENAI_API_KEY"), metavar="KEY", help="better: the variable OPENAI_API_KEY")
+    add("api_key", default=environ.get(KEY_VARIABLE), metavar="KEY", help=f"better: the variable {KEY_VARIABLE}")
     return parser

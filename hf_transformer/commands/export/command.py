@@ -32,6 +32,7 @@ SERVES_FLAGS = {
     "--model_dir or --model_id": "--model_id",
     "--model_revision, --tokenizer_revision": "--revision",
     "--model_revision": "--revision",
+    "--tokenizer_revision": "--revision",
     "--model_dir": "--model_id",
     "--hf_token": "--token",
 }
