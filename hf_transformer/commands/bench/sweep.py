@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_transformer.commands.bench.load import Figures, Server
-from hf_transformer.commands.demo import CAPITALS, default_model_repository
+from hf_transformer.commands.demo import EXAMPLES, default_model_repository
 from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, free_ports, is_ready
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
@@ -67,7 +67,7 @@ class Setup:
         self._triton: LocalTriton | None = None
         self._configs: dict[Path, str] = {}
         if not any(re.match("--predictor[-_]host", flag) for flag in flags):
-            name = model or CAPITALS.model
+            name = model or EXAMPLES["fill_mask"].model
             source = ((repository or default_model_repository()) / name).resolve()
             if not (source / "config.pbtxt").is_file():
                 raise ConfigError(f"--model_repository: there is no {source}/config.pbtxt")
@@ -83,8 +83,9 @@ class Setup:
             )
             stack.enter_context(triton)
             found = [f"--model_name={name}", f"--model_dir={source}", f"--predictor_host={triton.http_address}"]
-            is_demo = source == default_model_repository() / CAPITALS.model
-            self._flags[:0] = [*found, *(CAPITALS.flags if is_demo else ())]
+            if source.parent == default_model_repository():
+                found += next((one.flags for one in EXAMPLES.values() if one.model == name), ())
+            self._flags[:0] = found
         stack.callback(self._stop_service)  # before Triton, which waits for open connections
         self._config, _ = parse_config(self._flags, environ)
         self.model = self._config.model_name
