@@ -48,7 +48,7 @@ class Setup:
         model: the name of the model there.
 
     Raises:
-        ConfigError: there is no such model, or a flag has a bad value.
+        ConfigError: there is no such model, or a flag has a bad value or does not go with another.
         LoadError: Triton does not start.
     """
 
@@ -86,16 +86,18 @@ class Setup:
             if source.parent == default_model_repository():
                 found += next((one.flags for one in EXAMPLES.values() if one.model == name), ())
             self._flags[:0] = found
+        elif repository is not None:
+            raise ConfigError("--model_repository: --service_flags have a --predictor_host; leave one of them out")
         stack.callback(self._stop_service)  # before Triton, which waits for open connections
-        self._config, _ = parse_config(self._flags, environ)
-        self.model = self._config.model_name
+        self._serving, _ = parse_config(self._flags, environ)
+        self.model = self._serving.model_name
 
     @property
     def triton(self) -> Server | None:
         """Triton's REST port, None where the service talks to it in another way."""
-        if self._config.predictor_protocol != "v2" or self._config.predictor_use_ssl:
+        if self._serving.predictor_protocol != "v2" or self._serving.predictor_use_ssl:
             return None
-        host, _, port = self._config.predictor_host.rpartition(":")
+        host, _, port = self._serving.predictor_host.rpartition(":")
         return Server((host or port).strip("[]"), int(port) if host else 80)
 
     def restart(self, choices: Sequence[str] = ()) -> Server:
@@ -123,7 +125,7 @@ class Setup:
         log = self._folder / "service.log"
         self._service = service = ChildProcess([*command, f"--grpc_port={grpc_port}"], self._environ, log)
         deadline = time.monotonic() + READY_SECONDS
-        while not is_ready(http_port, f"/v1/models/{self.model}"):
+        while not is_ready(http_port, "/v2/health/ready"):
             if service.wait(0.05) or time.monotonic() > deadline:
                 ended = "is not ready in time" if service.exit_code is None else "has ended"
                 raise LoadError(f"the service {ended}: {service.output_tail(3)}")
