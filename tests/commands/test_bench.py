@@ -107,7 +107,7 @@ async def test_a_connection_that_the_server_closes_is_opened_again() -> None:
 
 
 async def test_tokens_of_streams() -> None:
-    events = [{"choices": [{"text": text}]} for text in ("a", "", "b")]
+    events: list[Any] = [{"choices": [{"text": text}]} for text in ("a", "", "b")]
     events.append({"choices": [], "usage": {"completion_tokens": 3}})
     content = b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + b"data: [DONE]\n\n"
 

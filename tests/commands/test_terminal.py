@@ -25,7 +25,9 @@ def printed(environ: Mapping[str, str], *, live: bool) -> str:
         terminal = Terminal(environ, file)
         terminal.progress("half")
         terminal.say(terminal.styled("done", "bold", "green"))
-        text = os.read(master, 1000).decode()
+        text = ""
+        while not text.endswith("done\x1b[0m\r\n" if terminal.coloured else "done\r\n"):
+            text += os.read(master, 1000).decode()
     os.close(master)
     return text
 

@@ -126,9 +126,9 @@ class Setup:
         self._service = service = ChildProcess([*command, f"--grpc_port={grpc_port}"], self._environ, log)
         deadline = time.monotonic() + READY_SECONDS
         while not is_ready(http_port, "/v2/health/ready"):
-            if service.wait(0.05) or time.monotonic() > deadline:
-                ended = "is not ready in time" if service.exit_code is None else "has ended"
-                raise LoadError(f"the service {ended}: {service.output_tail(3)}")
+            unfit = "does not fit the service" in service.output()  # and will not later
+            if service.wait(0.05) or unfit or time.monotonic() > deadline:
+                raise LoadError(f"the service is not ready: {service.output_tail(3)}")
         return Server(HOST, http_port)
 
     def _stop_service(self) -> None:
@@ -137,20 +137,26 @@ class Setup:
             self._service = None
 
     def settings(self) -> list[list[str]]:
-        """The values to try of each setting, as ``restart`` takes them. Triton's come first: the default of
-        --max_batches_in_flight follows from its instances."""
-        found: list[list[str]] = []
+        """The values to try of each setting, as ``restart`` takes them, but for the one that it has. Triton's come
+        first: the default of --max_batches_in_flight follows from its instances."""
+        entries: dict[str, list[str]] = {}
         if config := next(iter(self._configs.values()), ""):
             # The device stays: a model for a GPU may not run elsewhere.
             kind = re.search(r"^[^#\n]*\bkind\s*:\s*(KIND_\w+)", config, re.MULTILINE)
             device = f" kind: {kind[1]}" if kind else ""
             counts = [count for count in (1, 2, 4) if count <= max(2, len(os.sched_getaffinity(0)))]
-            found.append([f"instance_group [ {{ count: {count}{device} }} ]" for count in counts])
+            entries["instance_group"] = [f"[ {{ count: {count}{device} }} ]" for count in counts]
             rows = re.search(r"^\s*max_batch_size\s*:\s*(\d+)", config, re.MULTILINE)
             if rows and (most := int(rows[1])) > 1:
-                sizes = f"{{ preferred_batch_size: [ {most // 2}, {most} ] }}"
-                found.append(["dynamic_batching", "dynamic_batching { }", f"dynamic_batching {sizes}"])
-        return [*found, *([f"{flag}={value}" for value in values] for flag, values in FLAGS.items())]
+                entries["dynamic_batching"] = ["", "{ }", f"{{ preferred_batch_size: [ {most // 2}, {most} ] }}"]
+        found = [
+            [f"{name} {value}".strip() for value in values if not same(config, with_entry(config, name, value))]
+            for name, values in entries.items()
+        ]
+        for flag, numbers in FLAGS.items():
+            now = str(getattr(self._serving, flag.removeprefix("--")))
+            found.append([f"{flag}={value}" for value in numbers if value != now])
+        return found
 
 
 def _link(old: str, new: str) -> None:
@@ -169,6 +175,11 @@ def with_entry(config: str, name: str, value: str) -> str:
             kept, start, end = kept + config[end:start], -1, token.end()
     rest = (kept + config[end:]).rstrip()
     return f"{rest}\n{name} {value}\n" if value else f"{rest}\n"
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two texts have the same words, in any order."""
+    return sorted(re.findall(r"\w+|[^\w\s]", one)) == sorted(re.findall(r"\w+|[^\w\s]", other))
 
 
 @dataclass(frozen=True, slots=True)
