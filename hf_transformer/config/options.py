@@ -272,6 +272,10 @@ class Config:
         SERVER, "Threads for tokenizing.", integer(1, 1024), factory=default_threads,
         default_text="min(32, CPUs + 4)")
 
+    strict_flags: bool = option(
+        SERVER, "Refuse to start with unknown flags or variables, instead of a warning about each.", BOOLEAN,
+        False)
+
     max_connections: int = option(
         LIMITS, "Open connections per worker, over HTTP and over gRPC each. Further ones are closed, over "
         "HTTP after a 503.", integer(1), 16384)
