@@ -1,59 +1,254 @@
-"""What the service adds to a stream of tokens, and what stepping many sequences together gains.
+"""What the service adds to a stream of tokens, and what it gains by stepping many sequences together.
 
     python -m benchmarks.generation [--seconds 5] [--rounds 5] [--triton_environment .venv-triton]
-        [--checkout NAME=PATH]
+        [--checkout NAME=PATH] [--only MODEL]
 
-A real Triton runs models whose tokens come at a known pace, so any delay beyond it is that of passing them on. They
-are asked by the same number of streams, straight and through the service, over gRPC and over REST, in turn. Then a tiny
-GPT-2 whose tokens the service chooses itself is asked by one stream after the other and by 16 at a time. Writes
-results/generation.md and ends with 1 where a goal was missed.
+A real Triton runs models whose tokens come at a known pace, so any delay beyond it is that of passing them on. The same
+number of streams asks them straight and through the service, over gRPC and over REST, in turn. Then a tiny GPT-2 whose
+tokens the service chooses itself is asked by one stream after the other and by 16 at a time. Writes
+results/generation.md. The exit code is 1 if a goal was missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
+import grpc.aio
+import numpy as np
 import uvloop
 
-from benchmarks.pairs import Checkout, checkout, paired
-from benchmarks.streams.clients import Client, GenerateClient, ServiceClient, Timed, TritonClient
-from benchmarks.streams.ground import STEPPED, TENSORS, lay_out, model_of
-from benchmarks.stress.ground import ROOT, Service
-from benchmarks.stress.usage import cpu_seconds
-from hf_transformer.commands.local_triton import LocalTriton
+from benchmarks.pairs import Checkout, add_flags, environment, paired
+from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds
+from benchmarks.repository import CODE, TensorConfig, python_config
+from hf_transformer.commands.local_triton import HOST, LocalTriton
+from hf_transformer.protocol.generate import encode_generate_request
+from hf_transformer.protocol.grpc import SERVICE, encode_infer_request
+from hf_transformer.types import Tensor
+from tests.triton_repository import lay_out as lay_out_test_models
+from tests.triton_repository import task_model_folder
 
-RESULTS: Final = ROOT / "benchmarks" / "results" / "generation.md"
 MILLISECONDS: Final = 20.0
 """Between two tokens of a stream."""
 STREAMS: Final = (1, 32)
 PROTOCOLS: Final = {"grpc-v2": "gRPC", "v2": "REST"}
-"""Of the service's predictor: Triton's ModelStreamInfer, and its generate_stream."""
+"""To Triton: its ModelStreamInfer, and its generate_stream."""
 OURS: Final = "service"
 TOKENS: Final = 100
-"""Of each stream at a known pace."""
-STEPPED_TOKENS: Final = 100
-"""Of each stream of a logits model."""
+"""Of each stream."""
 TOGETHER: Final = 16
 MOST_FIRST_MS: Final = 0.5
-"""The goal of what the service adds to the time to the first token."""
+"""Goal: the service adds at most this to the time to the first token."""
 MOST_CPU_MS: Final = 0.1
-"""The goal of its CPU time per token, with the most streams."""
+"""Goal: its CPU time per token, with the most streams."""
 LEAST_GAIN: Final = 4.0
-"""The goal of how many times as many tokens a second TOGETHER streams get as one."""
+"""Goal: how many times as many tokens a second TOGETHER streams get as one."""
 MOST_BUSY: Final = 0.7
-"""Of a processor; a load generator that uses more may be what is measured."""
+"""Of a processor. A load generator that uses more may be what is measured."""
+
+PROMPT: Final = "The capital of france is"
+PROMPT_IDS: Final = (328, 305, 308, 477, 521, 662, 309)
+PACED: Final[Mapping[str, tuple[int, Sequence[TensorConfig], Sequence[TensorConfig]]]] = {
+    "tokens": (
+        16,
+        [
+            ("input_ids", "INT32", (-1,)),
+            *((name, "INT32", (1,)) for name in ("input_lengths", "request_output_len", "end_id", "runtime_top_k")),
+            *((name, "FP32", (1,)) for name in ("runtime_top_p", "temperature")),
+            ("random_seed", "UINT64", (1,)),
+            ("streaming", "BOOL", (1,)),
+        ],
+        [("output_ids", "INT32", (-1, -1)), ("sequence_length", "INT32", (-1,))],
+    ),
+    "text": (
+        0,
+        [("text_input", "STRING", (1,)), ("stream", "BOOL", (1,)), ("sampling_parameters", "STRING", (1,))],
+        [("text_output", "STRING", (-1,))],
+    ),
+}
+"""Model with TensorRT-LLM's tensors, and one with vLLM's: max_batch_size, inputs, outputs."""
+DTYPES: Final = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "BYTES": np.object_}
+STEPPED: Final = {"gpt2_past": 0.0, "gpt2_logits": 0.0, "gpt2_past_10ms": 0.01}
+"""Logits model -> seconds that each of its runs takes longer, as those of a large model do whatever their rows."""
+
+
+def lay_out(target: Path) -> Path:
+    """Fills target/triton (the model repository, returned) and target/<model> (tokenizer and config.json)."""
+    repository = target / "triton"
+    for name, (batch, inputs, outputs) in PACED.items():
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        shutil.copyfile(CODE / "token_stream.py", version / "model.py")
+        policy = "model_transaction_policy { decoupled: true }"
+        config = python_config(name, inputs, outputs, batch=batch, policy=policy, milliseconds=MILLISECONDS)
+        (version.parent / "config.pbtxt").write_text(config)
+    lay_out_test_models(repository, ["gpt2_past", "gpt2_logits"])
+    for name, seconds in STEPPED.items():
+        if seconds:
+            origin = name.rpartition("_")[0]
+            shutil.copytree(repository / origin, repository / name, symlinks=True)
+            file = repository / name / "config.pbtxt"
+            text = file.read_text().replace(f'name: "{origin}"', f'name: "{name}"', 1)
+            file.write_text(text + f'parameters {{ key: "seconds" value {{ string_value: "{seconds}" }} }}\n')
+    for name in (*PACED, *STEPPED):
+        shutil.copytree(task_model_folder("gpt2_past"), target / name)
+    return repository
+
+
+# Clients that note the moment of each token. They do as little as can be, so that what they measure is the other side:
+# HTTP is read from a raw socket, and a gRPC response is not parsed.
+
+
+@dataclass(slots=True)
+class Timed:
+    """One stream of ``count`` tokens: ``started`` and the moment of each, in seconds of perf_counter.
+
+    Tokens that are half a character, or no text at all, are not seen.
+    """
+
+    started: float
+    count: int
+    tokens: list[float] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first token."""
+        return self.tokens[0] - self.started
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one token and the next."""
+        return [after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False)]
+
+
+class Client(Protocol):
+    async def stream(self, count: int) -> Timed:
+        """Reads one stream of so many tokens. Raises SystemExit if it goes wrong."""
+
+    async def close(self) -> None: ...
+
+
+class HttpStreams:
+    """Server-sent events, each stream on a kept connection of its own.
+
+    Args:
+        port: of HOST.
+        path: to POST to.
+        body: makes the body by the number of tokens.
+        chosen: whether the model's tokens may have no text, so that the answer's usage has to tell their number.
+    """
+
+    def __init__(self, port: int, path: str, body: Callable[[int], bytes], chosen: bool = False) -> None:
+        self._port = port
+        self._path = path
+        self._body = body
+        self._chosen = chosen
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def stream(self, count: int) -> Timed:
+        body = self._body(count)
+        head = f"POST {self._path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(HOST, self._port)
+        found = Timed(time.perf_counter(), count)
+        writer.write(head + body)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise SystemExit(f"{status.decode().strip()}: {(await reader.read(2000)).decode()}")
+        tokens, last = found.tokens, b""
+        while (line := await reader.readline()) != b"0\r\n":  # the end of the chunks, then an empty line
+            if not line or b'"error"' in line:
+                raise SystemExit(f"a stream ended after {len(tokens)} tokens: {line!r}")
+            if line.startswith(b"data: {"):
+                last = line
+                if b'"text":""' not in line and b'"choices":[]' not in line:
+                    tokens.append(time.perf_counter())
+        await reader.readline()
+        made = json.loads(last[6:])["usage"]["completion_tokens"] if self._chosen else len(tokens)
+        if made != count:
+            raise SystemExit(f"{made} tokens, expected {count}")
+        self._idle.append((reader, writer))
+        return found
+
+    async def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+def service_client(service: ServiceProcess) -> HttpStreams:
+    """OpenAI's completions."""
+    chosen = service.model in STEPPED
+    more = {"ignore_eos": True, "stream_options": {"include_usage": True}} if chosen else {}
+
+    def body(count: int) -> bytes:
+        usual = {"model": service.model, "prompt": PROMPT, "max_tokens": count, "temperature": 0, "stream": True}
+        return json.dumps({**usual, **more}).encode()
+
+    return HttpStreams(service.port, "/openai/v1/completions", body, chosen)
+
+
+def triton_client(triton: LocalTriton, protocol: str, model: str) -> Client:
+    """A paced model without the service."""
+    if protocol == "grpc-v2":
+        return GrpcStreams(triton.grpc_address, lambda count: encode_infer_request(model, inputs_of(model, count), []))
+    path = f"/v2/models/{model}/generate_stream"
+    return HttpStreams(triton.http_port, path, lambda count: encode_generate_request(inputs_of(model, count)))
+
+
+def inputs_of(model: str, count: int) -> list[Tensor]:
+    """The inputs of a paced model for so many tokens."""
+    if model == "text":
+        parameters = json.dumps({"max_tokens": count, "temperature": 0}).encode()
+        values = {"text_input": [PROMPT.encode()], "stream": [True], "sampling_parameters": [parameters]}
+    else:
+        values = {"input_ids": [PROMPT_IDS], "input_lengths": [[len(PROMPT_IDS)]], "request_output_len": [[count]]}
+        values |= {"end_id": [[0]], "runtime_top_k": [[1]], "runtime_top_p": [[1]], "temperature": [[1]]}
+        values |= {"random_seed": [[1]], "streaming": [[True]]}
+    types = {name: "BYTES" if datatype == "STRING" else datatype for name, datatype, _ in PACED[model][1]}
+    return [Tensor(name, types[name], np.array(value, DTYPES[types[name]])) for name, value in values.items()]
+
+
+class GrpcStreams:
+    """Triton's ModelStreamInfer; each stream is a call of its own, and ``body`` makes its request."""
+
+    def __init__(self, address: str, body: Callable[[int], bytes]) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._call = self._channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+        self._body = body
+
+    async def stream(self, count: int) -> Timed:
+        message = self._body(count)
+        found = Timed(time.perf_counter(), count)
+        call = self._call()
+        await call.write(message)
+        tokens = found.tokens
+        while len(tokens) < count:
+            response = await call.read()
+            if response is grpc.aio.EOF or b"error" in response:
+                raise SystemExit(f"Triton ended a stream after {len(tokens)} tokens: {response!r}")
+            tokens.append(time.perf_counter())
+        await call.done_writing()
+        await call.read()
+        return found
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+# Measuring.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,227 +278,196 @@ class Run:
         return 1000 * statistics.fmean(gap for one in self.streams for gap in one.gaps)
 
     @property
+    def cpu_ms(self) -> float:
+        """The service's CPU time per token."""
+        return 1000 * self.cpu
+
+    @property
     def rate(self) -> float:
         """Tokens a second, of all streams."""
         return sum(one.count for one in self.streams) / self.seconds
 
 
-async def load(client: Client, streams: int, tokens: int, seconds: float, cpu: Callable[[], float]) -> Run:
+def measure(make: Callable[[], Client], streams: int, seconds: float, cpu: Callable[[], float] = lambda: 0.0) -> Run:
     """So many streams at a time, one after the other for about so long; a first round is not counted."""
-    await asyncio.gather(*(client(tokens) for _ in range(streams)))
-    found: list[Timed] = []
-    end = time.perf_counter() + seconds
 
-    async def one(number: int) -> None:
-        await asyncio.sleep(number * MILLISECONDS / 1000 / streams)  # not all tokens at the same moment
-        while time.perf_counter() < end or not found:
-            found.append(await client(tokens))
+    async def load() -> Run:
+        client, found = make(), []
+        await asyncio.gather(*(client.stream(TOKENS) for _ in range(streams)))
+        end = time.perf_counter() + seconds
 
-    before, own, started = cpu(), time.process_time(), time.perf_counter()
-    await asyncio.gather(*(one(number) for number in range(streams)))
-    took = time.perf_counter() - started
-    count = sum(stream.count for stream in found)
-    return Run(found, took, (cpu() - before) / count, (time.process_time() - own) / took)
+        async def one(number: int) -> None:
+            await asyncio.sleep(number * MILLISECONDS / 1000 / streams)  # not all tokens at the same moment
+            while time.perf_counter() < end or not found:
+                found.append(await client.stream(TOKENS))
 
-
-async def through_service(service: Service, streams: int, tokens: int, seconds: float) -> Run:
-    """Streams of OpenAI's completions."""
-    client = ServiceClient(service.port, service.model)
-    try:
-        return await load(client, streams, tokens, seconds, lambda: cpu_seconds(service.process.pid))
-    finally:
+        before, own, started = cpu(), time.process_time(), time.perf_counter()
+        await asyncio.gather(*(one(number) for number in range(streams)))
+        took = time.perf_counter() - started
+        busy, used = (time.process_time() - own) / took, cpu() - before
         await client.close()
+        return Run(found, took, used / sum(stream.count for stream in found), busy)
+
+    return uvloop.run(load())
 
 
-async def straight(triton: LocalTriton, protocol: str, model: str, streams: int, seconds: float) -> Run:
-    """The same of Triton alone."""
-    client = (
-        GenerateClient(triton.http_address, model) if protocol == "v2" else TritonClient(triton.grpc_address, model)
-    )
-    try:
-        return await load(client, streams, TOKENS, seconds, lambda: 0.0)
-    finally:
-        await client.close()
+def through(service: ServiceProcess, streams: int, seconds: float) -> Run:
+    """The same through the service."""
+    return measure(lambda: service_client(service), streams, seconds, lambda: cpu_seconds(service.child))
+
+
+def middle(runs: Sequence[Run], figure: str) -> float:
+    """The median of a figure over the rounds."""
+    return statistics.median(getattr(run, figure) for run in runs)
+
+
+@dataclass(slots=True)
+class Page:
+    """The rows of the results' tables, and the goals that were missed."""
+
+    pace: list[str] = field(default_factory=list)
+    pairs: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+    def add_pace(self, where: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> None:
+        """Triton alone and the service at a known pace."""
+        for subject, runs in (("Triton alone", alone), ("service", served)):
+            first, per_token, late, cpu = (
+                middle(runs, figure) for figure in ("first_ms", "per_token_ms", "late_ms", "cpu_ms")
+            )
+            self.pace.append(
+                f"| {where} | {streams} | {subject} | {first:.2f} | {per_token:.2f} | {late:.2f} | "
+                f"{f'{cpu:.3f}' if cpu else ''} | {100 * middle(runs, 'busy'):.0f} % |"
+            )
+        # The two runs of a round follow one another.
+        added = statistics.median(two.first_ms - one.first_ms for one, two in zip(alone, served, strict=True))
+        self.pace.append(f"| {where} | {streams} | *added by the service* | {added:.2f} | | | | |")
+        name = f"{where.replace(' |', ' over')}, {streams} streams"
+        if added > MOST_FIRST_MS:
+            self.missed.append(f"{name}: {added:.2f} ms more to the first token, goal {MOST_FIRST_MS}")
+        if streams == STREAMS[-1] and (cpu := middle(served, "cpu_ms")) > MOST_CPU_MS:
+            self.missed.append(f"{name}: {cpu:.3f} ms of CPU per token, goal {MOST_CPU_MS}")
+        if (busy := max(run.busy for run in (*alone, *served))) > MOST_BUSY:
+            self.missed.append(f"{name}: the load generator used {100 * busy:.0f} % of a processor")
+
+    def add_pair(self, where: str, version: str, ours: Sequence[Run], theirs: Sequence[Run]) -> None:
+        """This version and another one."""
+        for name, figure in (("first token, ms", "first_ms"), ("service's CPU per token, ms", "cpu_ms")):
+            ratio = paired(*([getattr(run, figure) for run in runs] for runs in (ours, theirs)))
+            medians = f"{middle(ours, figure):.3f} | {middle(theirs, figure):.3f}"
+            self.pairs.append(f"| {where} | {name} | {version} | {medians} | {ratio} |")
+
+    def add_steps(self, model: str, single: Sequence[Run], many: Sequence[Run]) -> None:
+        """A logits model, with one stream and with TOGETHER."""
+        gain = statistics.median(two.rate / one.rate for one, two in zip(single, many, strict=True))
+        rates = f"{middle(single, 'rate'):,.0f} | {middle(many, 'rate'):,.0f}"
+        self.steps.append(f"| {model} | {rates} | {gain:.1f} | {middle(many, 'cpu_ms'):.3f} |")
+        if gain < LEAST_GAIN:
+            text = f"{gain:.1f} times the tokens a second at {TOGETHER} streams, goal {LEAST_GAIN}"
+            self.missed.append(f"{model}: {text}")
+
+    def text(self, options: argparse.Namespace) -> str:
+        """In Markdown."""
+        others = [
+            "\n## This version and others\n",
+            "| model | protocol | streams | figure | other | this | other | this / other | 95 % |\n"
+            "|---|---|---:|---|---|---:|---:|---:|---|",
+            *self.pairs,
+        ]
+        lines = [
+            "# Text generation\n",
+            f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}; "
+            f"`python -m benchmarks.generation --seconds {options.seconds:g} --rounds {options.rounds}`; medians of "
+            "the rounds. [What is measured](../README.md#text-generation).\n",
+            "## Goals\n",
+            *([f"- missed: {line}" for line in self.missed] or ["All are met."]),
+            "\n## Streams at a known pace\n",
+            f"Tokens come every {MILLISECONDS:g} ms, and the first one that long after the request.\n",
+            "| model | protocol | streams | | first token, ms | per token, ms | p99 later than the pace, ms | "
+            "service's CPU per token, ms | load generator |\n|---|---|---:|---|---:|---:|---:|---:|---:|",
+            *self.pace,
+            *(others if self.pairs else []),
+            "\n## Stepping sequences together\n",
+            f"| model | tokens/s, one by one | tokens/s, {TOGETHER} at a time | times | service's CPU per token, ms |\n"
+            "|---|---:|---:|---:|---:|",
+            *self.steps,
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def measure_pace(
-    triton: LocalTriton, versions: Mapping[str, Mapping[str, Service]], kind: str, options: argparse.Namespace
-) -> tuple[list[str], list[str]]:
-    """Rows of one kind of model, and after them the goals that were missed, which begin with an exclamation mark; then
-    the rows that compare this version with others.
-
-    ``versions``: the name of a version -> protocol -> its service; OURS is there, and others take turns with it.
-    """
-    rows, missed, pairs = [], [], []
-    for streams in STREAMS:
-        for protocol, name in PROTOCOLS.items():
-            alone: list[Run] = []
-            served: dict[str, list[Run]] = {version: [] for version in versions}
-            for number in range(options.rounds):
-                alone.append(uvloop.run(straight(triton, protocol, kind, streams, options.seconds)))
-                for version in reversed(list(versions)) if number % 2 else versions:
-                    service = versions[version][protocol]
-                    served[version].append(uvloop.run(through_service(service, streams, TOKENS, options.seconds)))
-            rows += pace_rows(f"{kind} | {name}", streams, alone, served[OURS])
-            missed += missed_pace(f"{kind} over {name}", streams, alone, served[OURS])
-            for version in versions:
-                if version != OURS:
-                    pairs += pair_rows(f"{kind} | {name} | {streams}", version, served[OURS], served[version])
-    return rows + missed, pairs
+    page: Page,
+    where: str,
+    straight: Callable[[], Client],
+    versions: Mapping[str, ServiceProcess],
+    streams: int,
+    options: argparse.Namespace,
+) -> None:
+    """One paced model over one protocol: Triton alone, this version and the others, which take turns."""
+    alone: list[Run] = []
+    served: dict[str, list[Run]] = {version: [] for version in versions}
+    for number in range(options.rounds):
+        alone.append(measure(straight, streams, options.seconds))
+        for version in reversed(list(versions)) if number % 2 else versions:
+            served[version].append(through(versions[version], streams, options.seconds))
+    page.add_pace(where, streams, alone, served[OURS])
+    for version, runs in served.items():
+        if version != OURS:
+            page.add_pair(f"{where} | {streams}", version, served[OURS], runs)
 
 
-def pair_rows(where: str, version: str, ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
-    """A row per figure of this version and another one."""
-    figures: dict[str, Callable[[Run], float]] = {
-        "first token, ms": lambda run: run.first_ms,
-        "service's CPU per token, ms": lambda run: 1000 * run.cpu,
-    }
-    return [
-        f"| {where} | {name} | {version} | {middle(ours, figure):.3f} | {middle(theirs, figure):.3f} | "
-        f"{paired([figure(run) for run in ours], [figure(run) for run in theirs])} |"
-        for name, figure in figures.items()
-    ]
-
-
-def pace_rows(name: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> list[str]:
-    """What one model over one protocol, with so many streams, has in the table."""
-    rows = []
-    for subject, runs in (("Triton alone", alone), ("service", served)):
-        cpu = 1000 * middle(runs, lambda run: run.cpu)
-        rows.append(
-            f"| {name} | {streams} | {subject} | {middle(runs, lambda run: run.first_ms):.2f} | "
-            f"{middle(runs, lambda run: run.per_token_ms):.2f} | {middle(runs, lambda run: run.late_ms):.2f} | "
-            f"{f'{cpu:.3f}' if cpu else ''} | {100 * middle(runs, lambda run: run.busy):.0f} % |"
-        )
-    rows.append(f"| {name} | {streams} | *added by the service* | {added_ms(alone, served):.2f} | | | | |")
-    return rows
-
-
-def missed_pace(name: str, streams: int, alone: Sequence[Run], served: Sequence[Run]) -> list[str]:
-    """The goals that these runs miss."""
-    missed, added = [], added_ms(alone, served)
-    if added > MOST_FIRST_MS:
-        missed.append(f"!{name}, {streams} streams: {added:.2f} ms more to the first token, goal {MOST_FIRST_MS}")
-    cpu = 1000 * middle(served, lambda run: run.cpu)
-    if streams == STREAMS[-1] and cpu > MOST_CPU_MS:
-        missed.append(f"!{name}, {streams} streams: {cpu:.3f} ms of CPU per token, goal {MOST_CPU_MS}")
-    if (busy := max(run.busy for run in (*alone, *served))) > MOST_BUSY:
-        missed.append(f"!{name}, {streams} streams: the load generator used {100 * busy:.0f} % of a processor")
-    return missed
-
-
-def added_ms(alone: Sequence[Run], served: Sequence[Run]) -> float:
-    """What the service adds to the first token: of each round, whose two runs follow one another; the median."""
-    return statistics.median(two.first_ms - one.first_ms for one, two in zip(alone, served, strict=True))
-
-
-def measure_steps(service: Service, options: argparse.Namespace) -> list[str]:
-    """One row of a logits model, and the goal if it was missed."""
-    name = service.model
+def measure_steps(page: Page, service: ServiceProcess, options: argparse.Namespace) -> None:
+    """One logits model, with one stream and with TOGETHER."""
     single, many = [], []
     for _ in range(options.rounds):
-        single.append(uvloop.run(through_service(service, 1, STEPPED_TOKENS, options.seconds)))
-        many.append(uvloop.run(through_service(service, TOGETHER, STEPPED_TOKENS, options.seconds)))
-    one, together = middle(single, lambda run: run.rate), middle(many, lambda run: run.rate)
-    gain = statistics.median(two.rate / first.rate for first, two in zip(single, many, strict=True))
-    cpu = 1000 * middle(many, lambda run: run.cpu)
-    rows = [f"| {name} | {one:,.0f} | {together:,.0f} | {gain:.1f} | {cpu:.3f} |"]
-    if gain < LEAST_GAIN:
-        rows.append(f"!{name}: {gain:.1f} times the tokens a second at {TOGETHER} streams, goal {LEAST_GAIN}")
-    return rows
-
-
-def middle(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
-    """The median over the rounds."""
-    return statistics.median(map(value, runs))
-
-
-def report(
-    pace: Sequence[str], pairs: Sequence[str], steps: Sequence[str], options: argparse.Namespace
-) -> tuple[str, list[str]]:
-    """The page, and the goals that were missed."""
-    missed = [line[1:] for line in (*pace, *steps) if line.startswith("!")]
-    lines = [
-        "# Text generation\n",
-        f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}; "
-        f"`python -m benchmarks.generation --seconds {options.seconds:g} --rounds {options.rounds}`; medians of the "
-        "rounds. ../README.md says what is measured.\n",
-        "## Streams at a known pace\n",
-        f"Tokens come every {MILLISECONDS:g} ms, and the first one that long after the request.\n",
-        "| model | protocol | streams | | first token, ms | per token, ms | p99 later than the pace, ms | "
-        "service's CPU per token, ms | load generator |\n|---|---|---:|---|---:|---:|---:|---:|---:|",
-        *(line for line in pace if not line.startswith("!")),
-        *(
-            [
-                "\n## This version and others\n",
-                "| model | protocol | streams | figure | other | this | other | this / other | 95 % |\n"
-                "|---|---|---:|---|---|---:|---:|---:|---|",
-                *pairs,
-            ]
-            if pairs
-            else []
-        ),
-        "\n## Stepping sequences together\n",
-        f"| model | tokens/s, one by one | tokens/s, {TOGETHER} at a time | times | service's CPU per token, ms |\n"
-        "|---|---:|---:|---:|---:|",
-        *(line for line in steps if not line.startswith("!")),
-        "\n## Goals\n",
-        *([f"- missed: {line}" for line in missed] or ["All are met."]),
-    ]
-    return "\n".join(lines) + "\n", missed
+        single.append(through(service, 1, options.seconds))
+        many.append(through(service, TOGETHER, options.seconds))
+    page.add_steps(service.model, single, many)
 
 
 def main() -> int:
-    """Measures, writes the page; 1 if a goal was missed."""
+    """Measures and writes the page; 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--triton_environment", type=Path, default=ROOT / ".venv-triton")
-    parser.add_argument("--only", default="", help="the models whose name has this; nothing is written then")
-    parser.add_argument(
-        "--checkout",
-        action="append",
-        default=[],
-        type=checkout,
-        help="another version, NAME=PATH; nothing is written then",
-    )
+    parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
+    parser.add_argument("--only", default="", help="the models whose name holds this; writes nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
+    add_flags(parser)
     options = parser.parse_args()
-    checkouts: dict[str, Checkout | None] = {OURS: None, **{one.name: one for one in options.checkout}}
-    pace: list[str] = []
-    pairs: list[str] = []
-    steps: list[str] = []
+    checkouts: list[Checkout | None] = [None, *options.checkout]
+    page = Page()
     with tempfile.TemporaryDirectory(prefix="hf-transformer-generation-") as name:
         folder = Path(name)
-        repository = lay_out(folder, MILLISECONDS)
-        with LocalTriton(repository, environment=options.triton_environment, config_name=None) as triton:
-            for model in (*TENSORS, *STEPPED):
-                if options.only not in model:
-                    continue
-                with ExitStack() as stack:
-                    versions = {
-                        name: {
-                            protocol: stack.enter_context(
-                                Service(folder, model_of(model), triton, protocol=protocol, checkout=other)
-                            )
-                            for protocol in (PROTOCOLS if model in TENSORS else ["grpc-v2"])
+        with LocalTriton(lay_out(folder), environment=options.triton_environment, config_name=None) as triton:
+
+            def served(model: str, protocol: str, checkout: Checkout | None = None) -> ServiceProcess:
+                flags = [f"--predictor_protocol={protocol}"]
+                own = options.own_python
+                return ServiceProcess(triton, folder, model, flags, checkout=checkout, own_python=own)
+
+            for model in (one for one in PACED if options.only in one):
+                for protocol, label in PROTOCOLS.items():
+                    with ExitStack() as stack:
+                        versions = {
+                            one.name if one else OURS: stack.enter_context(served(model, protocol, one))
+                            for one in checkouts
                         }
-                        for name, other in checkouts.items()
-                        if model in TENSORS or name == OURS
-                    }
-                    for services in versions.values():
-                        for service in services.values():
-                            service.wait()
-                    if model in TENSORS:
-                        rows, compared = measure_pace(triton, versions, model, options)
-                        pace += rows
-                        pairs += compared
-                    else:
-                        steps += measure_steps(versions[OURS]["grpc-v2"], options)
-    page, missed = report(pace, pairs, steps, options)
-    print(page)
+                        for version in versions.values():
+                            version.wait()
+                        straight = partial(triton_client, triton, protocol, model)
+                        for streams in STREAMS:
+                            measure_pace(page, f"{model} | {label}", straight, versions, streams, options)
+            for model in (one for one in STEPPED if options.only in one):
+                with served(model, "grpc-v2") as service:
+                    measure_steps(page, service.wait(), options)
+    text = page.text(options)
+    print(text)
     if not (options.only or options.checkout):
-        RESULTS.write_text(page)
-    return 1 if missed else 0
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "generation.md").write_text(text)
+    return 1 if page.missed else 0
 
 
 if __name__ == "__main__":

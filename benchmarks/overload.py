@@ -1,11 +1,11 @@
-"""What the service does when ten times as much is asked of it as it can do.
+"""The service when ten times as much is asked of it as it can do.
 
     python -m benchmarks.overload [--seconds 6] [--triton_environment .venv-triton] [--only short]
 
-A real Triton runs classifiers that take a known time for each token, so that the capacity is known and is not that of
-the machine. First the peak is found: so many clients, each with one request after the other, that the model is never
-idle. Then ten times the peak is offered in an open loop. Every answer is checked. Writes results/overload.md and ends
-with 1 where a goal was missed.
+A real Triton runs classifiers that take a known time for each token, so the capacity is known and does not depend on
+the machine. The peak comes first: so many clients, each with one request after the other, that the model is never
+idle. Then an open loop offers ten times the peak. Every answer is checked. Writes results/overload.md. The exit code is
+1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -13,168 +13,335 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import platform
+import random
+import shutil
+import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import uvloop
+from tokenizers import Tokenizer
 
-from benchmarks.stress.ground import ROOT, Service, lay_out
-from benchmarks.stress.open_loop import Generator, Request, request_of
-from benchmarks.stress.overload_cases import CASES, STUCK, Case, limits_of, requests_of
-from benchmarks.stress.overload_report import HEAD, Peak, Round, missed, refused_alike, report, row_of
-from benchmarks.stress.texts import Texts
-from benchmarks.stress.usage import cpu_seconds, forget_peak, usage_of
+from benchmarks.open_loop import Ask, Clients, Outcome, ask
+from benchmarks.pairs import environment
+from benchmarks.processes import RESULTS, ROOT, ServiceProcess, cpu_seconds, resident_bytes
+from benchmarks.repository import CODE, TOKENS, python_config
 from hf_transformer.commands.local_triton import LocalTriton
 
-RESULTS: Final = ROOT / "benchmarks" / "results" / "overload.md"
+DEMO: Final = ROOT / "deploy" / "model_repository" / "bert"
+"""Its tokenizer has 1,024 tokens."""
+LABELS: Final = 64
+BATCH: Final = 32
 TIMES: Final = 10
 PATIENCE: Final = 3.0
 """Seconds until a client gives up."""
 CLIENTS: Final = (32, 64)
-"""How many clients ask in turn while the peak is looked for: enough that the next batch always waits."""
+"""Clients that ask in turn while the peak is looked for: enough that the next batch always waits."""
+DISTINCT: Final = 64
+"""Different requests."""
+SPECIAL: Final = 2
+"""Tokens of a text that are no words: [CLS] and [SEP]."""
+NO_LIMIT: Final = 10**9
+NO_LIMITS: Final = "no limits"
+SECONDS_OF_TOKENS: Final = 0.4
+"""The budget of tokens is what the model does in this time."""
+GOAL: Final = 0.9
+"""Goodput under overload over that of the peak, with limits."""
+HEAD: Final = """\
+| limits | offered, requests/s | goodput, instances/s | of the peak | p50 ms | p99 ms | refused \
+| gave up | lost | failed | wrong | MB before, most, after | CPU |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"""
 
 
-def find_peak(service: Service, case: Case, requests: Sequence[Request], seconds: float) -> Peak:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of load: requests as (instances, tokens of each), which take turns. ``microseconds`` is what the model
+    takes for a padded token."""
+
+    name: str
+    model: str
+    microseconds: float
+    shapes: tuple[tuple[int, int], ...]
+
+    def limits(self) -> dict[str, tuple[str, ...]]:
+        """The limits that are compared, by name, with their flags."""
+        requests, tokens = 64, int(1e6 / self.microseconds * SECONDS_OF_TOKENS)
+        forms = {
+            f"--max_concurrent_requests={requests}": (requests, NO_LIMIT),
+            f"--max_queued_tokens={tokens}": (NO_LIMIT, tokens),
+            NO_LIMITS: (NO_LIMIT, NO_LIMIT),
+        }
+        return {
+            name: (f"--max_concurrent_requests={most}", f"--max_queued_tokens={budget}")
+            for name, (most, budget) in forms.items()
+        }
+
+    def goodput(self, outcomes: dict[str, Outcome]) -> int:
+        """Instances in right answers that came while the load went on."""
+        found = ((count, outcomes.get(kind(count))) for count, _ in self.shapes)
+        return sum(count * outcome.in_time for count, outcome in found if outcome is not None)
+
+
+CASES: Final = (
+    Case("short texts (9 tokens)", "short", 900.0, ((1, 9),)),
+    Case("long texts (120 tokens)", "long", 70.0, ((1, 120),)),
+    Case("1 and 64 instances (9 tokens each)", "mixed", 25.0, ((1, 9), (64, 9))),
+)
+STUCK: Final = Case("stuck", "stuck", 700_000.0, ((1, 9),))
+"""Takes longer for one short text than refusing others is measured."""
+
+
+def kind(instances: int) -> str:
+    return f"{instances} instance{'s' if instances > 1 else ''}"
+
+
+class Texts:
+    """Random texts of words that are one token each."""
+
+    def __init__(self) -> None:
+        self._tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+        self._words = sorted(word for word in self._tokenizer.get_vocab() if word.isascii() and word.isalpha())
+        self._random = random.Random(1)
+
+    def make(self, tokens: int) -> str:
+        """A text of so many tokens, special tokens included."""
+        return " ".join(self._random.choices(self._words, k=tokens - SPECIAL))
+
+    def label(self, text: str) -> int:
+        """The model's answer."""
+        return sum(self._tokenizer.encode(text).ids) % LABELS
+
+    def requests(self, case: Case) -> list[Ask]:
+        """DISTINCT requests, all of them different."""
+        made = []
+        for number in range(DISTINCT):
+            instances, tokens = case.shapes[number % len(case.shapes)]
+            chosen = [self.make(tokens) for _ in range(instances)]
+            answer = json.dumps({"predictions": [self.label(text) for text in chosen]}, separators=(",", ":"))
+            made.append(ask(kind(instances), path_of(case), body_of(chosen), answer.encode()))
+        return made
+
+
+def path_of(case: Case) -> str:
+    return f"/v1/models/{case.model}:predict"
+
+
+def body_of(texts: Sequence[str]) -> bytes:
+    return json.dumps({"instances": texts}).encode()
+
+
+def lay_out(target: Path) -> Path:
+    """Fills target/triton (the model repository, returned) and target/<model> (tokenizer and config.json)."""
+    repository = target / "triton"
+    config = json.loads((DEMO / "config.json").read_text())
+    config["architectures"] = ["BertForSequenceClassification"]
+    config["id2label"] = {str(label): f"L{label}" for label in range(LABELS)}
+    config["label2id"] = {f"L{label}": label for label in range(LABELS)}
+    for case in (*CASES, STUCK):
+        version, folder = repository / case.model / "1", target / case.model
+        version.mkdir(parents=True)
+        shutil.copyfile(CODE / "slow_classifier.py", version / "model.py")
+        outputs = [("logits", "FP32", (LABELS,))]
+        settings = python_config(case.model, TOKENS, outputs, batch=BATCH, microseconds=case.microseconds)
+        (version.parent / "config.pbtxt").write_text(settings)
+        folder.mkdir()
+        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+            shutil.copyfile(DEMO / name, folder / name)
+        (folder / "config.json").write_text(json.dumps(config))
+    return repository
+
+
+@dataclass(slots=True)
+class Peak:
+    """The most that was answered: instances and requests a second, and the service's CPU seconds for each request."""
+
+    goodput: float = 0.0
+    rate: float = 0.0
+    cpu: float = 0.0
+
+
+def run(
+    service: ServiceProcess, work: Callable[[Clients], Awaitable[float | None]], patience: float = PATIENCE
+) -> tuple[dict[str, Outcome], float | None]:
+    """Runs clients from their start to their end: what became of their requests, and what ``work`` returned."""
+
+    async def clients() -> tuple[dict[str, Outcome], float | None]:
+        made = Clients(service.port, patience)
+        returned = await work(made)
+        await made.close()
+        return made.outcomes, returned
+
+    return uvloop.run(clients())
+
+
+def find_peak(service: ServiceProcess, case: Case, requests: Sequence[Ask], seconds: float) -> Peak:
     """The best of several numbers of clients."""
-    best = Peak(0.0, 0.0, 0.0)
-    for clients in CLIENTS:
-        before = cpu_seconds(service.process.pid)
-        generator = asked_in_turn(service, requests, clients, seconds)
-        outcomes = list(generator.outcomes.values())
-        goodput = case.instances(generator.outcomes) / seconds
-        answered = sum(len(one.right) for one in outcomes)
-        if not answered or answered != sum(one.sent for one in outcomes):
+    best = Peak()
+    for count in CLIENTS:
+        before = cpu_seconds(service.child)
+        outcomes, _ = run(service, lambda clients, count=count: clients.ask_in_turn(requests, count, seconds))
+        goodput, answered = case.goodput(outcomes) / seconds, sum(len(one.right) for one in outcomes.values())
+        if not answered or answered != sum(one.sent for one in outcomes.values()):
             raise SystemExit(f"not all answers were right without overload: {outcomes}")
-        rate = sum(one.in_time for one in outcomes) / seconds
         if goodput > best.goodput:
-            best = Peak(goodput, rate, (cpu_seconds(service.process.pid) - before) / answered)
+            rate = sum(one.in_time for one in outcomes.values()) / seconds
+            best = Peak(goodput, rate, (cpu_seconds(service.child) - before) / answered)
     return best
 
 
-def asked_in_turn(service: Service, requests: Sequence[Request], clients: int, seconds: float) -> Generator:
-    """A closed loop, from its start to its end."""
+@dataclass(slots=True)
+class Round:
+    """One overload. ``megabytes`` are before, at most and after; ``cpu`` is the service's share of one CPU."""
 
-    async def run() -> Generator:
-        generator = Generator(service.port, PATIENCE)
-        await generator.ask_in_turn(requests, clients, seconds)
-        await generator.close()
-        return generator
+    limits: str
+    offered: float
+    goodput: float
+    outcomes: dict[str, Outcome]
+    megabytes: tuple[float, float, float]
+    cpu: float
 
-    return uvloop.run(run())
+    def count(self, name: str) -> int:
+        """A field of all outcomes, added up."""
+        return sum(int(getattr(one, name)) for one in self.outcomes.values())
+
+    def row(self, peak: Peak) -> str:
+        """A line of a case's table."""
+        right = [value for one in self.outcomes.values() for value in one.right]
+        quantiles = statistics.quantiles(right, n=100) if len(right) > 1 else [float("nan")] * 99
+        counts = " | ".join(str(self.count(name)) for name in ("lost", "failed", "wrong"))
+        return (
+            f"| {self.limits} | {self.offered:.0f} | {self.goodput:.0f} | {self.goodput / peak.goodput:.2f} | "
+            f"{1000 * quantiles[49]:.0f} | {1000 * quantiles[98]:.0f} | "
+            f"{100 * self.count('refused') / self.count('sent'):.0f} % | "
+            f"{self.count('gave_up')} ({self.count('not_connected')}) | {counts} | "
+            f"{', '.join(f'{size:.0f}' for size in self.megabytes)} | {100 * self.cpu:.0f} % |"
+        )
+
+    def missed(self, case: Case, peak: Peak) -> list[str]:
+        """The goals of a form with limits that it missed."""
+        found = []
+        if self.limits != NO_LIMITS:
+            if self.goodput < GOAL * peak.goodput:
+                found.append(f"goodput {self.goodput:.0f}/s is under {GOAL} of the peak, {peak.goodput:.0f}/s")
+            if bad := sum(self.count(name) for name in ("lost", "gave_up", "wrong", "failed")):
+                found.append(f"{bad} accepted requests did not get their answer")
+        return [f"{case.name}, {self.limits}: {line}" for line in found]
 
 
 def overload(
-    service: Service, case: Case, limits: str, requests: Sequence[Request], rate: float, seconds: float
+    service: ServiceProcess, case: Case, limits: str, requests: Sequence[Ask], rate: float, seconds: float
 ) -> Round:
     """One open loop, from its start to the last answer."""
-    pid = service.process.pid
-    forget_peak(pid)
-    before, cpu = usage_of(pid), cpu_seconds(pid)
+    process = Path(f"/proc/{service.child.pid}")
+    (process / "clear_refs").write_text("5")  # the peak of the memory begins anew at what is resident now (proc(5))
+    before, cpu = resident_bytes(service.child), cpu_seconds(service.child)
+    outcomes, offered = run(service, lambda clients: clients.offer(requests, rate, seconds))
+    status = (process / "status").read_text()
+    most = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    sizes = (before / 1e6, most / 1e6, resident_bytes(service.child) / 1e6)
+    used = (cpu_seconds(service.child) - cpu) / seconds
+    return Round(limits, offered or 0.0, case.goodput(outcomes) / seconds, outcomes, sizes, used)
 
-    async def run() -> tuple[Generator, float]:
-        generator = Generator(service.port, PATIENCE)
-        offered = await generator.offer(requests, rate, seconds)
-        await generator.close()
-        return generator, offered
 
-    generator, offered = uvloop.run(run())
-    after = usage_of(pid)
-    return Round(
-        limits,
-        offered,
-        case.instances(generator.outcomes) / seconds,
-        generator.outcomes,
-        (before.resident, after.peak, after.resident),
-        (cpu_seconds(pid) - cpu) / seconds,
-        generator.connections,
-    )
+def measure(case: Case, folder: Path, triton: LocalTriton, texts: Texts, seconds: float) -> tuple[list[str], list[str]]:
+    """The lines of one case, and the goals that it missed."""
+    requests = texts.requests(case)
+    rounds: list[Round] = []
+    peak = Peak()
+    for limits, flags in reversed(case.limits().items()):
+        with ServiceProcess(triton, folder, case.model, flags) as service:
+            service.wait()
+            if not rounds:
+                peak = find_peak(service, case, requests, seconds / 2)
+            rounds.insert(0, overload(service, case, limits, requests, TIMES * peak.rate, seconds))
+            print(rounds[0].row(peak), file=sys.stderr, flush=True)
+    lines = [
+        f"## {case.name}\n",
+        f"The model does {1e6 / case.microseconds:,.0f} tokens a second. The peak is {peak.rate:.0f} requests a "
+        f"second, at {1e6 * peak.cpu:.0f} microseconds of the service's CPU for each.\n",
+        HEAD,
+        *(one.row(peak) for one in rounds),
+    ]
+    if len(case.shapes) > 1:
+        lines.append("\nRefused of each kind: " + "; ".join(map(refused_by_kind, rounds)) + ".")
+    return [*lines, ""], [line for one in rounds for line in one.missed(case, peak)]
+
+
+def refused_by_kind(one: Round) -> str:
+    """The share of each kind that was refused."""
+    shares = (f"{name} {100 * found.refused / found.sent:.1f} %" for name, found in sorted(one.outcomes.items()))
+    return f"{one.limits}: " + ", ".join(shares)
 
 
 def measure_refusals(folder: Path, triton: LocalTriton, texts: Texts, seconds: float) -> list[str]:
     """Rows: the CPU of refusing one request while another one holds the only place."""
     rows = []
+    holding = ask("holding", path_of(STUCK), body_of([texts.make(9)]))
     for name, instances, tokens in (("1 instance", 1, 9), ("64 instances", 64, 9), ("1,000 instances", 1000, 60)):
-        body = json.dumps({"instances": [texts.make(tokens) for _ in range(instances)]}).encode()
-        asked = request_of(name, f"/v1/models/{STUCK.name}:predict", body, b"")
-        with Service(folder, STUCK, triton, "--max_concurrent_requests=1") as service:
+        body = body_of([texts.make(tokens) for _ in range(instances)])
+        refused = ask(name, path_of(STUCK), body)
+        with ServiceProcess(triton, folder, STUCK.model, ["--max_concurrent_requests=1"]) as service:
             service.wait()
-            refused, cpu = _refuse(service, asked, texts, seconds)
-        rows.append(f"| {name} | {len(body):,} | {refused:,} | {1e6 * cpu / refused:.0f} |")
+
+            async def load(clients: Clients, refused: Ask = refused, service: ServiceProcess = service) -> float:
+                held = asyncio.create_task(clients.ask_in_turn([holding], 1, 0.01))
+                await asyncio.sleep(0.2)
+                before = cpu_seconds(service.child)
+                await clients.ask_in_turn([refused], 16, seconds)
+                held.cancel()
+                return cpu_seconds(service.child) - before
+
+            outcomes, cpu = run(service, load, patience=60.0)
+        outcome = outcomes[name]
+        if outcome.refused != outcome.sent:
+            raise SystemExit(f"{outcome.sent - outcome.refused} of {outcome.sent} requests were not refused")
+        rows.append(f"| {name} | {len(body):,} | {outcome.refused:,} | {1e6 * (cpu or 0) / outcome.refused:.0f} |")
     return rows
 
 
-def _refuse(service: Service, asked: Request, texts: Texts, seconds: float) -> tuple[int, float]:
-    """How many were refused, and the service's CPU seconds for all of them."""
-    body = json.dumps({"instances": [texts.make(9)]}).encode()
-    holding = request_of("holding", f"/v1/models/{STUCK.name}:predict", body, b"")
-
-    async def run() -> tuple[int, float]:
-        generator = Generator(service.port, 60.0)
-        held = asyncio.create_task(generator.ask_in_turn([holding], 1, 0.01))
-        await asyncio.sleep(0.2)
-        before = cpu_seconds(service.process.pid)
-        await generator.ask_in_turn([asked], 16, seconds)
-        cpu = cpu_seconds(service.process.pid) - before
-        outcome = generator.outcomes[asked.kind]
-        if outcome.accepted:
-            raise SystemExit(f"{outcome.accepted} of {outcome.sent} requests were not refused")
-        held.cancel()
-        await generator.close()
-        return len(outcome.refused), cpu
-
-    return uvloop.run(run())
-
-
-def measure(case: Case, folder: Path, triton: LocalTriton, texts: Texts, seconds: float) -> tuple[list[str], list[str]]:
-    """The lines of one case, and the goals that it missed."""
-    requests = requests_of(case, texts)
-    rounds: list[Round] = []
-    peak = Peak(0.0, 0.0, 0.0)
-    for limits, flags in reversed(limits_of(case).items()):
-        with Service(folder, case.model, triton, *flags) as service:
-            service.wait()
-            if not rounds:
-                peak = find_peak(service, case, requests, seconds / 2)
-            rounds.append(overload(service, case, limits, requests, TIMES * peak.rate, seconds))
-            print(row_of(peak, rounds[-1]), file=sys.stderr, flush=True)
-    rounds.reverse()
-    lines = [
-        f"## {case.name}\n",
-        f"The model does {case.tokens_per_second:,.0f} tokens a second. The peak is {peak.rate:.0f} requests a second, "
-        f"at {1e6 * peak.cpu:.0f} microseconds of the service's CPU for each.\n",
-        HEAD,
-        *(row_of(peak, one) for one in rounds),
-    ]
-    if len(case.shapes) > 1:
-        lines.append("\nRefused of each kind: " + "; ".join(map(refused_alike, rounds)) + ".")
-    return [*lines, ""], [line for one in rounds for line in missed(case, peak, one)]
-
-
 def main() -> int:
-    """Measures, writes the page; 1 if a goal was missed."""
+    """Measures and writes the page; 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each overload")
-    parser.add_argument("--triton_environment", type=Path, default=ROOT / ".venv-triton")
-    parser.add_argument("--only", default="", help="the cases whose name has this")
+    parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
+    parser.add_argument("--only", default="", help="the cases whose name holds this; writes nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
     options = parser.parse_args()
     lines, misses, texts = [], [], Texts()
     with tempfile.TemporaryDirectory(prefix="hf-transformer-overload-") as name:
         folder = Path(name)
-        repository = lay_out(folder, [*(case.model for case in CASES), STUCK])
-        with LocalTriton(repository, environment=options.triton_environment, config_name=None) as triton:
+        with LocalTriton(lay_out(folder), environment=options.triton_environment, config_name=None) as triton:
             for case in CASES:
                 if options.only in case.name:
                     more, bad = measure(case, folder, triton, texts, options.seconds)
                     lines += more
                     misses += bad
             refusals = measure_refusals(folder, triton, texts, options.seconds / 2)
-    page = report(lines, refusals, misses, options.seconds)
+    page = "\n".join(
+        [
+            "# Overload\n",
+            f"Written by `python -m benchmarks.overload --seconds {options.seconds:g}`. {platform.platform()}, "
+            f"{os.cpu_count()} CPUs, Python {platform.python_version()}. [The columns](../README.md#overload).\n",
+            *lines,
+            "## Refusing\n",
+            "One request holds the only place; all others are refused.\n",
+            "| body | bytes | refused | microseconds of CPU each |\n|---|---:|---:|---:|",
+            *refusals,
+            "",
+            "All goals were reached." if not misses else "Goals that were missed:\n\n- " + "\n- ".join(misses),
+            "",
+        ]
+    )
     print(page)
     if not options.only:
-        RESULTS.write_text(page)
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "overload.md").write_text(page)
     return 1 if misses else 0
 
 

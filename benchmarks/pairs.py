@@ -1,4 +1,4 @@
-"""Two versions of the service in one run: how another checkout is started, and what pairs of its runs and ours say."""
+"""Two versions of the service in one run: how another checkout starts, and what the ratios of paired runs say."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class Checkout:
     folder: Path
 
     def command(self, python: Path, own_python: bool) -> list[str]:
-        """How its Python is started: ``python``, or its own one if that is wanted and there."""
+        """How its Python starts: ``python``, or with ``own_python`` that of its own .venv, where there is one."""
         own = self.folder / ".venv" / "bin" / "python"
-        # The current folder comes before PYTHONPATH where a module is run.
-        return ["env", f"--chdir={self.folder}", str(own if own_python and own.is_file() else python)]
+        chosen = own if own_python and own.is_file() else python
+        # A module is looked for in the current folder before PYTHONPATH, so the folder has to change. The path of
+        # Python must not depend on it, and its links must stay: they tell which environment it belongs to.
+        return ["env", f"--chdir={self.folder}", str(chosen.absolute())]
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables of its processes, from those of ours."""
+        """The environment of its processes, made from ours."""
         return {**environ, "PYTHONPATH": str(self.folder)}
 
     def version(self, python: Path, own_python: bool) -> str:
@@ -53,6 +55,11 @@ def checkout(text: str) -> Checkout:
     return Checkout(name, folder)
 
 
+def environment(text: str) -> Path:
+    """Reads the folder of a virtual environment: absolute, with links kept."""
+    return Path(text).expanduser().absolute()
+
+
 def add_flags(parser: ArgumentParser) -> None:
     """Adds --checkout and --own_python."""
     parser.add_argument(
@@ -66,7 +73,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of paired ratios and its interval of 95 percent; the interval is None with fewer than six pairs."""
+    """The median of paired ratios and its 95 percent interval; the interval is None with fewer than six pairs."""
 
     median: float
     interval: tuple[float, float] | None
@@ -79,9 +86,9 @@ class Ratio:
 def paired(new: Sequence[float], old: Sequence[float]) -> Ratio:
     """new over old, round by round.
 
-    The interval is that of the median by order statistics: it runs from the k-th smallest to the k-th largest ratio,
-    with the largest k for which it holds the true median with a probability of 95 percent or more, whatever the
-    distribution (of nine pairs: the second, 96.1 percent).
+    The interval is that of the median by order statistics: from the k-th smallest to the k-th largest ratio. k is the
+    largest rank for which the interval holds the true median with a probability of 95 percent, whatever the
+    distribution. Of nine pairs it is the second, with 96.1 percent.
     """
     ratios = sorted(one / other for one, other in zip(new, old, strict=False))
     rank = _rank(len(ratios))

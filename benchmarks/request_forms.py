@@ -1,12 +1,11 @@
-"""What requests of several forms cost the service itself: the protocols, and how they come.
+"""What requests of several forms cost the service itself: by their protocol, and by how they arrive.
 
     python -m benchmarks.request_forms [--requests 3000] [--rounds 9]
 
 All in one process: connections without sockets, the service's own server protocol, application, pipeline and scheduler,
-the demo's tokenizer and a task of two labels, and in the predictor's place an object that answers at once. 32
-connections have a request in flight each. Prints one Markdown table: the CPU time of the process per request, the
-median of rounds in which all forms take turns, and its ratio to the first form's. What the kernel does for
-sockets is not in it.
+the demo's tokenizer, a task of two labels, and an object in the predictor's place that answers at once. 32 connections
+have a request in flight each. Prints one Markdown table: the CPU time of the process per request, the median of rounds
+in which all forms take turns, and its ratio to that of the first form. The kernel's work for sockets is not in it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import os
 import platform
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,6 +30,7 @@ import uvloop
 from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
+from benchmarks.wire import cpu_per_request
 from hf_transformer import __version__, app
 from hf_transformer.commands.serve import server_config
 from hf_transformer.config.options import Config, parse_config
@@ -40,11 +39,10 @@ from hf_transformer.server.http import HttpConnection
 from hf_transformer.server.run import COLLECTED_AFTER
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
 
-CONNECTIONS = 32
 TEXTS = [f"the capital of {name} is a large city ." for name in ("france", "italy", "spain", "poland")]
 BERT = Path(__file__).parents[1] / "deploy" / "model_repository" / "bert"
 TURNS = 3
-"""Of the event loop that an answer of the predictor takes, so that requests queue meanwhile."""
+"""An answer of the predictor takes so many turns of the event loop, in which requests queue."""
 
 
 class Instant(Predictor):
@@ -81,55 +79,6 @@ class Instant(Predictor):
 
     def stream(self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]) -> Any:
         raise NotImplementedError  # this task asks for no streams
-
-
-class Load:
-    """Requests that are answered, up to ``most``."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.answered = 0
-        self.over = asyncio.get_running_loop().create_future()
-
-
-class Wire(asyncio.Transport):
-    """A connection whose client sends its next request when it has the answer; ``reads`` are what the server reads of
-    each request, one after the other."""
-
-    def __init__(self, reads: Sequence[Sequence[bytes]], load: Load) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self._reads = reads
-        self._load = load
-        self._next = 0
-        self._loop = asyncio.get_running_loop()
-        self.protocol: Any = None
-
-    def send(self, part: int = 0) -> None:
-        """The next read of the server's."""
-        reads = self._reads[self._next % len(self._reads)]
-        self.protocol.data_received(reads[part])
-        if part + 1 < len(reads):
-            self._loop.call_soon(self.send, part + 1)
-
-    def write(self, data: Any) -> None:
-        if not data.startswith(b"HTTP/1.1 200 "):
-            raise ValueError(data)
-        load = self._load
-        load.answered += 1
-        self._next += 1
-        if load.answered < load.most:
-            self._loop.call_soon(self.send)
-        elif not load.over.done():
-            load.over.set_result(None)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        """Nobody else has it."""
 
 
 def forms() -> dict[str, list[list[bytes]]]:
@@ -190,18 +139,9 @@ async def measure(config: Config, requests: int, rounds: int) -> dict[str, float
     found: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for name, reads in forms().items():
-            load = Load(requests)
-            wires = [Wire(reads, load) for _ in range(CONNECTIONS)]
-            for wire in wires:
-                wire.protocol = HttpConnection(server, state, lifespan.state)
-                wire.protocol.connection_made(wire)
-            began = time.process_time()
-            for wire in wires:
-                wire.send()
-            await load.over
+            spent = await cpu_per_request(lambda: HttpConnection(server, state, lifespan.state), reads, requests)
             if number:  # the first round warms up
-                found.setdefault(name, []).append((time.process_time() - began) / requests)
-            await asyncio.sleep(0.05)
+                found.setdefault(name, []).append(spent)
     await lifespan.shutdown()
     return {name: statistics.median(values) for name, values in found.items()}
 

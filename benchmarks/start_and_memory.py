@@ -1,11 +1,10 @@
-"""How long a start takes and how much memory the service holds, over REST and gRPC.
+"""How long a start takes, and how much memory the service holds, over REST and gRPC.
 
-    python benchmarks/start_and_memory.py [--rounds 5] [--requests 1000] [--triton_environment .venv-triton]
+    python -m benchmarks.start_and_memory [--rounds 5] [--requests 1000] [--triton_environment .venv-triton]
 
-A real Triton serves the demo model. Each round starts the service as a user does and measures the seconds from the
-start of the process to the first GET /v1/models/bert that is answered with 200, and then the resident memory
-(VmRSS of /proc, which counts shared pages in full) after the requests. Protocols alternate, so that both meet the same
-noise. Prints one Markdown table.
+A real Triton serves the demo model. Each round starts the service as a user does. It measures the seconds from the
+start of the process to the first GET /v1/models/bert that is answered with 200, and the resident memory (VmRSS, which
+counts shared pages in full) then and after the requests. The protocols alternate. Prints one Markdown table.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import Final
 
-from hf_transformer.commands.local_triton import LocalTriton, free_ports
+import psutil
 
-ROOT = Path(__file__).parents[1]
-REPOSITORY = ROOT / "deploy" / "model_repository"
-BODY = b'{"instances": ["The capital of france is [MASK]."]}'
-ANSWER = b'{"predictions":["paris"]}'
-POLL_SECONDS = 0.002
-PACKAGES = ("hf-transformer", "tokenizers", "grpcio", "numpy", "starlette", "uvicorn")
+from benchmarks.pairs import environment
+from benchmarks.processes import ROOT
+from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, is_ready
+
+REPOSITORY: Final = ROOT / "deploy" / "model_repository"
+BODY: Final = b'{"instances": ["The capital of france is [MASK]."]}'
+ANSWER: Final = b'{"predictions":["paris"]}'
+POLL_SECONDS: Final = 0.002
+PACKAGES: Final = ("hf-transformer", "tokenizers", "grpcio", "numpy", "starlette", "uvicorn")
 
 
 def main() -> None:
@@ -36,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--triton_environment", type=Path, default=ROOT / ".venv-triton")
+    parser.add_argument("--triton_environment", type=environment, default=ROOT / ".venv-triton")
     options = parser.parse_args()
     found: dict[str, list[tuple[float, float, float]]] = {"v2": [], "grpc-v2": []}
     with LocalTriton(REPOSITORY, environment=options.triton_environment, models=["bert"]) as triton:
@@ -50,72 +52,45 @@ def main() -> None:
     print(f"| predictor protocol | start to ready, s | resident at ready, MB | after {options.requests} requests, MB |")
     print("|---|---|---|---|")
     for protocol, rounds in found.items():
-        columns = zip(*rounds[1:], strict=True)
-        print(f"| {protocol} | " + " | ".join(spread(column) for column in columns) + " |")
-
-
-def spread(values: tuple[float, ...]) -> str:
-    """The median, the least and the most."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+        columns = (
+            f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+            for values in zip(*rounds[1:], strict=True)
+        )
+        print(f"| {protocol} | {' | '.join(columns)} |")
 
 
 def measure(protocol: str, address: str, requests: int) -> tuple[float, float, float]:
     """One round: seconds to ready, MB at ready, MB after the requests."""
     port = free_ports(1)[0]
     flags = [
-        "--host=127.0.0.1",
-        f"--http_port={port}",
-        "--model_name=bert",
-        f"--model_dir={REPOSITORY / 'bert'}",
-        f"--predictor_host={address}",
-        f"--predictor_protocol={protocol}",
-        "--tensor_input_names=input_ids",
-        "--log_level=warning",
+        *(f"--host={HOST}", f"--http_port={port}", "--model_name=bert", f"--model_dir={REPOSITORY / 'bert'}"),
+        *(f"--predictor_host={address}", f"--predictor_protocol={protocol}"),
+        *("--tensor_input_names=input_ids", "--log_level=warning"),
     ]
     started = time.perf_counter()
     with subprocess.Popen([sys.executable, "-m", "hf_transformer", *flags]) as service:
         try:
-            while not ready(port):
+            while not is_ready(port, "/v1/models/bert"):
                 if service.poll() is not None:
                     raise SystemExit(f"the service ended with {service.returncode}")
                 time.sleep(POLL_SECONDS)
-            seconds = time.perf_counter() - started
-            before = resident_megabytes(service.pid)
+            seconds, memory = time.perf_counter() - started, psutil.Process(service.pid).memory_info
+            before = memory().rss / 1e6
             send(port, requests)
-            return seconds, before, resident_megabytes(service.pid)
+            return seconds, before, memory().rss / 1e6
         finally:
             service.terminate()
 
 
-def ready(port: int) -> bool:
-    """Whether the model is ready."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
-    try:
-        connection.request("GET", "/v1/models/bert")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def send(port: int, requests: int) -> None:
     """Sends the requests over one connection and checks every answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+    connection = http.client.HTTPConnection(HOST, port, timeout=30.0)
     for _ in range(requests):
         connection.request("POST", "/v1/models/bert:predict", BODY)
         answer = connection.getresponse().read()
         if answer != ANSWER:
             raise SystemExit(f"wrong answer: {answer!r}")
     connection.close()
-
-
-def resident_megabytes(pid: int) -> float:
-    """VmRSS in units of 10^6 bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise SystemExit(f"process {pid} has no VmRSS")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pairs import paired
-from benchmarks.speed.options import parse
-from benchmarks.speed.report import command_of
+from benchmarks.report import command_of
+from benchmarks.speed import parse
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,6 +33,7 @@ def test_the_help_of_the_speed_benchmark_needs_no_more_than_the_service() -> Non
         (["--quick"], "make bench ARGS=--quick"),
         (["--quick", "--rounds", "3"], 'make bench ARGS="--quick --rounds 3"'),
         (["--seconds", "3"], 'make bench ARGS="--seconds 3"'),
+        (["--only", "wrk", "--only", "fill_mask, 9"], "make bench ARGS=\"--only wrk --only 'fill_mask, 9'\""),
     ],
 )
 def test_the_results_tell_how_they_were_made(argv: list[str], told: str) -> None:
@@ -56,3 +60,37 @@ def test_the_interval_of_paired_ratios(rounds: int, interval: tuple[float, float
     ratio = paired([10.0 * one for one in range(rounds, 0, -1)], [10.0] * rounds)
     assert ratio.median == (rounds + 1) / 2
     assert ratio.interval == interval
+
+
+def test_the_commands_and_files_that_are_named_exist() -> None:
+    documents = [ROOT / "README.md", ROOT / "Makefile", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*")]
+    code = [*ROOT.glob("scripts/*"), *ROOT.glob(".ci/*"), *ROOT.glob("hf_transformer/**/*.py")]
+    found = 0
+    for path in (one for one in (*documents, *code) if one.is_file()):
+        text = path.read_text()
+        for name in re.findall(r"-m benchmarks\.(\w+)", text):
+            assert (ROOT / "benchmarks" / f"{name}.py").is_file(), f"{path}: {name}"
+        for name in re.findall(r"benchmarks/([\w/]+\.\w+)", text):
+            assert (ROOT / "benchmarks" / name).is_file(), f"{path}: {name}"
+        found += "benchmarks" in text
+    assert found
+
+
+@pytest.mark.parametrize("page", ["benchmarks/README.md", "docs/by_hand.md"])
+def test_the_pages_link_to_what_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        if not link.startswith("https://"):
+            assert ((ROOT / page).parent / link).exists(), link
+    for part in re.findall(r"^\| `([\w/]+\.py)`", text, re.MULTILINE):
+        assert (ROOT / "hf_transformer" / part).is_file(), part
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_of_the_package_exists(path: Path) -> None:
+    """Without importing it: some need libraries of other environments."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("hf_transformer", "tests"):
+            module = importlib.import_module(node.module or "")
+            for name in (alias.name for alias in node.names):
+                assert hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}"), name

@@ -34,7 +34,7 @@ IGNORED_LABELS = ("O",)
 ENTITY_VALUES = 6
 """Of a token in the pipeline format: entity, score, index, word, start and end."""
 WORD_COST = 5
-"""Of a token in units of decode_cost, for strategies that choose a label per word (benchmarks/decode.py)."""
+"""Of a token in units of decode_cost, for strategies that choose a label per word."""
 NO_LABEL = -100
 """In a tensor of labels where there is no token: the "ignore index" of transformers and torch."""
 MAX_DELIMITER_LENGTH = 20

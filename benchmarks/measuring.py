@@ -1,4 +1,4 @@
-"""The rounds: all subjects of a model run side by side, and take turns."""
+"""The rounds: all subjects of a model run side by side and take turns."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http.client import HTTPException
 
-from benchmarks.speed.cases import Cell
-from benchmarks.speed.load import LoadFailed
-from benchmarks.speed.subjects import Subject
-from benchmarks.speed.usage import cpu_seconds, settle
+from benchmarks.cases import Cell
+from benchmarks.load import LoadFailed
+from benchmarks.processes import cpu_seconds, settle
+from benchmarks.subjects import Subject
 from hf_transformer.commands.local_triton import ChildProcess, LocalTriton
+from hf_transformer.errors import LoadError
 
 Say = Callable[[str], None]
-FAILURES = (LoadFailed, ValueError, OSError, HTTPException)
-"""Of a subject or its load; the other ones go on."""
+FAILURES = (LoadFailed, LoadError, ValueError, OSError, HTTPException)
+"""Errors of a subject or its load; the other subjects go on."""
 MOST_FAILURES = 3
-"""Of a subject, each of which may have cost the time of a run that hangs."""
+"""After so many a subject is not asked again: each may have cost the time of a run that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one run gave. CPU is in ms per request: of the subject's own processes, of Triton. Errors are requests."""
+    """The figures of one run. CPU is in ms per request: of the subject's own processes, and of Triton."""
 
     per_second: float
     p50_ms: float
@@ -42,7 +43,6 @@ class Result:
 
     cell: Cell
     subject: str
-    kind: str
     samples: tuple[Sample, ...]
 
     def median(self, name: str) -> float:
@@ -65,11 +65,11 @@ def measure(
     *,
     until: float = math.inf,
 ) -> list[Result]:
-    """Every subject in every cell that it takes, ``rounds`` times in turn.
+    """Runs every subject in every cell that it takes, ``rounds`` times in turn.
 
-    A subject that fails in a cell, or hangs, is not tried there again, and after MOST_FAILURES nowhere. No round but
-    the first begins after ``until``, of time.monotonic. Of what is left out there is a line. A Triton that has died
-    is started again.
+    A subject that fails or hangs in a cell is not tried there again, and after MOST_FAILURES nowhere. No round but the
+    first begins after ``until``, of time.monotonic. ``say`` hears of all that is left out. A Triton that died is
+    started again.
     """
     found: dict[tuple[Cell, Subject], list[Sample]] = {}
     failed: Counter[Subject] = Counter()
@@ -84,7 +84,8 @@ def measure(
                 break
             for cell in cells:
                 say(f"round {number + 1} of {rounds}: {cell.case.name}, {cell.connections} connections")
-                for subject in _in_turn(running, number):
+                # Every second round goes backwards, so that no subject always follows the same neighbour.
+                for subject in reversed(running) if number % 2 else running:
                     samples = found.setdefault((cell, subject), [])
                     if failed[subject] >= MOST_FAILURES or len(samples) < number or not subject.takes(cell):
                         continue
@@ -92,11 +93,14 @@ def measure(
                     if sample is not None:
                         samples.append(sample)
                     elif triton.child.exit_code is not None:
-                        _start_again(triton, say)
+                        # On the same ports, so that all who use it find it again.
+                        say(f"Triton ended with {triton.child.exit_code} and is started again; the end of its log:")
+                        say(triton.child.output_tail(15))
+                        triton.restart()
                     else:
                         failed[subject] += 1
     return [
-        Result(cell, subject.name, subject.kind, tuple(found[cell, subject]))
+        Result(cell, subject.name, tuple(found[cell, subject]))
         for cell in cells
         for subject in running
         if found.get((cell, subject))
@@ -104,15 +108,8 @@ def measure(
 
 
 def count_runs(subjects: Sequence[Subject], cells: Sequence[Cell]) -> int:
-    """Of one round."""
+    """The runs of one round."""
     return sum(subject.takes(cell) for subject in subjects for cell in cells)
-
-
-def _start_again(triton: LocalTriton, say: Say) -> None:
-    """On the same ports, so that all who use it find it again."""
-    say(f"Triton has ended with {triton.child.exit_code} and is started again; the end of its log:")
-    say(triton.child.output_tail(15))
-    triton.restart()
 
 
 def _end(subject: Subject, say: Say) -> None:
@@ -120,11 +117,6 @@ def _end(subject: Subject, say: Say) -> None:
         subject.stop()
     except FAILURES as exc:
         say(f"{subject.name} could not be ended tidily: {exc}")
-
-
-def _in_turn(subjects: Sequence[Subject], number: int) -> Iterable[Subject]:
-    """Every second round goes backwards, so that nobody always follows the same neighbour."""
-    return reversed(subjects) if number % 2 else subjects
 
 
 def _works(subject: Subject, cells: Sequence[Cell], say: Say) -> bool:
@@ -145,26 +137,24 @@ def _works(subject: Subject, cells: Sequence[Cell], say: Say) -> bool:
 def _sample(subject: Subject, cell: Cell, seconds: int, triton: ChildProcess, say: Say) -> Sample | None:
     """One run; None, with a line, if it failed."""
     try:
-        return _run(subject, cell, seconds, triton)
+        child = subject.child
+        processes = [triton, *([child] if child else [])]
+        settle(processes)
+        subject.prepare(cell.case)
+        settle(processes)
+        triton_before, own_before = cpu_seconds(triton), cpu_seconds(child) if child else 0.0
+        load = subject.measure(cell, seconds)
+        own = cpu_seconds(child) - own_before if child else None
+        triton_cpu = cpu_seconds(triton) - triton_before
     except FAILURES as exc:
         say(f"a run failed: {subject.name}: {exc}")
         return None
-
-
-def _run(subject: Subject, cell: Cell, seconds: int, triton: ChildProcess) -> Sample:
-    child = subject.child
-    settle([triton, *([child] if child else [])])
-    subject.prepare(cell.case)
-    settle([triton, *([child] if child else [])])
-    triton_before, own_before = cpu_seconds(triton), cpu_seconds(child) if child else 0.0
-    load = subject.measure(cell, seconds)
-    own = cpu_seconds(child) - own_before if child else None
     per_request = 1000 / max(1, load.served or load.requests)
     return Sample(
         per_second=load.requests / load.seconds,
         p50_ms=load.p50_ms,
         p99_ms=load.p99_ms,
         own_cpu_ms=None if own is None else own * per_request,
-        triton_cpu_ms=(cpu_seconds(triton) - triton_before) * per_request,
+        triton_cpu_ms=triton_cpu * per_request,
         errors=load.errors,
     )

@@ -1,77 +1,74 @@
 """Load from one event loop over raw sockets: at a fixed rate whatever is answered (open), or as answers come (closed).
 
-An open loop is what an overload is: users do not wait for each other. A request takes a connection that is idle, or
-opens another one.
+An overload is an open loop: users do not wait for each other. A request takes a connection that is idle, or opens
+another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Final, cast
 
 from hf_transformer.commands.local_triton import HOST
 
-STEP = 0.005
+STEP: Final = 0.005
 """Seconds between two looks at what is due."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Bytes to send, and the body that must come back."""
+class Ask:
+    """One request: the bytes to send, and the body that must come back. Outcomes are counted by ``kind``."""
 
     kind: str
     wire: bytes
     answer: bytes
 
 
-def request_of(kind: str, path: str, body: bytes, answer: bytes) -> Request:
+def ask(kind: str, path: str, body: bytes, answer: bytes = b"") -> Ask:
     """A POST."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return Request(kind, head.encode() + body, answer)
+    lines = (f"POST {path} HTTP/1.1", "host: bench", "content-type: application/json", f"content-length: {len(body)}")
+    return Ask(kind, "\r\n".join((*lines, "", "")).encode() + body, answer)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the requests of one kind. Latencies are in seconds, from the moment a request was due; ``in_time``
-    counts the right answers that came while the load went on; ``not_connected`` are those who gave up before the
-    service had taken their connection."""
+    """What became of the requests of one kind. Latencies are in seconds, from the moment a request was due.
+
+    Attributes:
+        right: latencies of the right answers, and ``in_time`` how many of them came while the load went on.
+        refused: how many were answered with 429.
+        wrong: how many were answered with 200 and another body.
+        lost: connections that were closed without an answer.
+        gave_up: clients whose patience was over, ``not_connected`` those of them that had no connection yet.
+        failed: answers with other statuses.
+    """
 
     sent: int = 0
     right: list[float] = field(default_factory=list)
     in_time: int = 0
-    refused: list[float] = field(default_factory=list)
+    refused: int = 0
     wrong: int = 0
     lost: int = 0
     gave_up: int = 0
     not_connected: int = 0
-    other: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def accepted(self) -> int:
-        """All that was not refused."""
-        return self.sent - len(self.refused)
+    failed: int = 0
 
 
-class Connection(asyncio.Protocol):
-    """One request at a time; the answer is found by its Content-Length."""
+class OneByOne(asyncio.Protocol):
+    """A connection with one request at a time; Content-Length tells where its answer ends."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self.open = True
-        self.head = b""
-        """Of the last answer, in lower case."""
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        self.transport = cast(asyncio.Transport, transport)
 
     def ask(self, wire: bytes) -> asyncio.Future[tuple[int, bytes]]:
         """Status and body, or ConnectionResetError."""
@@ -85,19 +82,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
-            return
-        self.head = head.lower()
-        length = int(self.header(b"content-length"))
-        if len(rest) < length:
+        if not found or len(rest) < int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]):
             return
         self._buffer = b""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result((int(head[9:12]), rest))
-
-    def header(self, name: bytes) -> bytes:
-        """A header of the last answer. Raises IndexError where it has none."""
-        return self.head.split(b"\r\n" + name + b":", 1)[1].partition(b"\r\n")[0].strip()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
@@ -105,55 +94,58 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(ConnectionResetError())
 
 
-class Generator:
-    """Sends requests to one port and keeps count. ``patience`` is when a client gives up and closes its connection."""
+class Clients:
+    """Sends requests to one port and counts what becomes of them.
+
+    Args:
+        port: of HOST.
+        patience: seconds until a client gives up and closes its connection.
+    """
 
     def __init__(self, port: int, patience: float) -> None:
         self._port = port
         self._patience = patience
-        self._idle: list[Connection] = []
-        self._running: set[asyncio.Task[None]] = set()
-        self.outcomes: dict[str, Outcome] = {}
-        self.connections = 0
+        self._idle: list[OneByOne] = []
         self._end = 0.0
+        self.outcomes: dict[str, Outcome] = {}
 
-    async def offer(self, requests: Sequence[Request], rate: float, seconds: float) -> float:
-        """Sends ``rate`` requests a second on average, until all have ended; gives the rate that was reached.
+    async def offer(self, requests: Sequence[Ask], rate: float, seconds: float) -> float:
+        """Sends ``rate`` requests a second on average; returns the rate that was reached once all have ended.
 
         Moments and order are random: in turn, small and large requests would meet the limits in a pattern.
         """
         chance = random.Random(3)
+        running: set[asyncio.Task[None]] = set()
         start, count = time.perf_counter(), 0
         due, self._end = start, start + seconds
         while (now := time.perf_counter()) < self._end:
             while due <= now:
                 task = asyncio.create_task(self._one(chance.choice(requests), due))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                running.add(task)
+                task.add_done_callback(running.discard)
                 count += 1
                 due += chance.expovariate(rate)
             await asyncio.sleep(STEP)
         sending = time.perf_counter() - start
-        while self._running:
-            await asyncio.wait(set(self._running))
+        while running:
+            await asyncio.wait(set(running))
         return count / sending
 
-    async def ask_in_turn(self, requests: Sequence[Request], clients: int, seconds: float) -> None:
+    async def ask_in_turn(self, requests: Sequence[Ask], clients: int, seconds: float) -> None:
         """So many clients, each with one request after the other."""
         end = self._end = time.perf_counter() + seconds
 
-        async def client(first: int) -> None:
-            number = first
+        async def client(number: int) -> None:
             while time.perf_counter() < end:
                 await self._one(requests[number % len(requests)], time.perf_counter())
                 number += clients
 
         await asyncio.gather(*map(client, range(clients)))
 
-    async def _one(self, request: Request, due: float) -> None:
+    async def _one(self, request: Ask, due: float) -> None:
         outcome = self.outcomes.setdefault(request.kind, Outcome())
         outcome.sent += 1
-        connection: Connection | None = None
+        connection: OneByOne | None = None
         try:
             async with asyncio.timeout(self._patience):
                 connection = await self._connection()
@@ -164,35 +156,28 @@ class Generator:
         except OSError:
             outcome.lost += 1
         else:
-            self._count(outcome, status, body == request.answer, time.perf_counter() - due)
+            now = time.perf_counter()
+            if status == 200 and body == request.answer:
+                outcome.right.append(now - due)
+                outcome.in_time += now < self._end
+            outcome.wrong += status == 200 and body != request.answer
+            outcome.refused += status == 429
+            outcome.failed += status not in (200, 429)
             self._idle.append(connection)
             return
         if connection is not None:
             connection.transport.abort()
 
-    def _count(self, outcome: Outcome, status: int, right: bool, seconds: float) -> None:
-        if status == 200 and right:
-            outcome.right.append(seconds)
-            outcome.in_time += time.perf_counter() < self._end
-        elif status == 200:
-            outcome.wrong += 1
-        elif status == 429:
-            outcome.refused.append(seconds)
-        else:
-            outcome.other[status] = outcome.other.get(status, 0) + 1
-
-    async def _connection(self) -> Connection:
+    async def _connection(self) -> OneByOne:
         while self._idle:
             connection = self._idle.pop()
             if connection.open:
                 return connection
-        self.connections += 1
-        _, connection = await asyncio.get_running_loop().create_connection(Connection, HOST, self._port)
+        _, connection = await asyncio.get_running_loop().create_connection(OneByOne, HOST, self._port)
         return connection
 
     async def close(self) -> None:
-        """Closes what is open."""
+        """Closes the idle connections."""
         for connection in self._idle:
             connection.transport.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)

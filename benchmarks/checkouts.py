@@ -1,0 +1,102 @@
+"""This service and those of other checkouts, which take turns: the figures of both, and their ratios in pairs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.cases import CLASSIFIER, FILL_MASK, Case, Cell
+from benchmarks.measuring import Result, Say, measure
+from benchmarks.pairs import paired
+from benchmarks.report import machine, shown
+from benchmarks.subjects import Ground, Inbound, Service
+
+if TYPE_CHECKING:
+    from benchmarks.speed import Options
+
+OURS: Final = "service"
+CLASSES, TOKENS = Case(CLASSIFIER, "9"), Case(FILL_MASK, "9")
+CELLS: Final[Mapping[str, Sequence[Cell]]] = {
+    "service, REST": (Cell(CLASSES, 32), Cell(CLASSES, 1)),
+    "service, REST, shared memory": (Cell(TOKENS, 16), Cell(TOKENS, 1)),
+    "service, gRPC": (Cell(CLASSES, 32),),
+}
+"""Form of the service -> what it is compared in. Forms of --service have the cells of the first one."""
+V2: Final = {"V2 over REST": "http", "V2 over gRPC": "grpc"}
+"""Forms of requests that perf_analyzer sends, where there is one, in the first cell of the service over REST."""
+MODELS: Final = tuple(dict.fromkeys(cell.case.model for cells in CELLS.values() for cell in cells))
+FIGURES: Final = {"per_second": "requests/s", "p50_ms": "p50 ms", "own_cpu_ms": "own CPU ms"}
+
+
+def measure_checkouts(
+    options: Options, ground: Ground, forms: Mapping[str, Sequence[str]], say: Say, started: float
+) -> int:
+    """Prints checkouts.md and writes it; 1 if a request failed, else 0.
+
+    forms: the flags of each form of the service.
+    started: of time.monotonic.
+    """
+    versions = {one.name: one.version(options.python, options.own_python) for one in options.checkout}
+    rows: list[str] = []
+    errors = 0
+    for form, (make, cells) in _subjects(options, ground, forms).items():
+        subjects = [make(OURS), *(make(one.name, checkout=one) for one in options.checkout)]
+        results = measure(subjects, cells, options.rounds, options.seconds, ground.triton, say)
+        errors += sum(result.errors for result in results)
+        rows += _rows(form, results)
+    page = "\n".join(_page(options, versions, rows, errors, time.monotonic() - started)) + "\n"
+    print(page)
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "checkouts.md").write_text(page)
+    say(f"written: {options.results / 'checkouts.md'}")
+    return 1 if errors else 0
+
+
+def _subjects(
+    options: Options, ground: Ground, forms: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[Callable[..., Service], Sequence[Cell]]]:
+    """By form, as --only wants them: what makes a subject of a name and a checkout, and its cells."""
+    analyzer = options.perf_analyzer
+    added = {one.partition(":")[0].strip() for one in options.service}
+    found: dict[str, tuple[Callable[..., Service], Sequence[Cell]]] = {}
+    for form, flags in forms.items():
+        if cells := CELLS.get(form) or (CELLS["service, REST"] if form in added else ()):
+            model = cells[0].case.model
+            found[form] = partial(Service, ground=ground, model=model, flags=flags), cells
+    for form, protocol in V2.items() if analyzer is not None else ():
+        make = partial(Inbound, ground=ground, model=CLASSIFIER, analyzer=analyzer, protocol=protocol)
+        found[form] = make, (Cell(CLASSES, 32),)
+    return {form: found[form] for form in options.pick(found, str)}
+
+
+def _rows(form: str, results: Sequence[Result]) -> list[str]:
+    """A row per cell, other checkout and figure."""
+    rows = []
+    own = {result.cell: result for result in results if result.subject == OURS}
+    for other in results:
+        if other.subject == OURS or other.cell not in own:
+            continue
+        service = own[other.cell]
+        for figure, name in FIGURES.items():
+            new, old = ([getattr(sample, figure) for sample in one.samples] for one in (service, other))
+            where = f"{other.cell.case.name} | {other.cell.connections} | {form} | {name}"
+            medians = f"{shown(service.median(figure))} | {shown(other.median(figure))}"
+            rows.append(f"| {where} | {other.subject} | {medians} | {paired(new, old)} |")
+    return rows
+
+
+def _page(options: Options, versions: Mapping[str, str], rows: Sequence[str], errors: int, seconds: float) -> list[str]:
+    return [
+        "# This version and others",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, {seconds / 60:.0f} minutes, {machine()}; {options.rounds} rounds of "
+        f"{options.seconds} s in alternating order, {errors} requests failed. "
+        + ", ".join(f"{name} is version {version}" for name, version in versions.items())
+        + ". Own CPU is that of a request.",
+        "",
+        "| case | connections | form | figure | other | this | other | this / other | 95 % |",
+        "|---|---:|---|---|---|---:|---:|---:|---|",
+        *rows,
+    ]

@@ -1,1 +1,0 @@
-"""What benchmarks/generation.py is made of: models whose tokens come at known moments, and clients that time them."""

@@ -1,0 +1,116 @@
+"""The other side of an HTTP connection, at little cost: a client without sockets, and a server with one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import uvloop
+
+from hf_transformer.commands.local_triton import HOST
+
+CONNECTIONS: Final = 32
+Reads = Sequence[Sequence[bytes]]
+"""Some requests in turn: what the server reads of each, one piece after the other."""
+
+
+class Load:
+    """Counts answers, up to ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.answered = 0
+        self.over = asyncio.get_running_loop().create_future()
+
+
+class Wire(asyncio.Transport):
+    """A connection whose client sends its next request when it has the answer."""
+
+    def __init__(self, reads: Reads, load: Load, protocol: Any) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self._reads = reads
+        self._load = load
+        self._next = 0
+        self._loop = asyncio.get_running_loop()
+        self._protocol = protocol
+        protocol.connection_made(self)
+
+    def send(self, part: int = 0) -> None:
+        """Passes the next piece to the server."""
+        reads = self._reads[self._next % len(self._reads)]
+        self._protocol.data_received(reads[part])
+        if part + 1 < len(reads):
+            self._loop.call_soon(self.send, part + 1)
+
+    def write(self, data: Any) -> None:
+        if not data.startswith(b"HTTP/1.1 "):
+            return  # the body, of a server that writes it apart
+        if not data.startswith(b"HTTP/1.1 200 "):
+            raise ValueError(data)
+        load = self._load
+        load.answered += 1
+        self._next += 1
+        if load.answered < load.most:
+            self._loop.call_soon(self.send)
+        elif not load.over.done():
+            load.over.set_result(None)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+async def cpu_per_request(make: Callable[[], Any], reads: Reads, requests: int) -> float:
+    """CPU seconds of this process for a request, with one in flight on each of CONNECTIONS.
+
+    make: makes the protocol of one connection.
+    """
+    load = Load(requests)
+    wires = [Wire(reads, load, make()) for _ in range(CONNECTIONS)]
+    began = time.process_time()
+    for wire in wires:
+        wire.send()
+    await load.over
+    spent = time.process_time() - began
+    await asyncio.sleep(0.05)  # the last answers are written
+    return spent / requests
+
+
+@contextmanager
+def canned_server(end: bytes, answer: bytes) -> Iterator[int]:
+    """A process that sends the same answer to each request; gives its port. ``end`` is how each request ends."""
+    listening = socket.create_server((HOST, 0))
+    child = multiprocessing.get_context("spawn").Process(target=_serve, args=(listening, end, answer), daemon=True)
+    child.start()
+    try:
+        yield int(listening.getsockname()[1])
+    finally:
+        child.kill()
+        listening.close()
+
+
+def _serve(listening: socket.socket, end: bytes, answer: bytes) -> None:
+    class Canned(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport, self.last = transport, b""
+
+        def data_received(self, data: bytes) -> None:
+            self.last = self.last[-len(end) :] + data
+            if self.last.endswith(end):
+                self.transport.write(answer)
+
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(Canned, sock=listening)
+        await server.serve_forever()
+
+    uvloop.run(serve())
