@@ -37,9 +37,10 @@ LARGEST = 2**31 - 1
 """The largest value of an option of gRPC."""
 IDLE_SECONDS = 300.0
 """Seconds after which a connection without a call is closed; clients open another one without a word."""
-MORE_STREAMS = 100
-"""Calls of one connection beside those that infer: health checks, questions, and calls that are refused for lack of
-room. A client that sends more at once on a new connection finds some of them reset, as UNAVAILABLE."""
+STREAMS = 128
+"""Calls of one connection at a time. A client's further calls wait there for a free place, or go over another
+connection. gRPC sets no bound for all header fields of a connection: each call may hold 16 KiB of them, which HTTP/2's
+compression makes of a few bytes and which take ten times as much in memory."""
 REFUSING = 1.0
 """Seconds at most in which an ending server still takes calls, to refuse them. Later gRPC resets a call that is on its
 way, and its caller sees CANCELLED, as if it had cancelled the call itself."""
@@ -57,7 +58,7 @@ class GrpcSettings:
     ``grace`` is how many seconds calls in flight have to finish when the server ends.
     ``connections`` may be open at a time, handshakes included; more are closed. ``handshake`` is how many seconds TLS's
     and HTTP/2's may take, ``patience`` how many a client has to take an answer of a stream, ``idle`` after how many a
-    connection without a call is closed. ``concurrent`` is how many requests may be in flight in all.
+    connection without a call is closed.
     """
 
     host: str
@@ -70,7 +71,6 @@ class GrpcSettings:
     handshake: float = 60.0
     patience: float = 60.0
     idle: float = IDLE_SECONDS
-    concurrent: int = 1024
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
@@ -85,7 +85,7 @@ class GrpcSettings:
             ("grpc.max_allowed_incoming_connections", min(self.connections, LARGEST)),
             ("grpc.server_handshake_timeout_ms", min(int(self.handshake * 1e3) or 1, LARGEST)),
             ("grpc.max_connection_idle_ms", min(int(self.idle * 1e3) or 1, LARGEST)),
-            ("grpc.max_concurrent_streams", min(self.concurrent + MORE_STREAMS, LARGEST)),
+            ("grpc.max_concurrent_streams", STREAMS),
             # All workers listen on one port; serve has made sure that nobody else does.
             ("grpc.so_reuseport", 1),
             # Callers may look every few seconds whether we are still there, as our own channel to the predictor does.
