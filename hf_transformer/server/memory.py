@@ -17,7 +17,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 5.0
+PERIOD = 2.0
 """Seconds between two looks."""
 GROWN = 32 << 20
 """Bytes that are worth a trim."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -110,6 +112,7 @@ class RustEngine(Engine):
         self._from_left = truncation_side == "left"
         self._keeps_space = keeps_space(backend)
         self._words = WordCache.of(backend, special_tokens) if word_cache else None
+        self._long_text = threading.Lock()
         how = separable(backend)
         self._beginning = None if how is None or self._from_left else Beginning.of(backend, how)
 
@@ -134,13 +137,18 @@ class RustEngine(Engine):
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """``encode`` without the word cache."""
-        if how.whole:
-            return self._whole(texts, how)
         limit = min(how.max_length or self.max_length, self.max_length)
+        texts = [self._shortened(text, limit, how) for text in texts]
+        # The library takes up to 450 bytes for a character until it is done: one long text at a time.
+        with self._long_text if sum(map(characters, texts)) > LONG else nullcontext():
+            return self._whole(texts, how) if how.whole else self._cut(texts, limit, how)
+
+    def _cut(self, texts: Sequence[TextInput], limit: int, how: Tokenization) -> list[list[Encoding]]:
+        """The texts in ``limit`` tokens each, or in windows of so many."""
         stride = min(limit // 2, 128) if how.stride is None else how.stride
         if how.windows or how.max_length:
             self._check_room(limit, stride, pair=how.one_side)
-        encoded = self._run([self._shortened(text, limit, how) for text in texts], how)
+        encoded = self._run(texts, how)
         plans = [
             self._plan(one, isinstance(text, tuple), limit, stride, how)
             for one, text in zip(encoded, texts, strict=True)
@@ -162,7 +170,7 @@ class RustEngine(Engine):
         Where the longer text of a pair is cut first, both lengths count: the other text has to be short enough to be
         the shorter one still.
         """
-        if self._beginning is None or how.windows or characters(text) <= LONG:
+        if self._beginning is None or how.windows or how.whole or characters(text) <= LONG:
             return text
         if isinstance(text, str):
             return self._beginning.of_text(text, limit)
