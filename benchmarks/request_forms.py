@@ -21,8 +21,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -47,14 +46,6 @@ TURNS = 3
 
 class Instant(Predictor):
     """Answers any number of texts with logits of zero."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     async def model_spec(self) -> ModelSpec:
         inputs = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask"))

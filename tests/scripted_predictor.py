@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -47,14 +45,6 @@ class ScriptedPredictor(Predictor):
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.nan_at: int | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     async def model_spec(self) -> ModelSpec:
         raise NotImplementedError

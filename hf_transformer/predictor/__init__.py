@@ -6,29 +6,29 @@ from collections.abc import Callable, Mapping
 
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.predictor.base import AdminTransport, Predictor, PredictorSettings, parse_address
+from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport, parse_address
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import SharedMemory
 
 
-def _rest(settings: PredictorSettings) -> AdminTransport:
+def _rest(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.rest import RestPredictor
 
     return RestPredictor(settings)
 
 
-def _grpc(settings: PredictorSettings) -> AdminTransport:
+def _grpc(settings: PredictorSettings) -> Transport:
     from hf_transformer.predictor.grpc import GrpcPredictor
 
     return GrpcPredictor(settings)
 
 
-PROTOCOLS: Mapping[str, Callable[[PredictorSettings], AdminTransport]] = {"v2": _rest, "grpc-v2": _grpc}
+PROTOCOLS: Mapping[str, Callable[[PredictorSettings], Transport]] = {"v2": _rest, "grpc-v2": _grpc}
 """--predictor_protocol to transport. The import waits for the call: one service needs one of them, and gRPC's costs
 3 MB and 18 ms."""
 
 
-def open_transport(protocol: str, settings: PredictorSettings) -> AdminTransport:
+def open_transport(protocol: str, settings: PredictorSettings) -> Transport:
     """The bare transport that speaks ``protocol``, still to be entered with ``async with``.
 
     Raises:
@@ -50,15 +50,8 @@ def open_predictor(
 ) -> Predictor:
     """The predictor that speaks ``protocol``, still to be entered with ``async with``.
 
-    Its layers, from the inside: the transport, SharedMemory if there is any, and Resilience.
-
-    Args:
-        protocol: a key of PROTOCOLS.
-        settings: where the predictor is, and whether outputs go through shared memory.
-        retries: how often one call is tried again while the predictor is unavailable; 0 is never.
-        metrics: count errors and retries, and show the circuit and shared memory, where there is any.
-        retry_budget: retries per call on average; see Resilience.
-        circuit_failures: calls in a row that find the predictor unavailable until it counts as dead; 0 is never.
+    Its layers, from the inside: the transport, SharedMemory if there is any, and Resilience, which has the other
+    arguments.
 
     Raises:
         ConfigError: the protocol is unknown, or the settings can't be used.

@@ -45,13 +45,20 @@ class Predictor(ABC):
     calls off: they raise PredictorUnavailable.
     """
 
-    @abstractmethod
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
 
-    @abstractmethod
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:  # noqa: B027 - not every predictor has something to open
+        """Begins the context."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Ends the context."""
 
     @abstractmethod
     async def model_spec(self) -> ModelSpec:
@@ -74,23 +81,21 @@ class Predictor(ABC):
     ) -> Reply:
         """Runs the model once.
 
-        A call ends with the predictor's answer or at its bound (see resilience.py). Cancelling the coroutine ends the
-        waiting at once, not the predictor's work: REST closes the connection, and a gRPC call ends by itself, unheard,
-        since a cancellation on the wire can crash Triton before 25.06.
+        Cancelling the coroutine ends the waiting at once, not the predictor's work: REST closes the connection, and a
+        gRPC call ends by itself, since a cancellation on the wire can crash Triton before 25.06.
 
         Args:
             inputs: tensors in the datatypes that the model declares. Nobody changes them, also after the call.
             outputs: names of the outputs wanted; no others are sent back.
-            headers: passed on to the predictor (lower-case names).
-            sizes: the exact number of bytes of each output whose size is known beforehand; only those can travel
-                through shared memory. None where none is known.
+            headers: passed on to the predictor. Names are lower-case.
+            sizes: the exact number of bytes of each output whose size is known; only those can travel through shared
+                memory.
             wanted: whether anybody still waits for the answer; no retry begins once it says no. None is always.
-            cancellable: a cancellation is passed on to the predictor where the transport can, as for a generation
-                whose client has left.
+            cancellable: a cancellation is passed on to the predictor where the transport can.
 
         Returns:
-            The outputs by name, verified against ``outputs``; dtypes and shapes are for the caller to check. The
-            caller calls ``release`` whatever happens.
+            The outputs by name, verified against ``outputs``. The caller checks dtypes and shapes, and calls
+            ``release`` whatever happens.
         """
 
     @abstractmethod
@@ -99,14 +104,10 @@ class Predictor(ABC):
     ) -> AsyncGenerator[Outputs, None]:
         """Runs the model once and gives its responses as they come: any number of them from a decoupled model.
 
-        Args:
-            inputs, headers: as for ``infer``.
-            outputs: names of the outputs wanted, all if there are none.
-
-        Each response is its outputs by name, in arrays that stay valid. One may lack some of ``outputs``, but never has
-        others; dtypes and shapes are for the caller to check. It ends when the predictor has said that nothing more
-        comes. Nothing is sent before the first one is asked for, and a caller that does not ask holds the model's
-        responses up on their way. Closing it early (``aclose``), or cancelling, ends the call at the predictor.
+        Each response is its outputs by name, in arrays that stay valid. It may lack some of ``outputs``, but never has
+        others, except that no names ask for all. The caller checks dtypes and shapes. Nothing is sent before the first
+        response is asked for, and a slow caller holds the model up. Closing early (``aclose``) or cancelling ends the
+        call at the predictor.
 
         Over gRPC the tensors are as the model made them. Over REST (Triton's generate_stream) they are what JSON tells:
         one axis, and INT64, FP64, BOOL or BYTES.
@@ -123,22 +124,21 @@ class Predictor(ABC):
 
 
 class UnknownRegion(PredictorUnavailable):
-    """The predictor knows no such shared-memory region, so it has restarted since. The model was not run."""
+    """The predictor does not know the shared-memory region, so it has restarted. The model was not run."""
 
 
 class StaleConnection(PredictorUnavailable):
-    """A kept connection ended before the first byte of an answer to a call with a destination. What became of the
-    request is not known: its places may still be written, so it is sent again with others, or with none."""
+    """A kept connection ended before the first byte of an answer to a call with a destination. The request may still be
+    under way and write into its places, so it is sent again with others, or with none."""
 
 
 @dataclass(slots=True)
 class Destination:
     """Where the outputs of one call go instead of into its response.
 
-    ``region`` is the name that all ``placements`` share. The transport sets ``settled`` as soon as the predictor
-    certainly writes nothing (more) there: it has said how the call ended, with an answer or an error, or the request
-    was never sent. A call that ends in any other way, such as a lost connection or a timeout, may go on at the
-    predictor for as long as it likes.
+    ``region`` is the name that all ``placements`` share. The transport sets ``settled`` once the predictor certainly
+    writes nothing (more) there: it has said how the call ended, or the request was never sent. A call that ends in any
+    other way, such as a lost connection or a timeout, may go on at the predictor.
     """
 
     region: str
@@ -147,7 +147,8 @@ class Destination:
 
 
 class Transport(Predictor):
-    """A predictor at the other end of a connection, which can write outputs into a file in /dev/shm that both see."""
+    """A predictor at the other end of a connection, which can write outputs into a file in /dev/shm that both see, and
+    can be asked what it says of itself."""
 
     @abstractmethod
     async def infer(
@@ -166,35 +167,26 @@ class Transport(Predictor):
 
         Raises, beside what every predictor does:
             UnknownRegion: the destination's region is not registered.
-            StaleConnection: see there; without a destination the transport itself sends such a request once more, on a
-                new connection, which is safe because an inference changes nothing.
+            StaleConnection: see there. Without a destination the transport itself sends such a request once more.
         """
 
     @abstractmethod
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        """Makes the predictor map a file.
-
-        Args:
-            name: what requests call it; never one that this predictor has had before.
-            key: a slash and the name of the file in /dev/shm; never used before either.
-            byte_size: the length of the file.
+        """Makes the predictor map a file of ``byte_size`` bytes in /dev/shm. Requests call it ``name``. ``key`` is a
+        slash and the file's own name. Neither was used before.
         """
 
     @abstractmethod
     async def unregister_region(self, name: str) -> None:
         """Makes the predictor unmap a region; nothing happens if it has none of this name.
 
-        Raises PredictorError, in Triton 24.09 and newer, while a request that writes into it is under way. Later
-        versions wait for such requests instead; earlier ones crash, so call this only when there is none.
+        While a request that writes into it is under way, Triton 24.09 and newer refuse (PredictorError) or wait, and
+        earlier ones crash.
         """
 
     @abstractmethod
     async def region_names(self) -> Sequence[str]:
         """The names of all regions that anybody has registered."""
-
-
-class AdminTransport(Transport):
-    """A transport that also asks what its server says of itself. The methods raise what every predictor's do."""
 
     @abstractmethod
     async def server_live(self) -> bool:
@@ -217,13 +209,12 @@ class AdminTransport(Transport):
 class PredictorSettings:
     """Where the predictor is and how to talk to it; the same for every transport.
 
-    ``host`` is ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port`` (port 80, or 443 with ``use_ssl``,
-    if none). ``timeout`` is in seconds and bounds one call. ``ca_file`` and ``ca_path`` name a bundle and a
-    folder of certificates to trust instead of the system's; ``cert_file`` and ``key_file`` the certificate that is
-    shown to the predictor, none of them or both. Message limits are gRPC's, in bytes, -1 is unlimited;
-    ``max_response_bytes`` holds for both transports. Outputs of together ``shared_memory_min_bytes`` or more travel
-    through shared memory, of which there are ``shared_memory_bytes``; 0 is none. ``shared_memory_warns`` is false in
-    all workers but one, since all of them find the same.
+    ``host`` is ``name``, ``name:port``, ``1.2.3.4:port`` or ``[::1]:port``; without a port it is 80, or 443 with
+    ``use_ssl``. ``timeout`` is in seconds and bounds one call. ``ca_file`` and ``ca_path`` name a bundle and a folder
+    of certificates to trust instead of the system's; ``cert_file`` and ``key_file`` the certificate to show, none or
+    both. Message limits are gRPC's, in bytes, -1 is unlimited; ``max_response_bytes`` holds for both transports.
+    Outputs of together ``shared_memory_min_bytes`` or more travel through shared memory of ``shared_memory_bytes``; 0
+    is none. ``shared_memory_warns`` is false in all workers but one.
     """
 
     model_name: str
@@ -242,16 +233,6 @@ class PredictorSettings:
     shared_memory_warns: bool = True
 
 
-_ADDRESS = re.compile(
-    r"""(?: (?P<scheme> https? ) :// )?
-    (?: \[ (?P<bracketed> [^]\s/?#@]*:[^]\s/?#@]* ) \]
-      | (?P<ipv6> [^][\s/?#@]*:[^][\s/?#@]*:[^][\s/?#@]* )  # without brackets it can't have a port
-      | (?P<name> [^][:\s/?#@]+ ) )
-    (?: : (?P<port> [0-9]{1,5} ) )? /?""",
-    re.VERBOSE | re.IGNORECASE | re.ASCII,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where the predictor listens. ``host`` has no brackets, also where it is an IPv6 address."""
@@ -261,33 +242,46 @@ class Address:
     use_ssl: bool
 
     def __str__(self) -> str:
-        """``host:port``, as a URL and a gRPC target want it."""
+        """``host:port``, as a URL has it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def name(self) -> str:
+        """The host in a header: IDNA, or an IPv6 address in brackets, without its zone."""
+        host, _, _ = self.host.partition("%")
+        return f"[{host}]" if ":" in host else host.encode("idna").decode()
+
+    @property
+    def authority(self) -> str:
+        """The value of HTTP's header Host: the name, and the port where it is not the scheme's own."""
+        return self.name if self.port == (443 if self.use_ssl else 80) else f"{self.name}:{self.port}"
+
+
+_ADDRESS = re.compile(r"(?:\[([^]\s/?#@]*:[^]\s/?#@]*)\]|([^][:\s/?#@]+))(?::([0-9]{1,5}))?", re.ASCII)
 
 
 def parse_address(settings: PredictorSettings) -> Address:
-    """Reads ``name``, ``name:port``, ``[::1]:port`` and the like, also as a URL (``http://name:port``).
-
-    A scheme decides about TLS, ``use_ssl`` where there is none. Without a port it is 80, or 443 with TLS.
+    """Reads ``settings.host``.
 
     Raises:
-        ConfigError: it is anything else.
+        ConfigError: it is no address, or its host is no host name.
     """
-    found = _ADDRESS.fullmatch(settings.host.strip())
-    if found is None or not 0 < int(found["port"] or 80) < 65536:
-        expected = "HOST, HOST:PORT or [IPV6]:PORT, or an http:// or https:// URL of nothing else"
-        raise ConfigError(f"predictor_host is {settings.host!r}, expected {expected}")
-    use_ssl = found["scheme"].lower() == "https" if found["scheme"] else settings.use_ssl
-    host = found["bracketed"] or found["ipv6"] or found["name"]
-    return Address(host, int(found["port"] or (443 if use_ssl else 80)), use_ssl)
+    found = _ADDRESS.fullmatch(settings.host)
+    if found is None or not 0 < int(found[3] or 80) < 65536:
+        raise ConfigError(f"predictor_host is {settings.host!r}, expected HOST, HOST:PORT or [IPV6]:PORT")
+    port = int(found[3] or (443 if settings.use_ssl else 80))
+    address = Address(found[1] or found[2], port, settings.use_ssl)
+    try:
+        address.name.encode("ascii")
+    except UnicodeError as exc:
+        raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
+    return address
 
 
-_FIELD = re.compile(r"[0-9a-z_.-]+: [ -~\x80-\xff]*")
-"""A name that is a token, and octets without control characters, decoded as latin-1, as they came (RFC 9110, 5.5).
-Other characters came in no header, and can't leave in one."""
+_FIELD = re.compile(r"[0-9a-z_.-]+: [ -~\x80-\xff]*\r\n")
+"""A name that is a token, and octets without control characters, decoded as latin-1 (RFC 9110, 5.5)."""
 MOST_HEADERS = 8000
-"""Characters of all names and values together. gRPC refuses a call with more than 8 to 16 KiB of metadata, and no
-client's header is worth its request."""
+"""Characters of all headers together. gRPC refuses a call with more than 8 to 16 KiB of metadata."""
 _OWN_HEADERS = frozenset(
     (
         "accept accept-encoding connection content-encoding content-length content-type expect host http2-settings"
@@ -297,23 +291,17 @@ _OWN_HEADERS = frozenset(
 """What a transport sets itself, or what means one connection only."""
 
 
-def forwarded(headers: Mapping[str, str]) -> Sequence[tuple[str, str]]:
-    """The headers that describe the request and not its framing, with lower-case names.
+def forwarded(headers: Mapping[str, str]) -> list[str]:
+    """The headers that describe the request and not its framing, as lines of an HTTP/1.1 head.
 
     Names that are no tokens, values with control characters, and headers beyond MOST_HEADERS characters are left out:
-    no client sends them in good faith, and the libraries refuse the whole call for them.
+    the libraries would refuse the whole call for them.
     """
     left = MOST_HEADERS
-    passed = []
+    lines = []
     for name, value in headers.items():
-        name = name.lower()
-        size = len(name) + len(value)
-        if size <= left and name not in _OWN_HEADERS and _FIELD.fullmatch(f"{name}: {value}"):
-            left -= size
-            passed.append((name, value))
-    return passed
-
-
-def header_lines(headers: Mapping[str, str]) -> bytes:
-    """``forwarded`` as lines of an HTTP/1.1 head."""
-    return "".join([f"{name}: {value}\r\n" for name, value in forwarded(headers)]).encode("latin-1")
+        line = f"{name}: {value}\r\n"
+        if len(line) <= left and name not in _OWN_HEADERS and _FIELD.fullmatch(line):
+            left -= len(line)
+            lines.append(line)
+    return lines

@@ -1,7 +1,7 @@
 """Why calls to a predictor fail: failure codes, and the words and checks that all transports share.
 
-Every failure has a code. It is shown in the metrics (label ``kind``), and decides whether a call is tried again and
-whether the failure speaks for a dead predictor.
+The code is the label ``kind`` of the metrics. It decides whether a call is tried again, and whether the failure speaks
+for a dead predictor.
 
     connection      there was no connection, so nothing was sent
     no_answer       the connection ended before the first byte of an answer
@@ -16,12 +16,15 @@ whether the failure speaks for a dead predictor.
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, ParamSpec, TypeVar
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.protocol.tensors import Malformed, Unwritable, shorten
 from hf_transformer.types import Tensor
+
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
 
 CONNECTION: Final = "connection"
 NO_ANSWER: Final = "no_answer"
@@ -47,12 +50,7 @@ BUSY_WORDS = ("queue size", "Request timeout expired")
 """In Triton's messages, of a request that its queue has no place for, or not in time."""
 
 TIMEOUT_FLAG = "--predictor_request_timeout_seconds"
-"""What to change when a predictor needs longer, for messages."""
-
 TLS_FLAGS = "--predictor_use_ssl or https:// in --predictor_host"
-
-_MESSAGE_LIMIT = 500
-"""Characters of the predictor's message that are quoted; a backend's traceback can be pages long."""
 
 
 def kind_of(error: RequestError) -> str:
@@ -70,43 +68,35 @@ def too_late(where: str, seconds: float) -> PredictorTimeout:
     return PredictorTimeout(f"the predictor at {where} gave no answer in {seconds:g} s ({TIMEOUT_FLAG})")
 
 
+def malformed(error: Malformed) -> PredictorError:
+    """The service's error for a codec's."""
+    what = "the request can't be written" if isinstance(error, Unwritable) else "the predictor's response is malformed"
+    return PredictorError(f"{what}: {error}")
+
+
+def call_codec(function: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+    """What a function of the codec gives. Raises PredictorError in place of Malformed."""
+    try:
+        return function(*args, **kwargs)
+    except Malformed as exc:
+        raise malformed(exc) from exc
+
+
 def quoted(message: str) -> str:
-    """The predictor's message as it may stand in one of ours."""
-    text = message.strip() or "no message"
-    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+    """The predictor's message as it may stand in one of ours: a backend's traceback can be pages long."""
+    return shorten(message.strip() or "no message", 500)
 
 
-def reason(fault: Exception) -> str:
-    """What a connection or a call says of its failure."""
-    if _in_handshake(fault):
-        return "it closed the connection in the TLS handshake"
-    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-    return text or type(fault).__name__
-
-
-def tls_hint(fault: BaseException | None) -> str:
-    """The end of a message where a connection has failed in TLS: the flags that ask for that; else nothing."""
-    return f" ({TLS_FLAGS} ask for TLS)" if isinstance(fault, ssl.SSLError) or _in_handshake(fault) else ""
-
-
-def _in_handshake(fault: BaseException | None) -> bool:
-    """Whether the server has closed the connection there, as Triton does without TLS: the event loops say no more than
-    this, and say more of all other ends."""
-    return isinstance(fault, ConnectionResetError) and not fault.args
-
-
-def verified(asked: Sequence[str], outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The outputs, once it is sure that they are those asked for; Triton does not check what a model returns.
+def verified(asked: Sequence[str], outputs: Mapping[str, Tensor], *, some: bool = False) -> Mapping[str, Tensor]:
+    """The outputs, if they are those asked for (all if none are named), or with ``some`` no others. Triton does not
+    check what a model returns.
 
     Raises:
         PredictorError: one is missing, or one came that nobody asked for.
     """
-    if len(asked) == len(outputs) == 1:
-        if asked[0] in outputs:
-            return outputs
-    elif len(asked) == len(outputs) and all([name in outputs for name in asked]):
+    if outputs.keys() == set(asked):
         return outputs
-    missing = [name for name in asked if name not in outputs]
+    missing = [name for name in asked if name not in outputs and not some]
     unknown = [name for name in outputs if asked and name not in asked]
     if missing or unknown:
         parts = [f"without the output {', '.join(map(repr, missing))}"] if missing else []

@@ -1,27 +1,21 @@
 """The V2 protocol over gRPC (grpc.aio), tensors as raw contents.
 
 **Unary calls are never cancelled on the wire and carry no deadline there**, since either can crash a Triton before
-25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call goes on and ends by itself; the result is
-dropped. When more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after
-the timeout, when its calls are over. Two kinds of calls are cancelled on the wire: those of generations
-(``cancellable``), after LINGER_SECONDS, and streams that are closed early.
+25.06 (its issues 7368 and 8034). When ``infer`` is cancelled, its call ends by itself, and the result is dropped. When
+more than MOST_ABANDONED such calls are open, new calls get another channel, and the old one closes after the timeout.
+Two kinds of calls are cancelled on the wire: those of generations (``cancellable``), after LINGER_SECONDS, and streams
+that are closed early.
 
-**One channel is one TCP connection** at a time; grpc.aio opens it for the first call and again when it was lost.
-With 32 small calls in flight to Triton, two and four channels were not faster than one.
-
-**Failures.** ``_error_of`` is the one place where a status of gRPC becomes one of the service's errors.
+A channel is one TCP connection at a time. More than one is not faster with 32 small calls in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import ssl
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import grpc
@@ -29,41 +23,34 @@ import grpc.aio
 from grpc import StatusCode
 
 from hf_transformer.credentials import Renewable, keep_renewing
-from hf_transformer.errors import (
-    ConfigError,
-    PredictorDenied,
-    PredictorError,
-    PredictorTimeout,
-    PredictorUnavailable,
-    RequestError,
-)
+from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import (
     Address,
-    AdminTransport,
     Destination,
     Outputs,
     PredictorSettings,
     Reply,
+    Transport,
     UnknownRegion,
     forwarded,
     parse_address,
 )
-from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, quoted, said, verified
-from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context
+from hf_transformer.predictor.failures import TIMEOUT_FLAG, TLS_FLAGS, call_codec, quoted, verified
+from hf_transformer.predictor.tls import own_certificate, root_certificates, ssl_context, system_certificates
 from hf_transformer.protocol import grpc as codec
+from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.tensors import NOWHERE
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a connection may take to open, TLS and the server's first frame included."""
+"""How long a connection may take to open, TLS included."""
 
 MOST_ABANDONED: Final = 64
 """Calls of one channel that may be open without a caller, before new calls get another channel."""
 
 LINGER_SECONDS = 1.0
-"""In which a ``cancellable`` call may still end by itself. Triton 24.10 crashed within 7,000 short calls that were
-cancelled at random moments, and not in 24,000 that were cancelled a second later."""
+"""In which a ``cancellable`` call may still end by itself; docs/reliability.md has the numbers."""
 
 PING_SECONDS, PONG_SECONDS = 10.0, 10.0
 """Silence during a call after which the server is pinged, and the time that it has to answer."""
@@ -74,26 +61,26 @@ _IDLE_SECONDS = 240.0
 _METADATA_BYTES = 2**16
 """Of a response. Triton puts a backend's traceback there, and gRPC's own limit of 16 KiB would hide it."""
 
+_Credentials: TypeAlias = Renewable[grpc.ChannelCredentials]
+
 _EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 
 _STREAM_METADATA = ("triton_grpc_error", "true")
-"""Asks Triton (24.08 and newer) to end a failed stream with the error's own status. Without it, and from an older
-one, only a message comes."""
+"""Asks Triton (24.08 and newer) to end a failed stream with the error's own status, not only with a message."""
 
 
-class GrpcPredictor(AdminTransport):
+class GrpcPredictor(Transport):
     """A predictor behind gRPC, with a connection of its own. Also answers what the doctor asks of the server."""
 
     def __init__(self, settings: PredictorSettings) -> None:
         address = parse_address(settings)
-        try:
-            self._target, self._options = _target(address), _options(settings, address)
-        except UnicodeError as exc:
-            raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
+        host = f"[{address.host}]" if ":" in address.host else address.name
+        self._target = f"dns:///{quote(host, safe='[]:')}:{address.port}"
+        self._options = _options(settings, address)
         self._where = str(address)
         self._model_name = settings.model_name
         self._timeout = settings.timeout
-        self._credentials: Renewable[grpc.ChannelCredentials] | None = None
+        self._credentials: _Credentials | None = None
         if address.use_ssl:
             files = [settings.ca_file, settings.ca_path, settings.cert_file, settings.key_file]
             paths = [path for path in files if path is not None]
@@ -103,15 +90,12 @@ class GrpcPredictor(AdminTransport):
         self._background: set[asyncio.Task[Any]] = set()
         """The renewal of certificates, channels that are closing, and calls without a caller."""
 
-    async def __aenter__(self) -> Self:
-        self._line = self._new_line()
+    async def open(self) -> None:
+        self._line = _Line(self._target, self._options, self._credentials)
         if self._credentials is not None:
-            self._in_background(keep_renewing(self._credentials, lambda _: self._replace_line()))
-        return self
+            self._keep(asyncio.create_task(keep_renewing(self._credentials, lambda _: self._replace_line())))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         lines = [self._open_line(), *self._retired]
         self._line = None
         for task in self._background:
@@ -122,18 +106,18 @@ class GrpcPredictor(AdminTransport):
             await asyncio.wait(self._background)
 
     async def model_spec(self) -> ModelSpec:
-        metadata = await self._ask("ModelMetadata", self._about_model("ModelMetadata"))
+        about = await self._ask("ModelMetadata", name=self._model_name)
         try:
-            config = await self._ask("ModelConfig", self._about_model("ModelConfig"))
+            config = (await self._ask("ModelConfig", name=self._model_name)).config
         except PredictorError as exc:
             if _status_of(exc) is not StatusCode.UNIMPLEMENTED:
                 raise
-            return codec.parse_model_spec(metadata, None)
-        return codec.parse_model_spec(metadata, config)
+            config = None
+        return call_codec(model_spec, about, config)
 
     async def model_ready(self) -> bool:
         try:
-            return codec.decode_model_ready(await self._ask("ModelReady", self._about_model("ModelReady")))
+            return bool((await self._ask("ModelReady", name=self._model_name)).ready)
         except PredictorUnavailable as exc:
             if _status_of(exc) is StatusCode.NOT_FOUND:
                 return False
@@ -151,7 +135,7 @@ class GrpcPredictor(AdminTransport):
         destination: Destination | None = None,
     ) -> Reply:
         placements = NOWHERE if destination is None else destination.placements
-        request = codec.encode_infer_request(self._model_name, inputs, outputs, placements)
+        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, placements)
         try:
             response = await self._call("ModelInfer", request, metadata_of(headers), cancellable)
         except RequestError as error:
@@ -162,12 +146,12 @@ class GrpcPredictor(AdminTransport):
             raise
         if destination is not None:
             destination.settled = True
-        return Reply(verified(outputs, codec.decode_infer_response(response, placements)))
+        return Reply(verified(outputs, call_codec(codec.decode_infer_response, response, placements)))
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
-        request = codec.encode_infer_request(self._model_name, inputs, outputs, streamed=True)
+        request = call_codec(codec.encode_infer_request, self._model_name, inputs, outputs, streamed=True)
         line = self._open_line()
         connection = line.connection
         call = line.stream(request, metadata=[_STREAM_METADATA, *metadata_of(headers)])
@@ -176,14 +160,11 @@ class GrpcPredictor(AdminTransport):
             while (body := await call.read()) is not _EOF:
                 if final:  # to its end, since Triton ends the call by itself: a cancellation could only cross that
                     continue
-                error, tensors, final = codec.decode_stream_response(body)
+                error, tensors, final = call_codec(codec.decode_stream_response, body)
                 if error:
-                    raise said(error, self._where)
-                if unknown := [name for name in tensors if outputs and name not in outputs]:
-                    names = ", ".join(map(repr, unknown))
-                    raise PredictorError(f"the predictor answered with {names}, which was not asked for")
+                    raise failures.said(error, self._where)
                 answered = True
-                if tensors:
+                if verified(outputs, tensors, some=True):
                     yield tensors
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, line, connection, failures.LOST if answered else failures.NO_ANSWER) from error
@@ -196,43 +177,40 @@ class GrpcPredictor(AdminTransport):
             call.cancel()  # does nothing to a call that has ended
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
-        await self._ask("SystemSharedMemoryRegister", codec.encode_registration(name, key, byte_size))
+        await self._ask("SystemSharedMemoryRegister", name=name, key=key, byte_size=byte_size)
 
     async def unregister_region(self, name: str) -> None:
-        await self._ask("SystemSharedMemoryUnregister", codec.encode_unregistration(name))
+        await self._ask("SystemSharedMemoryUnregister", name=name)
 
     async def region_names(self) -> Sequence[str]:
-        return codec.parse_region_names(await self._ask("SystemSharedMemoryStatus"))
+        return list((await self._ask("SystemSharedMemoryStatus")).regions)
 
     async def server_live(self) -> bool:
-        return codec.decode_live(await self._ask("ServerLive"))
+        return bool((await self._ask("ServerLive")).live)
 
     async def server_ready(self) -> bool:
-        return codec.decode_ready(await self._ask("ServerReady"))
+        return bool((await self._ask("ServerReady")).ready)
 
     async def describe_server(self) -> ServerDescription:
-        return codec.parse_server(await self._ask("ServerMetadata"))
+        return call_codec(server_description, await self._ask("ServerMetadata"))
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
         try:
-            answer = await self._ask("RepositoryIndex")
-        except PredictorError:
+            index = await self._ask("RepositoryIndex")
+        except PredictorError as exc:
+            if _status_of(exc) is None:
+                raise
             return None  # it has no such method, or has it switched off
-        return codec.parse_index(answer)
+        return call_codec(repository_entries, index)
 
-    def _about_model(self, method: str) -> bytes:
-        return codec.encode_model_request(method, self._model_name)
-
-    async def _ask(self, method: str, request: bytes = b"") -> bytes:
-        """A call other than an inference, which has the timeout as its bound."""
+    async def _ask(self, method: str, **fields: str | int) -> Any:
+        """The response to a call other than an inference. The timeout is its bound."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._call(method, request)
+                body = await self._call(method, codec.encode_request(method, **fields))
         except TimeoutError as exc:
-            raise PredictorTimeout(
-                f"the predictor at {self._where} gave no answer in time"
-                f" (the timeout is {self._timeout:g} s, {TIMEOUT_FLAG})"
-            ) from exc
+            raise failures.too_late(self._where, self._timeout) from exc
+        return call_codec(codec.decode_response, method, body)
 
     async def _call(
         self, method: str, request: bytes, metadata: Sequence[tuple[str, str]] = (), cancellable: bool = False
@@ -240,35 +218,31 @@ class GrpcPredictor(AdminTransport):
         """The response of a unary call."""
         line = self._open_line()
         connection = line.connection
-        call = asyncio.ensure_future(line.method(method)(request, metadata=metadata))
+        loop = asyncio.get_running_loop()
+        call = loop.create_task(_response(line.method(method)(request, metadata=metadata)))
+        ended = asyncio.Event()
+        call.add_done_callback(lambda _: ended.set())
         try:
-            await asyncio.wait((call,))  # which leaves the call alone when it is cancelled itself
+            await ended.wait()  # a cancellation of this leaves the call alone
         except asyncio.CancelledError:
             self._keep(call)
             if cancellable:
-                asyncio.get_running_loop().call_later(LINGER_SECONDS, call.cancel)  # nothing to a call that has ended
+                loop.call_later(LINGER_SECONDS, call.cancel)  # does nothing to a call that has ended
             else:
-                self._abandon(line, call)
+                line.abandoned.add(call)
+                call.add_done_callback(line.abandoned.discard)
+                if len(line.abandoned) > MOST_ABANDONED and line is self._line:
+                    self._replace_line()
             raise
-        if call.cancelled():  # nothing else does that
+        if call.cancelled():  # only closing the channel does that
             raise self._closed()
         try:
-            response: bytes = call.result()
+            return call.result()
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, line, connection, failures.NO_ANSWER) from error
-        return response
-
-    def _abandon(self, line: _Line, call: asyncio.Task[bytes]) -> None:
-        """Lets a call end by itself."""
-        call.add_done_callback(line.abandoned.discard)
-        line.abandoned.add(call)
-        if len(line.abandoned) > MOST_ABANDONED and line is self._line:
-            self._replace_line()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        self._keep(asyncio.get_running_loop().create_task(work))
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
+        """Holds a task that nobody waits for until it ends."""
         self._background.add(task)
         task.add_done_callback(self._forget)
 
@@ -277,10 +251,6 @@ class GrpcPredictor(AdminTransport):
         if not task.cancelled():
             task.exception()  # or asyncio would log that nobody has asked for it
 
-    def _new_line(self) -> _Line:
-        credentials = self._credentials.value if self._credentials is not None else None
-        return _Line(self._target, self._options, credentials)
-
     def _open_line(self) -> _Line:
         if self._line is None:
             raise self._closed()
@@ -288,9 +258,9 @@ class GrpcPredictor(AdminTransport):
 
     def _replace_line(self) -> None:
         """Sends new calls over another channel. The old one stays for the timeout, which bounds the calls on it."""
-        old, self._line = self._open_line(), self._new_line()
+        old, self._line = self._open_line(), _Line(self._target, self._options, self._credentials)
         self._retired.add(old)
-        self._in_background(self._retire(old))
+        self._keep(asyncio.create_task(self._retire(old)))
 
     async def _retire(self, line: _Line) -> None:
         await asyncio.sleep(self._timeout)
@@ -311,57 +281,57 @@ class GrpcPredictor(AdminTransport):
 
 
 class _Connection:
-    """Stands for one connection of a channel, which gRPC does not show: all calls between two losses share it.
-
-    The first call that fails with its connection ends it. Those that began before that have failed for the same reason.
-    """
+    """Stands for one connection of a channel, which gRPC does not show: all calls between two losses share it."""
 
 
 class _Line:
     """A channel with its methods, made once."""
 
-    def __init__(
-        self, target: str, options: Sequence[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
-    ) -> None:
+    def __init__(self, target: str, options: Sequence[tuple[str, Any]], credentials: _Credentials | None) -> None:
         if credentials is None:
             self.channel = grpc.aio.insecure_channel(target, options)
         else:
-            self.channel = grpc.aio.secure_channel(target, credentials, options)
+            self.channel = grpc.aio.secure_channel(target, credentials.value, options)
         self.connection = _Connection()
         self.abandoned: set[asyncio.Task[bytes]] = set()
         self.stream: Any = self.channel.unary_stream(f"/{codec.SERVICE}/ModelStreamInfer", None, None)
-        self._methods: dict[str, Any] = {}
+        self.method: Callable[[str], Callable[..., Awaitable[bytes]]] = cache(self._method)
 
-    def method(self, name: str) -> Any:
+    def _method(self, name: str) -> Callable[..., Awaitable[bytes]]:
         """What makes a unary call of this method, with bytes in and out."""
-        found = self._methods.get(name)
-        if found is None:
-            found = self._methods[name] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
-        return found
+        made: Callable[..., Awaitable[bytes]] = self.channel.unary_unary(f"/{codec.SERVICE}/{name}", None, None)
+        return made
+
+
+async def _response(call: Awaitable[bytes]) -> bytes:
+    return await call
 
 
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     """The headers as gRPC metadata.
 
-    What gRPC refuses, and would fail the call for, is left out: binary keys (``-bin``), its own (``grpc-``)
-    and values that are not ASCII.
+    What gRPC would fail the call for is left out: binary keys (``-bin``), its own (``grpc-``), and values that are not
+    ASCII.
     """
-    return [
-        (key, value)
-        for key, value in forwarded(headers)
-        if value.isascii() and not key.endswith("-bin") and not key.startswith("grpc-")
-    ]
+    metadata = []
+    for line in forwarded(headers):
+        key, _, value = line.removesuffix("\r\n").partition(": ")
+        if value.isascii() and not key.endswith("-bin") and not key.startswith("grpc-"):
+            metadata.append((key, value))
+    return metadata
 
 
 # What a channel is made with.
 
 
 def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, Any]]:
-    """The options of a channel. Raises UnicodeError where the host is no host name."""
+    """The options of a channel."""
+    # What stands for Host: always with the port. TLS expects this host in the certificate.
+    authority = f"{address.name.rstrip('.') if address.use_ssl else address.name}:{address.port}"
     longest = settings.max_receive_message_length
     largest = settings.max_response_bytes if longest == -1 else min(longest, settings.max_response_bytes)
     return [
-        ("grpc.default_authority", _authority(address)),
+        ("grpc.default_authority", authority),
         ("grpc.max_send_message_length", settings.max_send_message_length),
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_metadata_size", _METADATA_BYTES),
@@ -389,76 +359,48 @@ def _options(settings: PredictorSettings, address: Address) -> list[tuple[str, A
     ]
 
 
-def _authority(address: Address) -> str:
-    """What stands for Host: always with the port, without an IPv6 zone. TLS expects this host in the certificate."""
-    host, _, _ = address.host.partition("%")
-    name = f"[{host}]" if ":" in host else host.encode("idna").decode()
-    return f"{name.rstrip('.') if address.use_ssl else name}:{address.port}"
-
-
-def _target(address: Address) -> str:
-    """The address as gRPC's resolver wants it. Raises UnicodeError where the host is no host name."""
-    name = f"[{address.host}]" if ":" in address.host else address.host.encode("idna").decode()
-    return f"dns:///{quote(name, safe='[]:')}:{address.port}"
-
-
 def _credentials(settings: PredictorSettings) -> grpc.ChannelCredentials:
     """The certificates to trust and to show, read now. Raises ConfigError where they can't be used."""
     ssl_context(settings)  # checks what gRPC would only complain about in a handshake
     roots, own = root_certificates(settings), own_certificate(settings)
-    if roots is None:  # the system's: gRPC would take a list of its own
-        paths = ssl.get_default_verify_paths()
-        with suppress(ConfigError):
-            folder = None if paths.cafile else paths.capath
-            roots = root_certificates(replace(settings, ca_file=paths.cafile, ca_path=folder))
+    if roots is None:  # gRPC would take a list of its own
+        roots = system_certificates()
     pem = None if roots is None else roots.encode("ascii", "replace")
     return grpc.ssl_channel_credentials(pem, *((own.key, own.chain) if own is not None else ()))
 
 
 # What became of a call.
 
-ERRORS: Mapping[StatusCode, type[RequestError]] = {
+_ERRORS: Mapping[StatusCode, type[RequestError]] = {
     StatusCode.UNAVAILABLE: PredictorUnavailable,
     StatusCode.NOT_FOUND: PredictorUnavailable,
     StatusCode.CANCELLED: PredictorUnavailable,  # by the server, which is going away
     StatusCode.DEADLINE_EXCEEDED: PredictorTimeout,
-    StatusCode.RESOURCE_EXHAUSTED: PredictorError,
-    StatusCode.UNKNOWN: PredictorError,
-    StatusCode.INVALID_ARGUMENT: PredictorError,
-    StatusCode.ALREADY_EXISTS: PredictorError,
     StatusCode.PERMISSION_DENIED: PredictorDenied,
     StatusCode.UNAUTHENTICATED: PredictorDenied,
-    StatusCode.FAILED_PRECONDITION: PredictorError,
-    StatusCode.ABORTED: PredictorError,
-    StatusCode.OUT_OF_RANGE: PredictorError,
-    StatusCode.UNIMPLEMENTED: PredictorError,
-    StatusCode.INTERNAL: PredictorError,
-    StatusCode.DATA_LOSS: PredictorError,
 }
-"""Every status a call can end with, except OK."""
+"""The errors behind statuses; PredictorError is behind all others."""
 
-_SAID: Mapping[StatusCode, str] = {
-    StatusCode.UNAVAILABLE: "is unavailable",
-    StatusCode.DEADLINE_EXCEEDED: "gave no answer in time",
-}
-"""Statuses that are found here more often than a server says them."""
-
-_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)
-"""What gRPC puts around the reason when it ends a call itself."""
+_SAID = {StatusCode.UNAVAILABLE: "is unavailable", StatusCode.DEADLINE_EXCEEDED: "gave no answer in time"}
+_REMOVED = re.compile(r"Stream removed \((.*)\)", re.DOTALL)  # around the reason, when gRPC itself ends a call
 
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "name resolution failure")
 _BROKEN_FRAMES = "Failed parsing HTTP/2"
-_CONNECTION_LOST = (
-    *("Socket closed", "recvmsg", "Connection reset", "Broken pipe", "ping timeout", "GOAWAY received"),
+_LOST = (
+    "Socket closed",
+    "recvmsg",
+    "Connection reset",
+    "Broken pipe",
+    "ping timeout",
+    "GOAWAY received",
     _BROKEN_FRAMES,
 )
 _NO_GRPC = ("http1.x server", "Expected SETTINGS frame", "Socket closed")
-"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2, which may have the
-status UNKNOWN too; the connection ended; while connecting: the server may speak something else."""
+"""In gRPC's own messages with the status UNAVAILABLE: nothing was sent; what came is no HTTP/2 (also UNKNOWN); the
+connection ended; the server may speak something else."""
 
 _CONNECTION_FAULTS = ("RST_STREAM", "HTTP2", "http2", "HTTP/2")
-"""In messages with the status INTERNAL about a connection, ours or a proxy's, that was lost; Triton says INTERNAL too
-when a model fails."""
+"""In messages with the status INTERNAL about a lost connection. Triton says INTERNAL too when a model fails."""
 
 _REFUSALS = (*failures.BUSY_WORDS, "stopped accepting", "unknown model")
 """In Triton's own messages with the status UNAVAILABLE. Those of a proxy are about connections lost during a call."""
@@ -481,21 +423,21 @@ def _error_of(error: grpc.aio.AioRpcError, where: str, seconds: float, tls: bool
     status, details = error.code(), _reason(error)
     if status is StatusCode.UNKNOWN and details.startswith(_BROKEN_FRAMES):
         status = StatusCode.UNAVAILABLE
-    message = f"the predictor at {where} {_SAID.get(status, f'answered {status.name}')}: {quoted(details)}"
-    kind = _kind(status, details, lost)
-    if kind == failures.CONNECTION:
-        if not tls and any(words in details for words in _NO_GRPC):
-            message += " (if that is its REST port, use --predictor_protocol=v2)"
-        if tls and "handshake" in details.lower():
-            message += f" ({TLS_FLAGS} ask for TLS)"
+    kind, advice = _kind(status, details, lost), ""
     if status is StatusCode.DEADLINE_EXCEEDED:
-        message += f" (the timeout is {seconds:g} s, {TIMEOUT_FLAG})"
-    if status is StatusCode.RESOURCE_EXHAUSTED:
-        message += (
-            " (a message may be too large: see --grpc_max_send_message_length,"
-            " --grpc_max_receive_message_length, --max_predictor_response_bytes and the predictor's own limits)"
+        advice = f"the timeout is {seconds:g} s, {TIMEOUT_FLAG}"
+    elif status is StatusCode.RESOURCE_EXHAUSTED:
+        advice = (
+            "a message may be too large: see --grpc_max_send_message_length, --grpc_max_receive_message_length, "
+            "--max_predictor_response_bytes and the predictor's own limits"
         )
-    found = ERRORS[status](message)
+    elif kind == failures.CONNECTION and not tls and any(words in details for words in _NO_GRPC):
+        advice = "if that is its REST port, use --predictor_protocol=v2"
+    elif kind == failures.CONNECTION and tls and "handshake" in details.lower():
+        advice = f"{TLS_FLAGS} ask for TLS"
+    said = _SAID.get(status, f"answered {status.name}")
+    message = f"the predictor at {where} {said}: {quoted(details)}" + (f" ({advice})" if advice else "")
+    found = _ERRORS.get(status, PredictorError)(message)
     if isinstance(found, PredictorUnavailable):
         found.kind = kind
     return found
@@ -511,11 +453,10 @@ def _kind(status: StatusCode, details: str, lost: str) -> str:
     """Which kind of unavailability a status is."""
     if status is StatusCode.CANCELLED:
         return failures.LOST
-    if status is StatusCode.UNAVAILABLE:
-        if any(words in details for words in _NOT_CONNECTED):
-            return failures.CONNECTION
-        if any(words in details for words in _CONNECTION_LOST):
-            return lost
+    if status is StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED):
+        return failures.CONNECTION
+    if status is StatusCode.UNAVAILABLE and any(words in details for words in _LOST):
+        return lost
     return failures.refusal(details)
 
 
@@ -530,11 +471,8 @@ def has_ended(error: RequestError) -> bool:
     if not isinstance(cause, grpc.aio.AioRpcError):
         return False
     status, details = cause.code(), _reason(cause)
-    match status:
-        case StatusCode.INTERNAL:
-            return not any(words in details for words in _CONNECTION_FAULTS)
-        case StatusCode.UNAVAILABLE:
-            return any(words in details for words in (*_REFUSALS, *_NOT_CONNECTED))
-        case StatusCode.RESOURCE_EXHAUSTED:
-            return "larger than max" in details
-    return status in _ENDED
+    if status is StatusCode.INTERNAL:
+        return not any(words in details for words in _CONNECTION_FAULTS)
+    if status is StatusCode.UNAVAILABLE:
+        return any(words in details for words in (*_REFUSALS, *_NOT_CONNECTED))
+    return status in _ENDED or (status is StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details)

@@ -28,17 +28,16 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from hf_transformer.predictor.base import Address
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a connection may take to open. A host that drops packets would otherwise cost the whole timeout."""
-
-IDLE_SECONDS: Final = 45.0
-"""An idle connection is closed after this time. Proxies and load balancers forget one after 60 seconds or more, and
-some of them silently."""
+"""How long a connection may take to open: a host that drops packets would cost the whole timeout."""
 
 FRAMING_LIMIT: Final = 2**16
-"""Bytes that may come without a byte of the body: the head, interim answers, sizes of chunks, trailers. It is checked
-after each read."""
+"""Bytes that may come without a byte of the body: the head, interim answers, sizes of chunks, trailers."""
 
 _SWEEP_SECONDS = 15.0
+_SWEEPS = 4
+"""An idle connection is closed at its fourth sweep, after 45 to 60 seconds. Proxies and load balancers forget one after
+60 seconds or more, and some of them silently."""
+
 _CLOSING_SECONDS = 1.0
 _BUFFER = 2**14
 """Bytes that are read with a head. A larger body goes where ``Room`` says, so that its tensors are aligned."""
@@ -98,21 +97,15 @@ class Answer:
 class Client:
     """Connections to one server, as many as there are calls under way, each kept for the calls that follow.
 
-    The idle connection that was used last is taken first, so that the others age and are closed. A kept connection may
-    end at the moment in which it is used. The request is then sent once more, on a new connection. The same holds where
-    the answer has a status of ``_STALE`` and ends the connection: if the request itself is wrong, the second answer
-    says so again.
+    The idle connection that was used last is taken first, so that the others age and are closed. If a kept connection
+    ends before an answer, the request is sent once more, on a new connection. The same holds for an answer that has a
+    status of ``_STALE`` and ends the connection: if the request itself is wrong, the second answer says so again.
+
+    Without ``tls`` it is plain TCP. ``room`` allocates the memory for bodies. An answer of more than ``largest_body``
+    bytes raises AnswerTooLarge; streamed bodies have no such limit.
     """
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, room: Room, largest_body: int) -> None:
-        """Must be called in a running event loop.
-
-        Args:
-            address: of the server.
-            tls: for TLS, None for plain TCP.
-            room: allocates the memory for bodies.
-            largest_body: bytes; a larger answer raises AnswerTooLarge. Streamed bodies have no such limit.
-        """
         self.room = room
         self.largest_body = largest_body
         self.loop = asyncio.get_running_loop()
@@ -126,17 +119,16 @@ class Client:
     async def request(self, *data: bytes | memoryview) -> Answer:
         """Sends a request whose repetition does no harm, and gives its answer, whatever its status.
 
-        Args:
-            data: head and body in any number of pieces. Nobody may change them before the answer is there. The head has
-                a Host, Content-Length if there is a body, and does not ask for the connection to be closed.
+        ``data`` is the whole head and the body, in any number of pieces. Nobody may change them before the answer is
+        there.
         """
-        return (await self.begin(*data, whole=True)).answer()
+        return (await self.begin(data, whole=True)).answer()
 
-    async def begin(self, *data: bytes | memoryview, whole: bool = False) -> Connection:
-        """As ``request``, but gives the connection as soon as the head of the answer has come. The caller reads the
-        body from it and calls ``leave``."""
-        connection = self.idle.pop() if self.idle else await self.connect()
-        if connection.kept:
+    async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> Connection:
+        """As ``request``, but gives the connection, once the head of the answer has come, or with ``whole`` all of it.
+        The caller then calls ``answer``, or reads the body and calls ``leave``."""
+        if self.idle:
+            connection = self.idle.pop()
             try:
                 await connection.begin(data, whole)
                 if connection.keep_alive or connection.status not in _STALE:
@@ -144,7 +136,7 @@ class Client:
                 connection.leave()
             except NoAnswer:
                 pass
-            connection = await self.connect()
+        connection = await self.connect()
         await connection.begin(data, whole)
         return connection
 
@@ -153,16 +145,11 @@ class Client:
         if self.closed:
             raise ClientClosed("the client is closed")
         connection = Connection(self)
-        host = self._address.host
+        host, port, tls = self._address.host, self._address.port, self._tls
+        name = None if tls is None else host.rstrip(".")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await self.loop.create_connection(
-                    lambda: connection,
-                    host,
-                    self._address.port,
-                    ssl=self._tls,
-                    server_hostname=host.rstrip(".") if self._tls is not None else None,
-                )
+                await self.loop.create_connection(lambda: connection, host, port, ssl=tls, server_hostname=name)
         except BaseException as exc:
             connection.abort()  # it may be open, if this was cancelled in the same turn of the event loop
             if isinstance(exc, TimeoutError):
@@ -174,6 +161,8 @@ class Client:
         if not connection.open:
             raise ConnectionResetError(ECONNRESET, "the connection was closed as soon as it was open")
         self.connections.add(connection)
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
         return connection
 
     async def close(self) -> None:
@@ -181,37 +170,29 @@ class Client:
         self.closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-            self._sweeper = None
         connections = list(self.connections)
         for connection in connections:
             connection.abort()
         if connections:
             await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSING_SECONDS)
 
-    def keep(self, connection: Connection) -> None:
-        """For connections: this one may be used again."""
-        connection.idle_since = self.loop.time()
-        self.idle.append(connection)
-        if self._sweeper is None:
-            self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
-
     def _sweep(self) -> None:
-        latest = self.loop.time() - IDLE_SECONDS
-        for connection in [connection for connection in self.idle if connection.idle_since <= latest]:
-            connection.abort()
-        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep) if self.idle else None
+        for connection in tuple(self.idle):
+            connection.sweeps += 1
+            if connection.sweeps >= _SWEEPS:
+                connection.abort()
+        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep) if self.connections else None
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection: one call at a time, from ``begin`` to ``leave``.
+    """One connection: one call at a time, from ``begin`` to ``answer`` or ``leave``.
 
     The parser reads heads, chunked bodies and what comes in the same read as the head. The rest of a body of known
     length is received where it stays.
 
     Attributes:
         open: whether it can still send and receive.
-        kept: whether it has served an earlier call.
-        idle_since: seconds on the event loop's clock; set by the client.
+        sweeps: how many have found it idle since its last call.
         lost: done when the socket is closed.
         status, headers: of the answer to the present call; the status is 0 until its head has come.
         keep_alive: whether the answer allows another request on this connection.
@@ -219,45 +200,32 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, client: Client) -> None:
         self.open = False
-        self.kept = False
-        self.idle_since = 0.0
+        self.sweeps = 0
         self.lost: asyncio.Future[None] = client.loop.create_future()
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.keep_alive = False
         self._client = client
         self._transport: asyncio.Transport
         self._parser: HttpResponseParser
         self._buffer = memoryview(bytearray(_BUFFER))
-        self._busy = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._reset(whole=True)
-
-    def _reset(self, whole: bool) -> None:
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.keep_alive = False
-        self._whole = whole
-        self._complete = False
+        self._waiter: asyncio.Future[None] = client.loop.create_future()
+        self._whole = True
+        self._complete = True  # nothing more of an answer is to come
         self._fault: Exception | None = None
         self._framing = 0  # bytes since the last byte of the body
-        self._length: int | None = None  # of the body, None if unknown
-        self._chunked = False
-        self._pieces: list[bytes] = []
+        self._fields: dict[bytes, bytes] = {}  # of the head or the trailer that is being read
+        self._pieces: list[bytes | memoryview] = []  # of the body
         self._size = 0  # bytes in the pieces
-        self._body: memoryview | None = None  # of known length, once it has to be waited for
-        self._unfilled: memoryview | None = None  # the rest of it
+        self._unfilled: memoryview | None = None  # the rest of a body of known length, once it has to be waited for
         self._paused = False
 
     async def begin(self, data: Sequence[bytes | memoryview], whole: bool = False) -> None:
-        """Sends a request and waits for the head of its answer, or with ``whole`` for all of it.
-
-        If it raises, the call is over.
-        """
-        self._reset(whole)
-        self._busy = True
+        """Sends a request and waits for the head of its answer, or with ``whole`` for all of it."""
+        self._whole, self._complete = whole, False
+        self._framing = self.status = 0
         try:
-            if len(data) == 1:
-                self._transport.write(data[0])
-            else:
-                self._transport.writelines(data)
+            self._transport.writelines(data)
             while not (self._complete if whole else self.status):
                 await self._progress()
         except BaseException:
@@ -266,10 +234,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def answer(self) -> Answer:
         """The answer after ``begin`` with ``whole``; the call is then over."""
-        body = self._body if self._body is not None else memoryview(b"".join(self._pieces))
-        answer = Answer(self.status, self.headers, body)
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self.leave()
-        return answer
+        return Answer(self.status, self.headers, memoryview(body))
 
     async def read(self) -> bytes:
         """The next bytes of a body that is read while it comes; none at its end."""
@@ -287,16 +255,15 @@ class Connection(asyncio.BufferedProtocol):
     def leave(self) -> None:
         """Ends the call. The connection is closed unless it can serve another one: the answer was whole, the request
         was all sent, and nothing else has come."""
-        if not self._busy:
-            return
-        reusable = self.open and self._complete and self.keep_alive and not self._paused
-        self._busy = False
-        self._fault = self._body = self._unfilled = None  # a raised fault's traceback leads to this connection
-        self._pieces = []
-        if reusable and not self._transport.get_write_buffer_size():
-            self.kept = True
-            self._client.keep(self)
+        self._pieces, self._size = [], 0
+        whole = self._complete and self.keep_alive and self.open and not self._paused
+        if whole and not self._transport.get_write_buffer_size():
+            self.keep_alive = False
+            self.sweeps = 0
+            self._client.idle.append(self)
         else:
+            self._complete = True
+            self._fault = self._unfilled = None  # a raised fault's traceback leads to this connection
             self.abort()
 
     def abort(self) -> None:
@@ -311,12 +278,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._waiter
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _fail(self, fault: Exception) -> None:
-        if self._busy and not self._complete and self._fault is None:
+        if not self._complete and self._fault is None:
             self._fault = fault
         if self.open:
             self.open = False
@@ -336,7 +302,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._buffer if self._unfilled is None else self._unfilled
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self.open:
+        if self._complete or not self.open:  # nobody has asked for this
+            self.abort()
             return
         if self._unfilled is not None:
             self._unfilled = self._unfilled[nbytes:]
@@ -346,13 +313,11 @@ class Connection(asyncio.BufferedProtocol):
                 self._complete = True
                 self._wake()
             return
-        if not self._busy or self._complete:  # nobody has asked for this
-            self.abort()
-            return
         self._framing += nbytes
         try:
             self._parser.feed_data(self._buffer[:nbytes])
-            self._check_progress()
+            if not self._complete:
+                self._check_progress()
         except (HttpParserError, HttpParserUpgrade) as exc:
             if self._complete:  # something came behind the answer
                 self.keep_alive = False
@@ -360,13 +325,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._fail(self._described(exc, nbytes))
         except Exception as exc:  # the event loop would only log it
             self._fail(exc)
-        if self._waiter is not None and (self._complete or not self._whole):
+        if self._complete or not self._whole:
             self._wake()
 
     def eof_received(self) -> None:
         """The server has closed its side. The transport closes the other one, since None is returned."""
-        until_end = self.status and self._length is None and not self._chunked
-        if self.open and self._busy and until_end:
+        until_end = self.status and not self.headers.keys() & {b"content-length", b"transfer-encoding"}
+        if until_end and self.open and not self._complete:
             self._complete = True
             self._wake()
         else:
@@ -384,44 +349,29 @@ class Connection(asyncio.BufferedProtocol):
     def on_message_begin(self) -> None:
         if self._complete:
             raise MalformedAnswer("a second answer follows")
+        self._fields = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.status:  # a trailer field
-            return
-        name, headers = name.lower(), self.headers
-        headers[name] = headers[name] + b", " + value if name in headers else value
+        name, fields = name.lower(), self._fields
+        fields[name] = fields[name] + b", " + value if name in fields else value
 
     def on_headers_complete(self) -> None:
-        parser, headers = self._parser, self.headers
+        parser, headers = self._parser, self._fields
         status, version = parser.get_status_code(), parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise NotHttp(f"it answers in version {version}")
         if status < 200:
-            self._check_interim(status)
-            self.headers = {}
+            if status == 101 or status < 100:
+                raise MalformedAnswer(f"it has the status {status}, which was not asked for")
             return
-        coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
-        if coding is not None:
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
             # Two readers of such an answer may see two ends of it, which is how answers are smuggled.
-            if coding.strip().lower() != b"chunked" or version == "1.0":
-                shown = coding[:80].decode("latin-1")
-                raise MalformedAnswer(f"the Transfer-Encoding is {shown!r}, in HTTP/{version}")
-            self._chunked = True
-        self.status = status
+            shown = coding[:80].decode("latin-1")
+            raise MalformedAnswer(f"the Transfer-Encoding is {shown!r}, in HTTP/{version}")
+        self.headers, self._fields = headers, {}
         self.keep_alive = parser.should_keep_alive()
-        if status in (204, 304):
-            self._length = 0
-        elif length is not None:
-            self._length = int(length)
-            if self._whole and self._length > self._client.largest_body:
-                raise AnswerTooLarge(f"it has {self._length} bytes, the limit is {self._client.largest_body}")
-
-    def _check_interim(self, status: int) -> None:
-        """Raises MalformedAnswer for a status below 200 that is no interim answer."""
-        if status == 101:
-            raise MalformedAnswer("it changes to another protocol, which was not asked for")
-        if status < 100:
-            raise MalformedAnswer(f"its status is {status}")
+        self.status = status
 
     def on_body(self, piece: bytes) -> None:
         self._framing = 0
@@ -439,16 +389,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _check_progress(self) -> None:
         """After a read: makes room for a body of known length, or raises if nothing of a body comes."""
-        if self._complete:
-            return
         if self._framing > FRAMING_LIMIT:
             raise MalformedAnswer(f"its head has more than {FRAMING_LIMIT} bytes")
-        if self._whole and self._length is not None:
-            body = self._client.room(self._length, self.headers)
-            received = b"".join(self._pieces)
+        if self.status and self._whole and b"content-length" in self.headers:
+            size, most = int(self.headers[b"content-length"]), self._client.largest_body
+            if size > most:
+                raise AnswerTooLarge(f"it has {size} bytes, the limit is {most}")
+            body, received = self._client.room(size, self.headers), b"".join(self._pieces)
             body[: len(received)] = received
-            self._body, self._unfilled = body, body[len(received) :]
-            self._pieces = []
+            self._pieces, self._unfilled = [body], body[len(received) :]
 
     def _described(self, exc: Exception, nbytes: int) -> HttpError:
         """The parser's error as one of ours."""

@@ -3,18 +3,15 @@
 **Bound.** All tries of one call together, pauses included, have ``timeout`` seconds. A stream has them for its first
 response, and again for each silence between two responses.
 
-**Retries.** A call is tried again if it certainly was not answered (failures.RETRIED): there was no connection, it
-ended before the first byte of an answer, or the predictor said that it can't now. The predictor's own errors and
-timeouts are final. The pause before retry n is drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that many callers
-don't come back at one moment. A budget bounds retries: each call adds ``retry_budget`` of one, each second adds one,
-and each retry takes one. While every call fails, the predictor gets at most 1 + ``retry_budget`` times as many, and one
-more a second.
+**Retries.** A call is tried again if it certainly was not answered (failures.RETRIED). The pause before retry n is
+drawn evenly from 0 to min(0.05 * 2**n, 2) seconds, so that callers don't come back together. A budget bounds retries:
+each call adds ``retry_budget`` of one, each second adds one, and each retry takes one.
 
 **Circuit breaker.** After ``circuit_failures`` calls in a row that found the predictor unavailable (failures.DEAD),
-further calls are refused at once with the last reason, and a probe in the background asks whether the model is ready
-until it is. Calls that are under way at that moment are left alone. Any answer ends the row, also an error of the
-model's or a full queue. Timeouts and cancelled calls say nothing, since a slow model answers others; a timeout while
-connecting counts. The end of a connection that calls share is one failure, however many calls it ends.
+calls are refused at once with the last reason, and a probe in the background asks whether the model is ready until it
+is. Calls that are under way at that moment are left alone. Any answer resets the count, also an error of the model's or
+a full queue. Timeouts and cancelled calls don't count, except timeouts while connecting. The end of a connection that
+calls share counts once.
 """
 
 from __future__ import annotations
@@ -23,11 +20,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from types import TracebackType
-from typing import Final, Never, Self, TypeVar
+from typing import Any, Never, TypeVar
 from weakref import WeakSet
 
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
@@ -43,38 +39,33 @@ Answer = TypeVar("Answer")
 FIRST_RETRY, LONGEST_RETRY = 0.05, 2.0
 """Seconds that a pause before a retry has at most, doubling from the first to the longest."""
 
-RETRIES_IN_HAND: Final = 10.0
-"""Retries that the budget begins with and holds at most: enough for a restart of the predictor under little load."""
-
-RETRIES_PER_SECOND: Final = 1.0
-"""Without these a service with few calls would soon have none left."""
+RETRIES_IN_HAND, RETRIES_PER_SECOND = 10.0, 1.0
+"""Retries that the budget begins with and holds at most, and gains: a service with few calls needs some, too."""
 
 PROBE_SECONDS = 5.0
 """How long the predictor may take to say whether it is ready."""
 
 FIRST_PROBE, LONGEST_PROBE = 0.1, 2.0
-"""Seconds before a probe, doubling from the first to the longest; a call that is answered begins anew."""
+"""Seconds before a probe, doubling from the first to the longest; an answered call begins anew."""
 
 
 class Bound:
     """Cancels the current task after so many seconds. asyncio.timeout does the same, and takes 5 us instead of 1.
 
     Attributes:
-        ends: when, on the event loop's clock.
         timer: to be cancelled when the task is done with what is bounded.
     """
 
-    __slots__ = ("_cancelled", "_others", "_task", "ends", "timer")
+    __slots__ = ("_cancelled", "_others", "_task", "timer")
 
     def __init__(self, seconds: float) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         if task is None:
             raise RuntimeError("there is no task to cancel")
         self._task = task
         self._others = task.cancelling()
         self._cancelled = False
-        self.ends = loop.time() + seconds
-        self.timer = loop.call_at(self.ends, self._pass)
+        self.timer = asyncio.get_running_loop().call_later(seconds, self._pass)
 
     def _pass(self) -> None:
         self._cancelled = True
@@ -147,20 +138,17 @@ class Resilience(Predictor):
         """Whether the circuit is open: the predictor counts as dead, and calls are refused."""
         return self._reason is not None
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         await self.inner.__aenter__()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         self._closed = True
         try:
             if self._probe is not None:
                 self._probe.cancel()
                 await asyncio.wait([self._probe])
         finally:
-            await self.inner.__aexit__(kind, error, trace)
+            await self.inner.__aexit__(None, None, None)
 
     async def model_spec(self) -> ModelSpec:
         return await self.inner.model_spec()
@@ -175,7 +163,7 @@ class Resilience(Predictor):
     def streams_json(self) -> bool:
         return self.inner.streams_json
 
-    async def infer(
+    def infer(
         self,
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
@@ -184,9 +172,9 @@ class Resilience(Predictor):
         sizes: Mapping[str, int] | None = None,
         wanted: Callable[[], bool] | None = None,
         cancellable: bool = False,
-    ) -> Reply:
+    ) -> Coroutine[Any, Any, Reply]:
         call = partial(self.inner.infer, inputs, outputs, headers, sizes=sizes, wanted=wanted, cancellable=cancellable)
-        return await self._answer(call, wanted)
+        return self._answer(call, wanted or (lambda: True))
 
     async def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
@@ -198,7 +186,7 @@ class Resilience(Predictor):
             return responses, await anext(responses, None)
 
         generation = self._generation
-        responses, response = await self._answer(begun)
+        responses, response = await self._answer(begun, lambda: True)
         async with aclosing(responses):
             while response is not None:
                 yield response
@@ -211,13 +199,12 @@ class Resilience(Predictor):
                 except TimeoutError as exc:
                     raise self._too_late() from exc
 
-    async def _answer(self, call: Callable[[], Awaitable[Answer]], wanted: Callable[[], bool] | None = None) -> Answer:
+    async def _answer(self, call: Callable[[], Awaitable[Answer]], wanted: Callable[[], bool]) -> Answer:
         """What one call gives, tried again where that may be."""
         if self._reason is not None:
             self._refuse(self._reason)
         generation, retry = self._generation, 0
-        budget = self._budget + self._budget_per_call
-        self._budget = budget if budget < self._budget_limit else self._budget_limit
+        self._budget += self._budget_per_call
         bound = Bound(self._timeout)
         try:
             while True:
@@ -225,7 +212,7 @@ class Resilience(Predictor):
                     answer = await call()
                     break
                 except PredictorUnavailable as error:
-                    await self._pause_or_raise(error, retry, bound.ends, wanted)
+                    await self._pause_or_raise(error, retry, bound.timer.when(), wanted)
                     retry += 1
         except RequestError as error:
             self._count_failure(error, generation)
@@ -241,25 +228,23 @@ class Resilience(Predictor):
         return answer
 
     async def _pause_or_raise(
-        self, error: PredictorUnavailable, retry: int, ends: float, wanted: Callable[[], bool] | None
+        self, error: PredictorUnavailable, retry: int, ends: float, wanted: Callable[[], bool]
     ) -> None:
         """Returns when the next try may begin; raises ``error`` if there is to be none."""
         if retry >= self._retries or error.kind not in failures.RETRIED:
             raise error
         pause = self._jitter() * min(FIRST_RETRY * 2**retry, LONGEST_RETRY)
-        if asyncio.get_running_loop().time() + pause >= ends:
+        if asyncio.get_running_loop().time() + pause >= ends or not wanted():
             raise error
-        if wanted is not None and not wanted():
-            raise error
-        if not self._withdraw_retry():
-            if self._metrics is not None:
-                self._metrics.count_retry(denied=True)
-            raise error
-        await self._sleep(pause)
-        if wanted is not None and not wanted():
-            raise error
+        allowed = self._withdraw_retry()
+        if allowed:
+            await self._sleep(pause)
+            if not wanted():
+                raise error
         if self._metrics is not None:
-            self._metrics.count_retry()
+            self._metrics.count_retry(denied=not allowed)
+        if not allowed:
+            raise error
 
     def _withdraw_retry(self) -> bool:
         """Takes one retry out of the budget; False if there is none."""
@@ -320,23 +305,16 @@ class Resilience(Predictor):
         while self.is_open:
             await self._sleep(self._probe_pause * (0.5 + self._jitter() / 2))
             self._probe_pause = min(self._probe_pause * 2, LONGEST_PROBE)
-            problem = await self._problem()
-            if problem:
-                self._reason = problem
-                continue
-            self._reason = None
-            self._failures_in_a_row = 0
-            self._generation += 1
-            logger.info("the predictor is ready again")
-
-    async def _problem(self) -> str:
-        """Why the predictor is not ready; empty if it is."""
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                return "" if await self.inner.model_ready() else "the predictor says that the model is not ready"
-        except TimeoutError:
-            return f"the predictor did not say in {PROBE_SECONDS:g} s whether it is ready"
-        except Exception as error:
-            if not isinstance(error, RequestError):
-                logger.exception("the predictor can't be asked whether it is ready")
-            return str(error) or type(error).__name__
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    ready = await self.inner.model_ready()
+                self._reason = None if ready else "the predictor says that the model is not ready"
+            except TimeoutError:
+                self._reason = f"the predictor did not say in {PROBE_SECONDS:g} s whether it is ready"
+            except Exception as error:
+                self._reason = str(error) or type(error).__name__
+                if not isinstance(error, RequestError):
+                    logger.exception("the predictor can't be asked whether it is ready")
+        self._failures_in_a_row = 0
+        self._generation += 1
+        logger.info("the predictor is ready again")

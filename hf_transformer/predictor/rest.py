@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import io
+import ssl
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 import orjson
 
-from hf_transformer.errors import (
-    ConfigError,
-    PredictorDenied,
-    PredictorError,
-    PredictorTimeout,
-    PredictorUnavailable,
-    RequestError,
-)
-from hf_transformer.predictor import failures
+from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
+from hf_transformer.predictor import failures, http
 from hf_transformer.predictor.base import (
-    Address,
-    AdminTransport,
     Destination,
     Outputs,
     PredictorSettings,
     Reply,
     StaleConnection,
+    Transport,
     UnknownRegion,
-    header_lines,
+    forwarded,
     parse_address,
 )
-from hf_transformer.predictor.failures import quoted, reason, said, tls_hint, too_late, verified
-from hf_transformer.predictor.http import (
-    Answer,
-    AnswerTooLarge,
-    Client,
-    ClientClosed,
-    Connection,
-    ConnectTimeout,
-    Disconnected,
-    HttpError,
-    NoAnswer,
-    NotHttp,
-)
+from hf_transformer.predictor.failures import call_codec, quoted, verified
 from hf_transformer.predictor.tls import ssl_context
 from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
-from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
+from hf_transformer.protocol.tensors import NOWHERE, Malformed
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
@@ -61,23 +39,27 @@ _UNAVAILABLE: Final[Mapping[int, str]] = {404: failures.UNAVAILABLE, 429: failur
 """Statuses that mean that the predictor can't take the request or does not have the model, and their failure codes.
 That of 503 depends on the message. 429 and 502 come from proxies on the way."""
 
+_OTHERS: Final = {401: PredictorDenied, 403: PredictorDenied, 504: PredictorTimeout}
+"""Other statuses that are no PredictorError."""
+
 _OF_PROXIES: Final = frozenset({408, 429, 502, 504})
 """Statuses that a proxy sends for a call that may still go on behind it."""
 
 _JOINED: Final = 2**16
 """Tensors of a larger request are sent from where they are: joining 100 MB of keys and values takes 50 ms."""
 
-_ALIGNMENT: Final = 64
-_WORTH_ALIGNING: Final = 2**14
-"""Bytes of a body. Finding the address of a smaller one costs more than alignment saves."""
+_ALIGNMENT, _WORTH_ALIGNING = 64, 2**14
+"""Bytes, and those of a body from which on alignment saves more than finding the address costs."""
 
 _ERROR_BYTES: Final = 2**16
 """How much is read of a stream's answer that is an error."""
 
 _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
 
+Parsed = TypeVar("Parsed")
 
-class RestPredictor(AdminTransport):
+
+class RestPredictor(Transport):
     """A predictor behind HTTP. Cancelling a call closes its connection, of which there are as many as calls."""
 
     def __init__(self, settings: PredictorSettings) -> None:
@@ -87,23 +69,20 @@ class RestPredictor(AdminTransport):
         self._seconds = settings.timeout
         self._largest = settings.max_response_bytes
         # identity: or Triton spends 30 times longer on gzip than on the inference
-        self._fields = f"HTTP/1.1\r\nHost: {host_header(settings, address)}\r\nAccept-Encoding: identity\r\n"
-        self._path = f"/v2/models/{_escaped(settings.model_name)}"
+        self._fields = f"HTTP/1.1\r\nHost: {address.authority}\r\nAccept-Encoding: identity\r\n"
+        self._path = f"/v2/models/{quote(settings.model_name, safe='')}"
         self._infer_head = (
             f"POST {self._path}/infer {self._fields}Content-Type: application/octet-stream\r\n{codec.HEADER_LENGTH}: "
         ).encode()
         self._stream_head = (
             f"POST {self._path}/generate_stream {self._fields}Content-Type: application/json\r\nContent-Length: "
         ).encode()
-        self._client: Client
+        self._client: http.Client
 
-    async def __aenter__(self) -> Self:
-        self._client = Client(self._address, self._tls, _room, self._largest)
-        return self
+    async def open(self) -> None:
+        self._client = http.Client(self._address, self._tls, _room, self._largest)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         await self._client.close()
 
     async def infer(
@@ -121,61 +100,48 @@ class RestPredictor(AdminTransport):
         if destination is not None:
             placements = destination.placements
             destination.settled = True  # as long as nothing is sent
-        request = self._infer_request(inputs, outputs, headers, placements)
         try:
+            text, chunks = codec.encode_infer_request(inputs, outputs, placements)
+            length = len(text) + sum(map(len, chunks))
+            fields = "".join(forwarded(headers)).encode("latin-1")
+            head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(text), length, fields)
+            request = [b"".join((head, text, *chunks))] if length <= _JOINED else [head + text, *chunks]
             if destination is None:
-                answer = (await self._client.begin(*request, whole=True)).answer()
+                answer = (await self._client.begin(request, whole=True)).answer()
             else:
                 answer = await self._request_once(request, destination)
-        except (OSError, HttpError) as exc:
+            if answer.status != 200 or b"content-encoding" in answer.headers:
+                self._raise_for_status(answer, destination)
+            given = answer.headers.get(_LENGTH_KEY)
+            header_length = None if given is None else codec.parse_header_length(given)
+            tensors = codec.decode_infer_response(answer.body, header_length, placements)
+        except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
-        if answer.status != 200 or b"content-encoding" in answer.headers:
-            if answer.status == 404:
-                self._check_region(answer, placements)
-            self._raise_for_status(answer)
-        tensors = codec.decode_infer_response(answer.body, _header_length(answer.headers), placements)
         return Reply(verified(outputs, tensors))
 
-    def _infer_request(
-        self,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        headers: Mapping[str, str],
-        placements: Mapping[str, Placement],
-    ) -> list[bytes | memoryview]:
-        """A request in pieces. Large tensors are views of the inputs."""
-        header, chunks, length = codec.encode_infer_request(inputs, outputs, placements)
-        fields = header_lines(headers)
-        head = b"%b%d\r\nContent-Length: %d\r\n%b\r\n" % (self._infer_head, len(header), length, fields)
-        if length <= _JOINED:
-            return [b"".join((head, header, *chunks))]
-        return [head + header, *chunks]
-
-    async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> Answer:
+    async def _request_once(self, request: Sequence[bytes | memoryview], destination: Destination) -> http.Answer:
         """Sends a request that may not be repeated: a first one that goes on could write into the same places later."""
-        connection = self._client.idle.pop() if self._client.idle else await self._client.connect()
+        kept = bool(self._client.idle)
+        connection = self._client.idle.pop() if kept else await self._client.connect()
         destination.settled = False
         try:
             await connection.begin(request, whole=True)
-        except NoAnswer as exc:
-            if not connection.kept:
-                raise
-            raise self._stale(str(exc)) from exc
-        stale = connection.kept and not connection.keep_alive and connection.status == 408
+        except http.NoAnswer as exc:
+            if kept:
+                raise self._stale(str(exc)) from exc
+            raise
+        stale = kept and not connection.keep_alive and connection.status == 408
         answer = connection.answer()
         if stale:
             raise self._stale("it was closing the idle connection (408)")
-        destination.settled = answer.status == 200 or _has_ended(answer)
+        # An error without the protocol's body, or with a proxy's status, may come from a proxy, which knows nothing of
+        # the model.
+        ended = answer.status not in _OF_PROXIES and isinstance(_object_in(answer.body).get("error"), str)
+        destination.settled = answer.status == 200 or ended
         return answer
 
     def _stale(self, why: str) -> StaleConnection:
         return StaleConnection(f"the predictor at {self._where} is unavailable: {why}", failures.NO_ANSWER)
-
-    def _check_region(self, answer: Answer, placements: Mapping[str, Placement]) -> None:
-        """Raises UnknownRegion for a 404 that is about the region of a call."""
-        message = _message_of(answer.body, "identity")
-        if any(placement.region in message for placement in placements.values()):
-            raise UnknownRegion(f"the predictor at {self._where} answered 404: {message}")
 
     @property
     def streams_json(self) -> bool:
@@ -185,28 +151,27 @@ class RestPredictor(AdminTransport):
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Outputs, None]:
         """Calls Triton's generate_stream. Closing it early closes its connection."""
-        body = encode_generate_request(inputs)
-        request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), header_lines(headers), body)
         reader = EventReader(self._largest)
         try:
-            connection = await self._client.begin(request)
+            body = encode_generate_request(inputs)
+            fields = "".join(forwarded(headers)).encode("latin-1")
+            request = b"%b%d\r\n%b\r\n%b" % (self._stream_head, len(body), fields, body)
+            connection = await self._client.begin([request])
             try:
                 await self._check_stream(connection)
                 while data := await connection.read():
                     for event in reader.feed(data):
                         error, tensors = decode_generate_response(event, outputs)
                         if error:
-                            raise said(error, self._where)
+                            raise failures.said(error, self._where)
                         if tensors:
                             yield tensors
             finally:
                 connection.leave()
-        except (OSError, HttpError) as exc:
+        except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
-        except Malformed as exc:
-            raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
 
-    async def _check_stream(self, connection: Connection) -> None:
+    async def _check_stream(self, connection: http.Connection) -> None:
         """Raises the predictor's error, or PredictorError for an answer that is no stream of events."""
         headers = connection.headers
         if connection.status != 200 or b"content-encoding" in headers:
@@ -214,7 +179,7 @@ class RestPredictor(AdminTransport):
             while len(body) < _ERROR_BYTES and (data := await connection.read()):
                 body += data
             body = body.removeprefix(b"data: ")  # Triton's body is JSON, or an event where the model failed
-            self._raise_for_status(Answer(connection.status, headers, memoryview(body)))
+            self._raise_for_status(http.Answer(connection.status, headers, memoryview(body)))
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         if not content_type.startswith("text/event-stream"):
             raise PredictorError(
@@ -223,27 +188,24 @@ class RestPredictor(AdminTransport):
             )
 
     async def model_spec(self) -> ModelSpec:
-        metadata = await self._get(self._path)
+        metadata = await self._ask(f"GET {self._path}")
         self._raise_for_status(metadata)
-        config = await self._get(f"{self._path}/config")
-        if config.status not in _NOT_THERE:
+        config = await self._ask(f"GET {self._path}/config")
+        configured = config.status not in _NOT_THERE
+        if configured:
             self._raise_for_status(config)
         try:
-            return codec.parse_model_spec(metadata.body, None if config.status in _NOT_THERE else config.body)
+            return call_codec(codec.parse_model_spec, metadata.body, config.body if configured else None)
         except PredictorError as exc:  # Triton's port for metrics says 200 to everything
             raise PredictorError(f"{exc} (is {self._where} Triton's REST port? see --predictor_host)") from exc
 
     async def model_ready(self) -> bool:
         """Triton's body is empty; other servers may say ``{"ready": false}`` with a 200."""
-        answer = await self._get(f"{self._path}/ready")
+        answer = await self._ask(f"GET {self._path}/ready")
         if answer.status in (400, 404, 503):
             return False
         self._raise_for_status(answer)
-        try:
-            status = orjson.loads(answer.body) if answer.body else None
-        except orjson.JSONDecodeError:
-            status = None
-        return not (isinstance(status, dict) and status.get("ready") is False)
+        return _object_in(answer.body).get("ready") is not False
 
     async def register_region(self, name: str, key: str, byte_size: int) -> None:
         await self._change_region(name, "register", codec.encode_registration(key, byte_size))
@@ -252,75 +214,61 @@ class RestPredictor(AdminTransport):
         await self._change_region(name, "unregister", b"")
 
     async def region_names(self) -> Sequence[str]:
-        answer = await self._get("/v2/systemsharedmemory/status")
-        self._raise_for_status(answer)
-        return codec.parse_region_names(answer.body)
+        return self._parsed(await self._ask("GET /v2/systemsharedmemory/status"), codec.parse_region_names)
 
     async def _change_region(self, name: str, action: str, body: bytes) -> None:
-        self._raise_for_status(await self._post(f"/v2/systemsharedmemory/region/{_escaped(name)}/{action}", body))
+        self._raise_for_status(
+            await self._ask(f"POST /v2/systemsharedmemory/region/{quote(name, safe='')}/{action}", body)
+        )
 
-    async def _get(self, path: str) -> Answer:
-        return await self._call(f"GET {path} {self._fields}\r\n".encode())
-
-    async def _post(self, path: str, body: bytes = b"") -> Answer:
-        return await self._call(f"POST {path} {self._fields}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-
-    async def _call(self, request: bytes) -> Answer:
-        """A question about the model or the server. These have a bound here, since no other layer has one for them."""
+    async def _ask(self, line: str, body: bytes | None = None) -> http.Answer:
+        """The answer to a question about the model or the server, such as ``GET /v2``. The timeout is its bound."""
+        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        request = f"{line} {self._fields}{length}\r\n".encode() + (body or b"")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._client.request(request)
         except TimeoutError as exc:
-            raise too_late(self._where, self._seconds) from exc
-        except (OSError, HttpError) as exc:
+            raise failures.too_late(self._where, self._seconds) from exc
+        except (OSError, http.HttpError, Malformed) as exc:
             raise _mapped(exc, self._where) from exc
 
-    def _raise_for_status(self, answer: Answer) -> None:
+    def _raise_for_status(self, answer: http.Answer, destination: Destination | None = None) -> None:
+        """Raises the error behind any answer but a plain 200."""
+        status = answer.status
         encoding = answer.headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
-        if answer.status != 200:
-            raise _refusal(answer.status, self._where, _message_of(answer.body, encoding))
-        if encoding != "identity":
+        if status == 200 and encoding == "identity":
+            return
+        if status == 200:
             raise PredictorError(
                 f"the predictor at {self._where} answered with Content-Encoding {encoding},"
                 " although identity was asked for"
             )
+        said = _message_of(answer.body, encoding)
+        message = f"the predictor at {self._where} answered {status}: {said}"
+        if status == 404 and destination is not None and destination.region in said:
+            raise UnknownRegion(message)
+        if status in _UNAVAILABLE:
+            raise PredictorUnavailable(message, _UNAVAILABLE[status] or failures.refusal(message))
+        raise _OTHERS.get(status, PredictorError)(message)
+
+    def _parsed(self, answer: http.Answer, parse: Callable[[memoryview], Parsed]) -> Parsed:
+        """What the body of an answer says."""
+        self._raise_for_status(answer)
+        return call_codec(parse, answer.body)
 
     async def server_live(self) -> bool:
-        return (await self._get("/v2/health/live")).status == 200
+        return (await self._ask("GET /v2/health/live")).status == 200
 
     async def server_ready(self) -> bool:
-        return (await self._get("/v2/health/ready")).status == 200
+        return (await self._ask("GET /v2/health/ready")).status == 200
 
     async def describe_server(self) -> ServerDescription:
-        answer = await self._get("/v2")
-        self._raise_for_status(answer)
-        return codec.parse_server(answer.body)
+        return self._parsed(await self._ask("GET /v2"), codec.parse_server)
 
     async def repository_index(self) -> Sequence[RepositoryEntry] | None:
-        answer = await self._post("/v2/repository/index")
-        if answer.status in _NOT_THERE:
-            return None
-        self._raise_for_status(answer)
-        return codec.parse_index(answer.body)
-
-
-def host_header(settings: PredictorSettings, address: Address) -> str:
-    """The value of the header Host: with the port unless it is the scheme's own, without an IPv6 zone.
-
-    Raises:
-        ConfigError: the host can't be a host's name.
-    """
-    host, _, _ = address.host.partition("%")
-    try:
-        name = f"[{host}]" if ":" in host else host.encode("idna").decode()
-    except UnicodeError as exc:
-        raise ConfigError(f"predictor_host is {settings.host!r}: that is no host name: {exc}") from exc
-    return name if address.port == (443 if address.use_ssl else 80) else f"{name}:{address.port}"
-
-
-def _escaped(name: str) -> str:
-    """A name as one part of a path."""
-    return quote(name, safe="")
+        answer = await self._ask("POST /v2/repository/index", b"")
+        return None if answer.status in _NOT_THERE else self._parsed(answer, codec.parse_index)
 
 
 def _room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
@@ -334,66 +282,52 @@ def _room(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
         room = np.empty(size + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as exc:
         raise PredictorError(f"the predictor's response of {size} bytes does not fit into memory") from exc
-    start = -(room.ctypes.data + (_header_length(headers) or 0)) % _ALIGNMENT
+    header_length = codec.parse_header_length(headers.get(_LENGTH_KEY, b"0"))
+    start = -(room.ctypes.data + header_length) % _ALIGNMENT
     return room.data[start : start + size]
 
 
-def _header_length(headers: Mapping[bytes, bytes]) -> int | None:
-    """Bytes of the JSON header of a body; None where all of it is JSON. Raises PredictorError."""
-    given = headers.get(_LENGTH_KEY)
-    if given is None:
-        return None
-    try:
-        return codec.parse_header_length(given.strip())
-    except Malformed as exc:
-        raise PredictorError(f"the predictor's response is malformed: {exc}") from exc
-
-
-def _mapped(exc: OSError | HttpError, where: str) -> RequestError:
-    """The client's error as ours; ``where`` names the predictor in the message."""
-    why = quoted(reason(exc))
+def _mapped(exc: OSError | http.HttpError | Malformed, where: str) -> RequestError:
+    """What the client or the codec has raised, as one of the service's errors; ``where`` is the predictor's address."""
+    if isinstance(exc, Malformed):
+        return failures.malformed(exc)
+    predictor, why = f"the predictor at {where}", _reason(exc)
     match exc:
-        case ConnectTimeout():
-            return PredictorUnavailable(f"no connection to the predictor at {where} in time", failures.CONNECTION)
-        case ClientClosed():
-            return PredictorUnavailable(f"the connections to the predictor at {where} are closed", failures.LOST)
-        case OSError() | Disconnected():
-            kind = failures.CONNECTION if isinstance(exc, OSError) else failures.LOST
-            hint = tls_hint(exc) or tls_hint(exc.__cause__)
-            message = f"the predictor at {where} is unavailable: {why}{hint}"
-            return PredictorUnavailable(message, failures.NO_ANSWER if isinstance(exc, NoAnswer) else kind)
-        case AnswerTooLarge():
-            flag = "--max_predictor_response_bytes"
-            return PredictorError(f"the response of the predictor at {where} is too large: {why} ({flag})")
-        case NotHttp():
-            return PredictorError(
-                f"the predictor at {where} does not speak HTTP/1.1; if that is its gRPC port, "
-                "use --predictor_protocol=grpc-v2"
-            )
+        case http.ConnectTimeout():
+            return PredictorUnavailable(f"no connection to {predictor} in time", failures.CONNECTION)
+        case http.ClientClosed():
+            return PredictorUnavailable(f"the connections to {predictor} are closed", failures.LOST)
+        case OSError():
+            return PredictorUnavailable(f"{predictor} is unavailable: {why}", failures.CONNECTION)
+        case http.Disconnected():
+            kind = failures.NO_ANSWER if isinstance(exc, http.NoAnswer) else failures.LOST
+            return PredictorUnavailable(f"{predictor} is unavailable: {why}", kind)
+        case http.AnswerTooLarge():
+            return PredictorError(f"the response of {predictor} is too large: {why} (--max_predictor_response_bytes)")
+        case http.NotHttp():
+            advice = "if that is its gRPC port, use --predictor_protocol=grpc-v2"
+            return PredictorError(f"{predictor} does not speak HTTP/1.1; {advice}")
         case _:
-            return PredictorError(f"the call to the predictor at {where} failed: {why}")
+            return PredictorError(f"the call to {predictor} failed: {why}")
 
 
-def _refusal(status: int, where: str, said: str) -> RequestError:
-    """The error for an answer with another status than 200."""
-    message = f"the predictor at {where} answered {status}: {said}"
-    if status in _UNAVAILABLE:
-        return PredictorUnavailable(message, _UNAVAILABLE[status] or failures.refusal(message))
-    if status in (401, 403):
-        return PredictorDenied(message)
-    return (PredictorTimeout if status == 504 else PredictorError)(message)
+def _reason(exc: OSError | http.HttpError) -> str:
+    """What a connection says of its failure; where that was in TLS, with the flags that ask for it."""
+    # Triton without TLS closes the connection in the handshake. The event loops say more of all other ends.
+    handshake = isinstance(exc, ConnectionResetError) and not exc.args
+    said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
+    why = "it closed the connection in the TLS handshake" if handshake else quoted(said)
+    in_tls = handshake or isinstance(exc, ssl.SSLError) or isinstance(exc.__cause__, ssl.SSLError)
+    return f"{why} ({failures.TLS_FLAGS} ask for TLS)" if in_tls else why
 
 
-def _has_ended(answer: Answer) -> bool:
-    """Whether a refused call has certainly ended at the predictor; not sure is no.
-
-    An error without the V2 protocol's body may come from a proxy, which knows nothing of the model. So may one with a
-    proxy's status.
-    """
+def _object_in(body: bytes | memoryview) -> dict[str, Any]:
+    """The JSON object in a body; an empty one where there is none."""
     try:
-        return answer.status not in _OF_PROXIES and isinstance(orjson.loads(answer.body)["error"], str)
-    except (ValueError, KeyError, TypeError):
-        return False
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _message_of(body: memoryview, encoding: str) -> str:
@@ -401,11 +335,8 @@ def _message_of(body: memoryview, encoding: str) -> str:
     data = bytes(body)
     if encoding in ("gzip", "x-gzip"):  # some proxies do not ask
         try:
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(2**16)
-        except (OSError, EOFError, zlib.error):
+            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, 2**16)
+        except zlib.error:
             return "a message in broken gzip"
-    try:
-        error = orjson.loads(data)["error"]
-    except (ValueError, KeyError, TypeError):
-        return quoted(data.decode("utf-8", "replace"))
+    error = _object_in(data).get("error", data.decode("utf-8", "replace"))
     return quoted(error if isinstance(error, str) else repr(error))

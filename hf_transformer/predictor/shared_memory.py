@@ -5,14 +5,13 @@
     Region          a file in /dev/shm, divided into slots
     Gaps            the free parts of a region
 
-Outputs travel inline, in the response, where there is no shared memory or no room in it. No request fails for that, and
-none waits for a slot.
+Without shared memory, or room in it, outputs travel inline, in the response. No request fails or waits for that.
 
 Triton may write into a slot after its call was given up: neither a closed connection nor a cancelled call stops a model
 for certain. So a slot whose call ended without the predictor's own answer is quarantined for the life of its region.
 
-A file is locked (flock) for as long as its owner lives. The lock tells the leftovers of a killed process, which have
-none, from the files of a living one. Process ids can't: containers that share /dev/shm share nothing else.
+A file is locked (flock) while its owner lives, so a file without a lock is a killed process's leftover. Process ids
+could not tell: containers that share /dev/shm share nothing else.
 """
 
 from __future__ import annotations
@@ -28,13 +27,10 @@ import secrets
 import shutil
 import stat
 import weakref
-from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.observability.metrics import SharedMemoryUse
@@ -60,28 +56,22 @@ ALIGNMENT = 64
 """Bytes, of slots and of the outputs in them: a cache line, and more than any element."""
 
 MARGIN = 16 * 2**20
-"""Bytes that stay free beside a region. A model in Triton's Python backend has its outputs in memory of /dev/shm first,
-before they are copied into the region, so with none left its requests fail that work inline. These are two batches of
-8 MiB, what ``--max_batch_output_bytes`` is without the flag. Twice the default region and this fit into 256 MiB,
-the manifests' sizeLimit, with 112 MiB to spare."""
+"""Bytes that stay free beside a region. A model in Triton's Python backend has its outputs in /dev/shm before they are
+copied, so with none left its requests would fail. This is twice the default of ``--max_batch_output_bytes``."""
 
-_CALL_SECONDS = 5.0
-"""How long the predictor may take to register a region."""
-
-_LAST_CALL_SECONDS = 1.0
-"""How long it may hold up the end of the service."""
+_CALL_SECONDS, _LAST_CALL_SECONDS = 5.0, 1.0
+"""How long the predictor may take to register a region, and to unregister it at the end of the service."""
 
 _MOST_LOST = 2
-"""Lost regions that the predictor may still have; with so many, outputs travel inline until it has let one go."""
+"""Lost regions that the predictor may still have. With so many, outputs travel inline until one is unmapped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Seconds between attempts; tests have shorter ones.
+    """Seconds; tests have shorter ones.
 
-    ``unavailable`` (doubling) follows a registration that did not reach the predictor, ``refused`` one that it refused.
-    ``registered`` lies between two registrations at least, in case the predictor keeps forgetting them. After ``lost``
-    a region in which abandoned requests may still write is unregistered.
+    ``unavailable`` (doubling) follows a registration that did not reach the predictor, ``refused`` one that it refused,
+    ``registered`` one that succeeded. After ``lost`` a region in which requests may still write is unregistered.
     """
 
     unavailable: float = 1.0
@@ -97,7 +87,7 @@ class SharedMemory(Predictor):
         transport: what talks to the predictor; entered and left with this.
         size: bytes of shared memory.
         min_bytes: below it the response is as fast.
-        warns: whether a missing region is a warning of this process; else another worker warns, and this one informs.
+        warns: whether a missing region is logged as a warning; else another worker warns.
         folder, pauses: for tests.
     """
 
@@ -117,16 +107,13 @@ class SharedMemory(Predictor):
         self._folder = folder
         self._batches = {"shared": 0, "inline_full": 0, "inline_unregistered": 0, "inline_resent": 0}
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         await self.transport.__aenter__()
-        self.registration.forget(remove_leftovers(self._folder))  # also where no region is ever wanted
-        return self
+        self.registration.forget(*remove_leftovers(self._folder))  # also where no region is ever wanted
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         await self.registration.close()
-        await self.transport.__aexit__(kind, error, trace)
+        await self.transport.__aexit__(None, None, None)
 
     async def model_spec(self) -> ModelSpec:
         """Reads it, and has a region made now where all answers are large, before the first request."""
@@ -155,19 +142,19 @@ class SharedMemory(Predictor):
                     inputs, outputs, headers, cancellable=cancellable, destination=slot.destination
                 )
             except (UnknownRegion, StaleConnection) as error:
-                self._give_back(slot)
+                self.registration.give_back(slot)
                 if isinstance(error, UnknownRegion):
                     self.registration.unknown(slot.region)
                 self._batches["inline_resent"] += 1
             except BaseException:
-                self._give_back(slot)
+                self.registration.give_back(slot)
                 raise
             else:
                 self._batches["shared"] += 1
 
                 def release() -> None:
                     reply.release()
-                    self._give_back(slot)
+                    self.registration.give_back(slot)
 
                 return Reply(reply.tensors, release)
         return await self.transport.infer(inputs, outputs, headers, cancellable=cancellable)
@@ -184,22 +171,22 @@ class SharedMemory(Predictor):
 
     def shares(self, size: int) -> bool:
         region = self.registration.region
-        return size >= self._min_bytes and region is not None and region.fits(size)
+        return size >= self._min_bytes and region is not None and region.gaps.fits(aligned(size))
 
     def use(self) -> SharedMemoryUse:
         """What there is in shared memory now, and how large batches have travelled."""
         current = self.registration.region
-        regions = [*self.registration.retired, *([current] if current else [])]
+        regions = self.registration.retired | ({current} if current else set())
         return SharedMemoryUse(
             registered=current is not None,
             slots={
-                "in_use": sum(region.taken_slots for region in regions),
-                "quarantined": sum(region.lost_slots for region in regions),
+                "in_use": sum(one.taken_slots for one in regions),
+                "quarantined": sum(one.lost_slots for one in regions),
             },
             bytes={
-                "in_use": sum(region.taken_bytes for region in regions),
-                "quarantined": sum(region.lost_bytes for region in regions),
-                "free": current.free_bytes if current else 0,
+                "in_use": sum(one.taken_bytes for one in regions),
+                "quarantined": sum(one.lost_bytes for one in regions),
+                "free": current.gaps.free_bytes if current else 0,
             },
             batches=self._batches,
         )
@@ -219,14 +206,10 @@ class SharedMemory(Predictor):
             self._batches["inline_full"] += 1
         return slot
 
-    def _give_back(self, slot: Slot) -> None:
-        slot.region.give_back(slot)
-        self.registration.slot_ended(slot.region)
-
 
 def least_output_bytes(spec: ModelSpec) -> int:
-    """Bytes of all outputs for one short text, as far as a model's configuration tells: an axis that it leaves free
-    counts as 3, the tokens of one word with a special one on each side."""
+    """Bytes of all outputs for one short text, as far as a model's configuration tells: a free axis counts as 3, the
+    tokens of one word with a special one on each side."""
     sizes = {"BF16": 2, **{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}}
     return sum(
         sizes.get(output.datatype, 0) * math.prod(size if size >= 0 else 3 for size in output.shape)
@@ -241,14 +224,9 @@ class _SeveralPredictors(PredictorError):
 class Registration:
     """Has one region that is registered and filled, or none for now. No call waits for it.
 
-    A region is made when it is wanted: by the model's description if that says that all answers are large, else by the
-    first large one. It takes its memory then, and not before. It is made again, under a new name, when the predictor
-    has restarted, or when more than half of its bytes are quarantined.
-
-    Args:
-        transport: where regions are registered; already open when one is wanted.
-        size: bytes of a region.
-        warns, folder, pauses: see SharedMemory.
+    A region is made, and takes its memory, when it is wanted: at the start if the model's description says that all
+    answers are large, else for the first large one. It is made again, under a new name, when the predictor has
+    restarted, or when more than half of its bytes are quarantined. The arguments are SharedMemory's.
     """
 
     def __init__(self, transport: Transport, size: int, *, warns: bool, folder: Path, pauses: Pauses) -> None:
@@ -292,8 +270,10 @@ class Registration:
             self._retire(region)
             self.want()
 
-    def slot_ended(self, region: Region) -> None:
-        """A slot was given back: its region may be of no more use."""
+    def give_back(self, slot: Slot) -> None:
+        """Ends a slot. Its region may then be of no more use."""
+        region = slot.region
+        region.give_back(slot)
         if region is self.region and region.lost_bytes * 2 > region.size:
             logger.warning("more than half of the shared memory is lost to calls that had no answer; it is replaced")
             self._lost.add(region.name)
@@ -301,10 +281,12 @@ class Registration:
         elif region in self.retired:
             self._bury(region)
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Has the predictor unmap, later, the regions of processes that are dead."""
+    def forget(self, *names: str, at_once: bool = False) -> None:
+        """Has the predictor unmap regions, after a pause in which requests may end."""
         for name in names:
-            self._forget(name, self._pauses.lost)
+            if name not in self._forgetting:
+                pause = 0.0 if at_once else self._pauses.lost
+                self._forgetting[name] = asyncio.create_task(self._unregister(name, pause))
 
     async def close(self) -> None:
         """Ends the registration, unregisters the regions that no call is in, and removes the files.
@@ -324,9 +306,8 @@ class Registration:
                 for name in idle:
                     with suppress(RequestError):
                         await self._transport.unregister_region(name)
-        for one in (region, *self.retired):
-            if one is not None:
-                one.close()
+        for one in self.retired | ({region} if region else set()):
+            one.close()
         self.retired.clear()
         if busy:
             logger.info("left at the predictor, since calls may still use them: %s", ", ".join(sorted(busy)))
@@ -336,8 +317,12 @@ class Registration:
         try:
             self.region = await self._new_region()
         except (OSError, RequestError) as error:  # TimeoutError is an OSError
-            self._no_room = isinstance(error, OSError) and not isinstance(error, TimeoutError)
-            self._not_before = loop.time() + self._pause_after(error)
+            absent = isinstance(error, PredictorUnavailable | PredictorTimeout | TimeoutError)
+            self._no_room = isinstance(error, OSError) and not absent
+            pause = self._pause if absent else self._pauses.refused
+            if absent:
+                self._pause = min(2 * pause, self._pauses.refused)
+            self._not_before = math.inf if isinstance(error, _SeveralPredictors) else loop.time() + pause
             if not self._failure_logged:
                 self._failure_logged = True
                 why = _reason(error)
@@ -351,19 +336,11 @@ class Registration:
         finally:
             self._registering = None
 
-    def _pause_after(self, error: Exception) -> float:
-        """Seconds until the next attempt."""
-        if isinstance(error, PredictorUnavailable | PredictorTimeout | TimeoutError):
-            pause = self._pause
-            self._pause = min(2 * pause, self._pauses.refused)
-            return pause
-        return math.inf if isinstance(error, _SeveralPredictors) else self._pauses.refused
-
     async def _new_region(self) -> Region:
         """A region that is registered and has its memory.
 
-        It is registered before it has any, and even if there is no room for it. If the predictor finds our file, both
-        see one /dev/shm, and regions there without a file belong to the dead. These may be what takes the room.
+        It is registered before it has any, even if there is no room. If the predictor finds our file, both see one
+        /dev/shm, so regions there without a file belong to dead processes, and may be what takes the room.
 
         Raises:
             OSError: /dev/shm is missing or too small.
@@ -371,23 +348,22 @@ class Registration:
         """
         remove_leftovers(self._folder)
         region = Region(self._size, self._folder)
+        registered = False
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 await self._transport.register_region(region.name, region.key, region.size)
-        except BaseException:
-            region.close()  # if it was registered after all, the next registration has it unmapped
-            raise
-        try:
-            async with asyncio.timeout(_CALL_SECONDS):
+                registered = True
                 names = await self._transport.region_names()
             if self._unknown.intersection(names):
                 raise _SeveralPredictors("several predictors answer at one address")
-            self.forget(name for name in names if name.startswith(PREFIX) and not (self._folder / name).exists())
+            ours = [name for name in names if name.startswith(PREFIX)]
+            self.forget(*[name for name in ours if not (self._folder / name).exists()])
             await _fill(region)
         except BaseException:
             region.close()
-            self._unused.add(region.name)
-            self._forget(region.name, 0.0)
+            if registered:  # else, if it was registered after all, the next registration has it unmapped
+                self._unused.add(region.name)
+                self.forget(region.name, at_once=True)
             raise
         return region
 
@@ -402,24 +378,17 @@ class Registration:
             self.retired.discard(region)
             region.close()
             if region.name in self._lost:
-                self._forget(region.name, self._pauses.lost)
-
-    def _forget(self, name: str, pause: float) -> None:
-        """Has the predictor unmap a region after a pause."""
-        if name not in self._forgetting:
-            self._forgetting[name] = asyncio.create_task(self._unregister(name, pause))
+                self.forget(region.name)
 
     async def _unregister(self, name: str, pause: float) -> None:
-        """Unregisters a region in which calls may still be under way: since 24.09 Triton refuses then, and for older
-        versions we wait first."""
-        done = False
-        while not done:
+        """Unregisters a region in which calls may still be under way. Triton refuses then, but not before 24.09."""
+        while True:
             await asyncio.sleep(pause)
             pause = self._pauses.lost
             with suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(_CALL_SECONDS):
                     await self._transport.unregister_region(name)
-                done = True
+                break
         del self._forgetting[name]
         self._lost.discard(name)
         if name in self._unused:  # it had no memory
@@ -437,7 +406,7 @@ async def _cancelled(*tasks: asyncio.Task[None]) -> None:
 
 async def _fill(region: Region) -> None:
     """Fills a region in a thread, and waits for the thread even when cancelled, since it uses the file."""
-    filling = asyncio.ensure_future(asyncio.to_thread(region.fill))
+    filling = asyncio.create_task(asyncio.to_thread(region.fill))
     try:
         await asyncio.shield(filling)
     finally:
@@ -454,13 +423,11 @@ def _reason(error: Exception) -> str:
 
 
 class Gaps:
-    """The free parts of a region of ``size`` bytes. First fit: the beginning of the region stays in the CPU's cache.
-
-    All sizes are in bytes. With a handful of slots taken there is a handful of gaps, so a list is enough.
-    """
+    """The free parts of a region of ``size`` bytes. First fit: the beginning of the region stays in the CPU's cache."""
 
     def __init__(self, size: int) -> None:
-        self._gaps = [(0, size - size % ALIGNMENT)]  # (offset, length), by offset, never two side by side
+        size -= size % ALIGNMENT
+        self._gaps = [(0, size)] if size else []  # (offset, length), by offset, never two side by side
 
     @property
     def free_bytes(self) -> int:
@@ -480,14 +447,13 @@ class Gaps:
 
     def give_back(self, offset: int, size: int) -> None:
         """Ends what ``take`` gave; neighbouring gaps become one."""
-        gaps = self._gaps
-        index = bisect_left(gaps, (offset, 0))
-        first, last, begin, end = index, index, offset, offset + size
-        if index and sum(gaps[index - 1]) == offset:
-            first, begin = index - 1, gaps[index - 1][0]
-        if index < len(gaps) and gaps[index][0] == end:
-            last, end = index + 1, sum(gaps[index])
-        gaps[first:last] = [(begin, end - begin)]
+        gaps: list[tuple[int, int]] = []
+        for start, length in sorted([*self._gaps, (offset, size)]):
+            if gaps and sum(gaps[-1]) == start:
+                start, before = gaps.pop()
+                length += before
+            gaps.append((start, length))
+        self._gaps = gaps
 
 
 @dataclass(slots=True, eq=False)
@@ -503,17 +469,15 @@ class Slot:
 class Region:
     """One file and its slots. It is registered at the predictor once at most, under its own random name.
 
-    Made in two steps, so that a predictor on another machine costs no memory: first a file without pages, which is
-    enough to register it; then ``fill`` gives it memory, before the first slot is handed out. It is never made shorter:
-    the predictor would die of SIGBUS, as it would of a page for which there is no memory.
+    A file without pages is enough to register it, so a predictor on another machine costs no memory. ``fill`` gives it
+    pages before the first slot is handed out: the predictor would die of SIGBUS at a page without memory.
     """
 
     def __init__(self, size: int, folder: Path = FOLDER) -> None:
         """Makes the file.
 
         Raises:
-            OSError: ``folder`` is missing, not writable or too small (ENOSPC) even if it were empty. ``fill`` finds out
-                whether there is room at this moment.
+            OSError: ``folder`` is missing, not writable or too small (ENOSPC) even if it were empty.
         """
         if size + MARGIN > shutil.disk_usage(folder).total:
             raise _no_room(size, folder)
@@ -524,19 +488,11 @@ class Region:
         # Runs also when the interpreter ends without ``close``; not after SIGKILL or os._exit, for which
         # there are remove_leftovers and remove_own_and_leftovers.
         self._end = weakref.finalize(self, _remove, self.path, self._file)
-        self._gaps = Gaps(size)
+        self.gaps = Gaps(0)
         self._memory = memoryview(b"")
         self.taken_slots = self.taken_bytes = self.lost_slots = self.lost_bytes = 0
         os.fchmod(self._file, 0o666)  # Triton opens it for writing, and runs as another user
         os.ftruncate(self._file, size)
-
-    @property
-    def free_bytes(self) -> int:
-        return self._gaps.free_bytes if self._memory else 0
-
-    def fits(self, size: int) -> bool:
-        """Whether there is room for ``size`` bytes more, in one piece."""
-        return bool(self._memory) and self._gaps.fits(aligned(size))
 
     def fill(self) -> None:
         """Gives the file its memory, all of it at once, and maps it read-only: blocks for some 0.2 ms per MiB.
@@ -552,11 +508,12 @@ class Region:
             raise _no_room(self.size, folder)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # or every page's first use is a fault
         self._memory = memoryview(mmap.mmap(self._file, self.size, flags, mmap.PROT_READ))
+        self.gaps = Gaps(self.size)
 
     def take(self, lengths: Mapping[str, int]) -> Slot | None:
         """A slot for outputs of so many bytes each, None where there is no room."""
         size = sum([aligned(length) for length in lengths.values()])
-        offset = self._gaps.take(size) if self._memory else None
+        offset = self.gaps.take(size)
         if offset is None:
             return None
         self.taken_slots += 1
@@ -572,7 +529,7 @@ class Region:
         self.taken_slots -= 1
         self.taken_bytes -= slot.size
         if slot.destination.settled:
-            self._gaps.give_back(slot.offset, slot.size)
+            self.gaps.give_back(slot.offset, slot.size)
         else:
             self.lost_slots += 1
             self.lost_bytes += slot.size
@@ -580,7 +537,7 @@ class Region:
     def close(self) -> None:
         """Removes the file. What is mapped stays readable as long as somebody holds a view of it."""
         self._end()
-        self._memory = memoryview(b"")
+        self._memory, self.gaps = memoryview(b""), Gaps(0)
 
 
 def free_bytes(folder: Path = FOLDER) -> int:

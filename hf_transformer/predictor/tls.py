@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hf_transformer.credentials import KeyPair, read_key_pair
@@ -16,35 +17,43 @@ _BEGIN = "-----BEGIN CERTIFICATE-----"
 def root_certificates(settings: PredictorSettings) -> str | None:
     """PEM text of ``ca_file`` and of the files in ``ca_path``; None where neither is set (the system's then).
 
-    A folder is read as it is, without the hashed names that OpenSSL wants, because a mounted ConfigMap has
-    none.
+    A folder is read as it is, without the hashed names that OpenSSL wants, because a mounted ConfigMap has none.
 
     Raises:
         ConfigError: a file can't be read, or the file or all of the folder have no certificate.
     """
-    if settings.ca_file is None and settings.ca_path is None:
-        return None
-    pems = [] if settings.ca_file is None else [_certificates_in([Path(settings.ca_file)], settings.ca_file)]
-    if settings.ca_path is not None:
-        pems.append(_certificates_in(_files_in(settings.ca_path), settings.ca_path))
-    return "\n".join(pems)
+    return _certificates(settings.ca_file, settings.ca_path)
+
+
+def system_certificates() -> str | None:
+    """PEM text of the certificates that OpenSSL trusts by default; None where there are none."""
+    paths = ssl.get_default_verify_paths()
+    with suppress(ConfigError):
+        return _certificates(paths.cafile, None if paths.cafile else paths.capath)
+    return None
+
+
+def _certificates(file: str | None, folder: str | None) -> str | None:
+    pems = []
+    try:
+        if file is not None:
+            pems.append(_certificates_in([Path(file)], file))
+        if folder is not None:
+            pems.append(_certificates_in(_files_in(folder), folder))
+    except OSError as exc:
+        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+    return "\n".join(pems) or None
 
 
 def _files_in(folders: str) -> list[Path]:
     """The files of one folder, or of several with colons in between, as SSL_CERT_DIR may have them."""
-    try:
-        found = [Path(folder) for folder in folders.split(":") if folder]
-        found = [folder for folder in found if folder.is_dir()] or found
-        return sorted(path for folder in found for path in folder.iterdir() if path.is_file())
-    except OSError as exc:
-        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+    found = [Path(folder) for folder in folders.split(":") if folder]
+    found = [folder for folder in found if folder.is_dir()] or found
+    return sorted(path for folder in found for path in folder.iterdir() if path.is_file())
 
 
 def _certificates_in(paths: Sequence[Path], where: str) -> str:
-    try:
-        texts = [path.read_bytes().decode("ascii", "replace") for path in paths]
-    except OSError as exc:
-        raise ConfigError(f"the predictor's CA certificates can't be read: {exc}") from exc
+    texts = [path.read_bytes().decode("ascii", "replace") for path in paths]
     pem = "\n".join(text for text in texts if _BEGIN in text)
     if not pem:
         raise ConfigError(f"no certificate in {where}")

@@ -17,10 +17,10 @@ import numpy as np
 import orjson
 
 from hf_transformer.protocol.json_text import json_object, parse
-from hf_transformer.protocol.tensors import AsPredictorError, Malformed, json_kind, shorten
+from hf_transformer.protocol.tensors import Malformed, Unwritable, json_kind, shorten
 from hf_transformer.types import Json, Tensor
 
-JSON_CANT: Final = frozenset({"FP16", "BF16"})
+_RAW_ONLY: Final = frozenset({"FP16", "BF16"})
 """Datatypes that Triton reads and writes only as raw bytes."""
 
 _RESERVED: Final = frozenset({"id", "model_name", "model_version"})
@@ -30,20 +30,19 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
-    """The body of a request. Raises PredictorError for FP16, BF16 and bytes that are not UTF-8: JSON has no form."""
-    with AsPredictorError("the request can't be written"):
-        return orjson.dumps({tensor.name: _json(tensor) for tensor in inputs})
+    """The body of a request. Raises Unwritable for FP16, BF16 and bytes that are not UTF-8: JSON has no form."""
+    return orjson.dumps({tensor.name: _json(tensor) for tensor in inputs})
 
 
 def _json(tensor: Tensor) -> Json:
-    if tensor.datatype in JSON_CANT:
-        raise Malformed(f"tensor {tensor.name!r} is {tensor.datatype}, which JSON has no form for")
+    if tensor.datatype in _RAW_ONLY:
+        raise Unwritable(f"tensor {tensor.name!r} is {tensor.datatype}, which JSON has no form for")
     values = tensor.data.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
         try:
             values = [value if isinstance(value, str) else bytes(value).decode() for value in values]
         except UnicodeDecodeError as exc:
-            raise Malformed(f"tensor {tensor.name!r} is no text in UTF-8") from exc
+            raise Unwritable(f"tensor {tensor.name!r} is no text in UTF-8") from exc
     return values[0] if len(values) == 1 else values
 
 
@@ -54,15 +53,14 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     Every tensor has one axis and is INT64, FP64, BOOL or BYTES, whatever it was before it became JSON.
 
     Raises:
-        PredictorError: the body is no such response.
+        Malformed: the body is no such response.
     """
-    with AsPredictorError("the predictor's response is malformed"):
-        response = json_object(parse(body))
-        if "error" in response and "error" not in outputs:
-            error = response["error"]
-            return (error if isinstance(error, str) and error else repr(error)), {}
-        names = outputs or response.keys() - _RESERVED
-        return "", {name: _tensor(name, response[name]) for name in names if name in response}
+    response = json_object(parse(body))
+    if "error" in response and "error" not in outputs:
+        error = response["error"]
+        return (error if isinstance(error, str) and error else repr(error)), {}
+    names = outputs or response.keys() - _RESERVED
+    return "", {name: _tensor(name, response[name]) for name in names if name in response}
 
 
 def _tensor(name: str, value: Json) -> Tensor:

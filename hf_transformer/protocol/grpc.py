@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     BYTE_SIZE,
     NOWHERE,
     OFFSET,
     REGION,
-    AsPredictorError,
     Malformed,
     Placement,
     checked_datatype,
@@ -29,7 +27,7 @@ from hf_transformer.protocol.tensors import (
     placed_tensor,
     raw_view,
 )
-from hf_transformer.types import Array, ModelSpec, RepositoryEntry, ServerDescription, Tensor
+from hf_transformer.types import Array, Tensor
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -73,7 +71,7 @@ def encode_infer_request(
     With ``streamed``, as for ModelStreamInfer, the last response says that it is the last.
 
     Raises:
-        PredictorError: an input's data doesn't fit its datatype.
+        Unwritable: an input's data doesn't fit its datatype.
     """
     request = pb.ModelInferRequest(model_name=model_name)
     if streamed:
@@ -86,11 +84,10 @@ def encode_infer_request(
             output.parameters[OFFSET].int64_param = place.offset
             output.parameters[BYTE_SIZE].int64_param = len(place.memory)
     contents: list[bytes | memoryview] = []
-    with AsPredictorError("the request can't be written"):
-        for tensor in inputs:
-            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
-            raw = raw_view(tensor)
-            contents += (bytes_field_head(pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, len(raw)), raw)
+    for tensor in inputs:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
+        raw = raw_view(tensor)
+        contents += (bytes_field_head(pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, len(raw)), raw)
     return b"".join((request.SerializeToString(), *contents))
 
 
@@ -98,18 +95,17 @@ def decode_infer_response(body: bytes | memoryview, placements: Mapping[str, Pla
     """The tensors of a serialized ModelInferResponse by name: views of ``body``, or of their places.
 
     Raises:
-        PredictorError: the message breaks the protocol.
+        Malformed: the message breaks the protocol.
     """
     message = memoryview(body)
     rest: list[memoryview] = []
     raw: list[memoryview] = []
-    with AsPredictorError("the predictor's response is malformed"):
-        for key, start, value, end in fields(message):
-            if key == _RAW_OUTPUT_CONTENTS:
-                raw.append(message[value:end])
-            else:
-                rest.append(message[start:end])
-        return _tensors(decode(pb.ModelInferResponse, b"".join(rest)).outputs, raw, placements)
+    for key, start, value, end in fields(message):
+        if key == _RAW_OUTPUT_CONTENTS:
+            raw.append(message[value:end])
+        else:
+            rest.append(message[start:end])
+    return _tensors(decode(pb.ModelInferResponse, b"".join(rest)).outputs, raw, placements)
 
 
 class StreamResponse(NamedTuple):
@@ -126,16 +122,15 @@ def decode_stream_response(body: bytes) -> StreamResponse:
     Such a message is small, so protobuf's class parses all of it.
 
     Raises:
-        PredictorError: the message breaks the protocol.
+        Malformed: the message breaks the protocol.
     """
-    with AsPredictorError("the predictor's response is malformed"):
-        message = decode(pb.ModelStreamInferResponse, body)
-        if message.error_message:
-            return StreamResponse(message.error_message, {}, False)
-        response = message.infer_response
-        raw = [memoryview(contents) for contents in response.raw_output_contents]
-        final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
-        return StreamResponse("", _tensors(response.outputs, raw, NOWHERE), final)
+    message = decode(pb.ModelStreamInferResponse, body)
+    if message.error_message:
+        return StreamResponse(message.error_message, {}, False)
+    response = message.infer_response
+    raw = [memoryview(contents) for contents in response.raw_output_contents]
+    final = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
+    return StreamResponse("", _tensors(response.outputs, raw, NOWHERE), final)
 
 
 def _tensors(
@@ -178,70 +173,18 @@ def decode_typed(name: str, datatype: str, shape: Sequence[int], contents: pb.In
     raise Malformed(f"tensor {name!r} is {datatype}, which only raw contents can hold")
 
 
-# Models, regions and servers
+# Other calls
 
 
-def encode_model_request(method: str, model_name: str) -> bytes:
-    """A serialized request of ModelReady, ModelMetadata or ModelConfig, for the version that the server chooses."""
-    request: Message = getattr(pb, f"{method}Request")(name=model_name)
+def encode_request(method: str, **fields: str | int) -> bytes:
+    """The serialized request of a method, with these fields."""
+    request: Message = getattr(pb, f"{method}Request")(**fields)
     return request.SerializeToString()
 
 
-def decode_model_ready(body: bytes) -> bool:
-    """Whether the model is ready. Raises PredictorError where the message can't be read."""
-    with AsPredictorError("the predictor's response is malformed"):
-        return decode(pb.ModelReadyResponse, body).ready
-
-
-def parse_model_spec(metadata: bytes, config: bytes | None) -> ModelSpec:
-    """The model in the answers of ModelMetadata and Triton's ModelConfig; see descriptions.model_spec.
-
-    Raises:
-        PredictorError: one of the messages is malformed.
-    """
-    with AsPredictorError("the predictor's description of the model is malformed"):
-        about = decode(pb.ModelMetadataResponse, metadata)
-        return model_spec(about, None if config is None else decode(pb.ModelConfigResponse, config).config)
-
-
-def encode_registration(name: str, key: str, byte_size: int) -> bytes:
-    """A serialized request that registers a file in /dev/shm, all of it; ``key`` is its name after a slash."""
-    return pb.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size).SerializeToString()
-
-
-def encode_unregistration(name: str) -> bytes:
-    """A serialized request that ends a registration."""
-    return pb.SystemSharedMemoryUnregisterRequest(name=name).SerializeToString()
-
-
-def parse_region_names(body: bytes) -> list[str]:
-    """The names in the status of all regions. Raises PredictorError where the message can't be read."""
-    with AsPredictorError("the predictor's list of shared-memory regions is malformed"):
-        return list(decode(pb.SystemSharedMemoryStatusResponse, body).regions)
-
-
-def decode_live(body: bytes) -> bool:
-    """A serialized ServerLiveResponse. Raises PredictorError where it can't be read."""
-    with AsPredictorError("the predictor's response is malformed"):
-        return decode(pb.ServerLiveResponse, body).live
-
-
-def decode_ready(body: bytes) -> bool:
-    """A serialized ServerReadyResponse. Raises PredictorError where it can't be read."""
-    with AsPredictorError("the predictor's response is malformed"):
-        return decode(pb.ServerReadyResponse, body).ready
-
-
-def parse_server(body: bytes) -> ServerDescription:
-    """A serialized ServerMetadataResponse. Raises PredictorError where it can't be read."""
-    with AsPredictorError("the predictor's description of itself is malformed"):
-        return server_description(decode(pb.ServerMetadataResponse, body))
-
-
-def parse_index(body: bytes) -> list[RepositoryEntry]:
-    """A serialized RepositoryIndexResponse, Triton's extension. Raises PredictorError where it can't be read."""
-    with AsPredictorError("the predictor's list of models is malformed"):
-        return repository_entries(decode(pb.RepositoryIndexResponse, body))
+def decode_response(method: str, body: bytes) -> Any:
+    """The response message of a method. Raises Malformed for anything else."""
+    return decode(getattr(pb, f"{method}Response"), body)
 
 
 def decode(kind: type[AnyMessage], body: bytes) -> AnyMessage:

@@ -17,7 +17,6 @@ from hf_transformer.protocol.json_text import json_object, parse
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     NOWHERE,
-    AsPredictorError,
     Malformed,
     Placement,
     checked_datatype,
@@ -39,40 +38,39 @@ _BINARY: Json = {"binary_data": True}
 
 def encode_infer_request(
     inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
-) -> tuple[bytes, list[bytes | memoryview], int]:
-    """The body of a request: its JSON header, the raw elements of each input, and the number of bytes of all.
+) -> tuple[bytes, list[bytes | memoryview]]:
+    """The body of a request: its JSON header, and the raw elements of each input.
 
     Large inputs are views of the tensors' own memory where that is laid out like the bytes, so nobody may change them
     before the request is answered. Outputs with a place in ``placements`` are written there, the others come as binary;
     without ``outputs`` the predictor sends all that it has.
 
     Raises:
-        PredictorError: an input's data doesn't fit its datatype.
+        Unwritable: an input's data doesn't fit its datatype.
     """
     entries: list[Json] = []
     chunks: list[bytes | memoryview] = []
-    length = 0
-    with AsPredictorError("the request can't be written"):
-        for tensor in inputs:
-            chunk = raw_view(tensor)
-            size = len(chunk)
-            chunks.append(chunk)
-            length += size
-            about = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.data.shape}
-            entries.append({**about, "parameters": {"binary_data_size": size}})
+    for tensor in inputs:
+        chunk = raw_view(tensor)
+        chunks.append(chunk)
+        entries.append(
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": tensor.data.shape,
+                "parameters": {"binary_data_size": len(chunk)},
+            }
+        )
     if not outputs:
-        text = orjson.dumps({"inputs": entries, "parameters": {"binary_data_output": True}})
-        return text, chunks, len(text) + length
-    # Each asks for binary itself: beside a list of outputs Triton ignores binary_data_output.
+        return orjson.dumps({"inputs": entries, "parameters": {"binary_data_output": True}}), chunks
     wanted: list[Json] = []
-    for name in outputs:
+    for name in outputs:  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
         wanted.append({"name": name, "parameters": placements[name].parameters if name in placements else _BINARY})
-    text = orjson.dumps({"inputs": entries, "outputs": wanted})
-    return text, chunks, len(text) + length
+    return orjson.dumps({"inputs": entries, "outputs": wanted}), chunks
 
 
 def decode_infer_response(
-    body: bytes | memoryview, header_length: int | None, placements: Mapping[str, Placement] = NOWHERE
+    body: memoryview, header_length: int | None, placements: Mapping[str, Placement] = NOWHERE
 ) -> dict[str, Tensor]:
     """The tensors of a response by name: binary ones are views of ``body``, those in shared memory of their places.
 
@@ -80,22 +78,17 @@ def decode_infer_response(
         header_length: bytes of the JSON; None where it is the whole body.
 
     Raises:
-        PredictorError: the body breaks the protocol, or is an error in spite of its status.
+        Malformed: the body breaks the protocol.
+        PredictorError: it is an error in spite of its status.
     """
-    with AsPredictorError("the predictor's response is malformed"):
-        text, raw = split_body(memoryview(body), header_length)
-        header = json_object(parse(text))
-        if "error" in header:
-            raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
-        return _tensors(header.get("outputs"), raw, placements)
-
-
-def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
-    """The tensors of the list ``outputs``, whose binary elements are ``raw``."""
+    text, raw = split_body(body, header_length)
+    header = json_object(parse(text))
+    if "error" in header:
+        raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
+    entries = header.get("outputs")
     if not isinstance(entries, list):
         raise Malformed("there is no list of tensors")
     tensors: dict[str, Tensor] = {}
-    position = 0
     for entry in entries:
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str):
@@ -107,21 +100,20 @@ def _tensors(entries: Json, raw: memoryview, placements: Mapping[str, Placement]
         parameters = entry.get("parameters") or {}
         if not isinstance(parameters, dict):
             raise Malformed(f"the parameters of tensor {name!r} are no object")
-        size = binary_size(name, parameters, len(raw) - position)
+        size = binary_size(name, parameters, len(raw))
         if size is not None:
             if "data" in entry:
                 raise Malformed(f"tensor {name!r} has both data and binary_data_size")
-            end = position + size
-            tensors[name] = Tensor(name, datatype, decode_raw(name, datatype, shape, raw[position:end]))
-            position = end
+            tensors[name] = Tensor(name, datatype, decode_raw(name, datatype, shape, raw[:size]))
+            raw = raw[size:]
         elif "data" in entry:
             tensors[name] = Tensor(name, datatype, decode_json(name, datatype, shape, entry["data"]))
         elif name in placements:
             tensors[name] = placed_tensor(name, datatype, shape, placements[name])
         else:
             raise Malformed(f"tensor {name!r} has neither data nor binary_data_size")
-    if position != len(raw):
-        raise Malformed(f"{len(raw) - position} bytes stand behind the last tensor")
+    if raw:
+        raise Malformed(f"{len(raw)} bytes stand behind the last tensor")
     return tensors
 
 
@@ -142,43 +134,45 @@ def binary_size(name: str, parameters: Mapping[str, Json], left: int) -> int | N
 
 def parse_header_length(value: bytes) -> int:
     """The value of the HTTP header HEADER_LENGTH. Raises Malformed for anything but a number."""
-    if not value.isdigit() or len(value) > MOST_DIGITS:
+    if len(value) > MOST_DIGITS or not value.strip().isdigit():
         raise Malformed(f"{HEADER_LENGTH} is {shorten(value.decode('latin-1'))}, expected a number of bytes")
     return int(value)
 
 
 def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview, memoryview]:
     """The text of the JSON header and the bytes behind it. Raises Malformed for a body shorter than its header."""
-    length = len(body) if header_length is None else header_length
-    if not 0 <= length <= len(body):
-        raise Malformed(f"{HEADER_LENGTH}: the JSON header is said to have {length} bytes, the body has {len(body)}")
-    return body[:length], body[length:]
+    if header_length is None:
+        return body, body[:0]
+    if header_length > len(body):
+        raise Malformed(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
+    return body[:header_length], body[header_length:]
 
 
-# Models and servers
+# Models and servers. All raise Malformed for anything else than what they read.
 
 
-def parse_model_spec(metadata: bytes | memoryview, config: bytes | memoryview | None) -> ModelSpec:
-    """The model in the answers of GET /v2/models/{m} and Triton's /v2/models/{m}/config; see descriptions.model_spec.
-
-    Raises:
-        PredictorError: one of the bodies is malformed.
-    """
-    with AsPredictorError("the predictor's description of the model is malformed"):
-        about = from_json(pb.ModelMetadataResponse, parse(metadata))
-        return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse(config)))
+def parse_model_spec(metadata: memoryview, config: memoryview | None) -> ModelSpec:
+    """The model in the answers of GET /v2/models/{m} and of Triton's /v2/models/{m}/config."""
+    about = from_json(pb.ModelMetadataResponse, parse(metadata))
+    return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse(config)))
 
 
-def parse_server(body: bytes | memoryview) -> ServerDescription:
-    """The answer of GET /v2. Raises PredictorError for anything else."""
-    with AsPredictorError("the predictor's description of itself is malformed"):
-        return server_description(from_json(pb.ServerMetadataResponse, parse(body)))
+def parse_server(body: memoryview) -> ServerDescription:
+    """The answer of GET /v2."""
+    return server_description(from_json(pb.ServerMetadataResponse, parse(body)))
 
 
-def parse_index(body: bytes | memoryview) -> list[RepositoryEntry]:
-    """The answer of POST /v2/repository/index, Triton's extension. Raises PredictorError for anything else."""
-    with AsPredictorError("the predictor's list of models is malformed"):
-        return repository_entries(from_json(pb.RepositoryIndexResponse, {"models": parse(body)}))
+def parse_index(body: memoryview) -> list[RepositoryEntry]:
+    """The answer of POST /v2/repository/index, Triton's extension."""
+    return repository_entries(from_json(pb.RepositoryIndexResponse, {"models": parse(body)}))
+
+
+def parse_region_names(body: memoryview) -> list[str]:
+    """The names in the status of all regions."""
+    try:
+        return [str(entry["name"]) for entry in parse(body)]
+    except (TypeError, KeyError) as exc:
+        raise Malformed(f"an entry has no name: {exc}") from exc
 
 
 def encode_registration(key: str, byte_size: int) -> bytes:
@@ -189,12 +183,3 @@ def encode_registration(key: str, byte_size: int) -> bytes:
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_shared_memory.md
     """
     return orjson.dumps({"key": key, "offset": 0, "byte_size": byte_size})
-
-
-def parse_region_names(body: bytes | memoryview) -> list[str]:
-    """The names in the status of all regions. Raises PredictorError for anything else."""
-    with AsPredictorError("the predictor's list of shared-memory regions is malformed"):
-        try:
-            return [str(entry["name"]) for entry in parse(body)]
-        except (TypeError, KeyError) as exc:
-            raise Malformed(f"an entry has no name: {exc}") from exc

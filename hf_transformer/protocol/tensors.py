@@ -1,7 +1,7 @@
 """Tensor elements as bytes, as JSON and as numpy arrays: what both forms of the V2 protocol share.
 
 Sizes are validated before memory is allocated: a shape counts only as far as there are bytes for it. Anything else
-raises Malformed, which becomes PredictorError for responses of the predictor and InvalidInput for requests of clients.
+raises Malformed, which becomes PredictorError in the transports to the predictor and InvalidInput in the APIs.
 
 Layout (the protocol's binary tensor data extension): elements little-endian and row-major without gaps; BOOL one byte;
 BF16 the upper half of a float32; BYTES each element behind its length as an unsigned 32-bit integer.
@@ -15,12 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from reprlib import Repr
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from hf_transformer.errors import PredictorError, TooLarge
+from hf_transformer.errors import TooLarge
 from hf_transformer.types import NUMPY_DTYPES, Array, Json, Tensor
 
 _AS_VALUES = {**NUMPY_DTYPES, "BF16": np.dtype("<f4")}
@@ -70,22 +69,8 @@ class Malformed(ValueError):
     """Bytes or JSON that break the protocol. The message names the tensor and what was expected."""
 
 
-class AsPredictorError:
-    """A context that turns Malformed into PredictorError; ``what`` begins the message. (contextlib needs 1 us more.)"""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Malformed):
-            raise PredictorError(f"{self._what}: {error}") from error
+class Unwritable(Malformed):
+    """A tensor whose data can't be written as its datatype."""
 
 
 # Names, shapes and datatypes
@@ -104,12 +89,9 @@ def checked_shape(name: str, shape: Json) -> tuple[int, ...]:
         raise Malformed(f"tensor {name!r} has no shape, expected a list of integers")
     if len(shape) > _MAX_RANK:
         raise Malformed(f"tensor {name!r} has {len(shape)} axes, more than {_MAX_RANK}")
-    extent = 1
-    for size in shape:
-        if type(size) is not int or size < 0:
-            raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
-        extent *= size or 1
-    if extent > _MAX_ELEMENTS:
+    if shape and (set(map(type, shape)) != {int} or min(shape) < 0):
+        raise Malformed(f"tensor {name!r} has the shape {shorten(shape)}, expected integers of at least 0")
+    if extent_of(shape) > _MAX_ELEMENTS:
         raise Malformed(f"tensor {name!r} has the absurd shape {shorten(shape)}")
     return tuple(shape)
 
@@ -205,28 +187,32 @@ def raw_view(tensor: Tensor) -> bytes | memoryview:
     """The elements as bytes; a view of the tensor's own memory where that is large and laid out like the bytes.
 
     Integers may be wider or narrower than the datatype (they are cast), but floats are never cut to integers: data
-    that can't be written as the datatype raises Malformed.
+    that can't be written as the datatype raises Unwritable.
     """
     data = tensor.data
-    if tensor.datatype == "BYTES":
-        written: list[bytes] = []
-        for value in data.flat:
-            element = value.encode() if isinstance(value, str) else bytes(value)
-            written += (_LENGTH.pack(len(element)), element)
-        return b"".join(written)
     if data.dtype is not NUMPY_DTYPES.get(tensor.datatype):
+        if tensor.datatype == "BYTES":
+            return _framed(data)
         data = _as_datatype(tensor)
     return data.tobytes() if data.nbytes < _WORTH_A_VIEW else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
 
 
+def _framed(elements: Array) -> bytes:
+    """The elements of a BYTES tensor, each behind its length."""
+    written: list[bytes] = []
+    for value in elements.flat:
+        element = value.encode() if isinstance(value, str) else bytes(value)
+        written += (_LENGTH.pack(len(element)), element)
+    return b"".join(written)
+
+
 def _as_datatype(tensor: Tensor) -> Array:
-    """The data as the numpy type that travels for its datatype. Raises Malformed where it can't be written so."""
-    checked_datatype(tensor.name, tensor.datatype)
+    """The data as the numpy type that travels for its datatype. Raises Unwritable where there is none."""
     try:
         data = tensor.data.astype(_AS_VALUES[tensor.datatype], casting="same_kind")
-    except TypeError as exc:
+    except (KeyError, TypeError) as exc:
         message = f"tensor {tensor.name!r} is {tensor.datatype}, its data is {tensor.data.dtype}"
-        raise Malformed(message) from exc
+        raise Unwritable(message) from exc
     return _round_to_bfloat16(data) if tensor.datatype == "BF16" else data
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -140,14 +139,6 @@ class TinyPredictor(Predictor):
     def rows(self) -> list[int]:
         """How many texts each call was of."""
         return [len(call["input_ids"]) for call in self.calls]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     async def model_spec(self) -> ModelSpec:
         return self.form.spec

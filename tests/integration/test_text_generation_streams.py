@@ -144,7 +144,7 @@ def test_a_client_that_leaves_ends_the_generation(
     service = start(serve, model, protocol)
     before = generations(triton, model)["cancelled"]
     stream = Running(service, n=n)
-    assert generations(triton, model)["running"] == n
+    assert poll(lambda: generations(triton, model)["running"] == n, SECONDS)  # one event has come, of one of them
     assert in_flight(service) == 1
     stream.close()
     assert nothing_runs(triton, model)

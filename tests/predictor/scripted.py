@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.predictor.base import Destination, Outputs, Predictor, Reply, Transport, UnknownRegion
 from hf_transformer.protocol.tensors import placed_tensor
-from hf_transformer.types import ModelSpec, Tensor
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 OUTPUTS = {"logits": Tensor("logits", "FP32", np.zeros(1, np.float32))}
 SPEC = ModelSpec("m", "1", (), (), 0)
@@ -44,13 +42,10 @@ class Scripted(Predictor):
         self.go_on = asyncio.Event()
         self.failure: Exception | None = None
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         self.events.append("open")
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         self.events.append("close")
 
     async def model_spec(self) -> ModelSpec:
@@ -187,3 +182,15 @@ class ScriptedTransport(Scripted, Transport):
 
     async def region_names(self) -> Sequence[str]:
         return list(self.regions)
+
+    async def server_live(self) -> bool:
+        return True
+
+    async def server_ready(self) -> bool:
+        return True
+
+    async def describe_server(self) -> ServerDescription:
+        return ServerDescription("scripted", "", ())
+
+    async def repository_index(self) -> Sequence[RepositoryEntry] | None:
+        return None

@@ -55,7 +55,7 @@ async def test_a_request_and_its_responses() -> None:
             await context.write(response)
 
     async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
-        responses = stream(client, {"X-Request-Id": "7"})
+        responses = stream(client, {"x-request-id": "7"})
         assert seen == []
         found = [one["output_ids"].data.tolist() async for one in responses]
     assert found == [[5], [6, 7]]
@@ -141,8 +141,8 @@ async def test_answers_that_break_the_protocol(response: bytes, message: str) ->
     cancelled = asyncio.Event()
 
     async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(response)
         try:
+            await context.write(response)  # the client may leave before this returns
             await asyncio.Event().wait()
         finally:
             cancelled.set()
@@ -206,8 +206,8 @@ async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureF
     cancelled = asyncio.Event()
 
     async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(answer(5))
         try:
+            await context.write(answer(5))  # the client may leave before this returns
             await asyncio.Event().wait()
         finally:
             cancelled.set()

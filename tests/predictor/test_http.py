@@ -411,7 +411,7 @@ async def test_an_idle_connection_that_ends_is_dropped_at_once(end: str) -> None
 
 @on_both_loops
 async def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(http, "_SWEEPS", 1)
     monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
     async with scripted(number) as host, client_of(host) as client:
         await client.request(GET)
@@ -437,7 +437,7 @@ async def test_a_call_that_meets_a_closing_connection_is_made_again_once(end: st
 
     async def call(client: Client) -> None:
         if streamed:
-            connection = await client.begin(GET)
+            connection = await client.begin([GET])
             assert await connection.read() == b""
             connection.leave()
         else:
@@ -506,7 +506,7 @@ async def test_a_status_that_closes_an_idle_connection_is_no_answer(
         if kept:
             await client.request(GET)
         if streamed:
-            connection = await client.begin(GET)
+            connection = await client.begin([GET])
             assert connection.status == expected
             connection.leave()
         else:
@@ -612,7 +612,7 @@ async def test_a_cancelled_call_closes_its_connection(beginning: bytes, streamed
     async def call(client: Client) -> None:
         if not streamed:
             await client.request(GET)
-        connection = await client.begin(GET)
+        connection = await client.begin([GET])
         try:
             while await connection.read():
                 pass
@@ -734,7 +734,7 @@ async def test_closing_ends_calls_and_connections() -> None:
     async with scripted(script) as host, client_of(host) as client:
         await asyncio.gather(*(client.request(GET) for _ in range(3)))
         call = asyncio.create_task(client.request(GET))
-        stream = await client.begin(GET)
+        stream = await client.begin([GET])
         await until(lambda: len(arrived) == 2)
         await client.close()
         with pytest.raises(Disconnected, match="closed here"):
@@ -800,7 +800,7 @@ async def test_pieces_come_as_they_are_sent_and_the_connection_is_kept() -> None
 
     async with scripted(script) as host, client_of(host) as client:
         for _ in range(3):
-            connection = await client.begin(GET)
+            connection = await client.begin([GET])
             for text in (b"a", b"b", b"c"):
                 assert await connection.read() == text
                 more.set()
@@ -822,7 +822,7 @@ async def test_a_slow_reader_holds_the_server_up() -> None:
         await connection.send(b"0\r\n\r\n")
 
     async with scripted(script) as host, client_of(host) as client:
-        connection = await client.begin(GET)
+        connection = await client.begin([GET])
         before = -1
         while written != before:  # until nothing more fits on the way
             before = written
@@ -852,7 +852,7 @@ async def test_what_comes_behind_an_answer_before_it_is_left_is_no_answer() -> N
 
     async with scripted(script) as host, client_of(host) as client:
         for _ in range(2):
-            connection = await client.begin(GET)
+            connection = await client.begin([GET])
             assert await connection.read() == b"right"
             taken.set()
             await until(lambda: not connection.open)  # noqa: B023

@@ -22,10 +22,10 @@ from hf_transformer.errors import (
     RequestError,
 )
 from hf_transformer.predictor import http
-from hf_transformer.predictor.base import Destination, PredictorSettings, StaleConnection, UnknownRegion, parse_address
+from hf_transformer.predictor.base import Destination, PredictorSettings, StaleConnection, UnknownRegion
 from hf_transformer.predictor.failures import kind_of
 from hf_transformer.predictor.http import HttpError
-from hf_transformer.predictor.rest import RestPredictor, _mapped, host_header
+from hf_transformer.predictor.rest import RestPredictor, _mapped
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
@@ -46,7 +46,7 @@ async def test_a_request_is_framed_and_its_answer_decoded() -> None:
             await good_answer(connection)
         await connection.until_closed()
 
-    headers = {"x-request-id": "7", "Authorization": "Bearer x", "content-length": "1", "accept-encoding": "gzip"}
+    headers = {"x-request-id": "7", "authorization": "Bearer x", "content-length": "1", "accept-encoding": "gzip"}
     headers |= {"bad": "a\r\nb: c", "bad name": "x", "transfer-encoding": "chunked", "x-snow": "\u2603"}
     headers |= {"x-user": "Ren\u00e9e".encode().decode("latin-1")}  # as ASGI servers decode it
     async with scripted(script) as host, predictor(host) as rest:
@@ -173,7 +173,7 @@ async def test_compressed_answers(status: str, body: bytes, message: str) -> Non
         (HEADER + LOGITS.tobytes(), (), "not JSON"),
         (HEADER + LOGITS.tobytes(), ("Inference-Header-Content-Length: many",), "expected a number of bytes"),
         (bytes(100_000), ("Inference-Header-Content-Length: many",), "expected a number of bytes"),
-        (HEADER + LOGITS.tobytes(), ("Inference-Header-Content-Length: 99999",), "99999 bytes, the body has"),
+        (HEADER + LOGITS.tobytes(), ("Inference-Header-Content-Length: 99999",), "is 99999, but the body has"),
         (HEADER + b"1234", (FRAMING,), "binary_data_size 8, but 4 bytes are left"),
         (HEADER.replace(b"logits", b"hidden") + LOGITS.tobytes(), (FRAMING,), "without the output 'logits' and with"),
         (b'{"outputs":[]}', (), "without the output 'logits'$"),
@@ -349,23 +349,6 @@ async def test_errors_of_the_client(name: str) -> None:
 async def test_messages(error: OSError | HttpError, text: str) -> None:
     with pytest.raises(RequestError, match=text):
         raise _mapped(error, "here")
-
-
-@pytest.mark.parametrize(
-    ("host", "header"),
-    [
-        ("triton", "triton"),
-        ("triton:8000", "triton:8000"),
-        ("https://triton:443", "triton"),
-        ("https://triton:80", "triton:80"),
-        ("[::1]:8000", "[::1]:8000"),
-        ("fe80::1%eth0", "[fe80::1]"),
-        ("b\u00fccher:1", "xn--bcher-kva:1"),
-    ],
-)
-async def test_the_header_host(host: str, header: str) -> None:
-    settings = PredictorSettings("m", host)
-    assert host_header(settings, parse_address(settings)) == header
 
 
 async def test_a_host_that_is_no_name() -> None:
@@ -609,6 +592,21 @@ async def test_a_question_without_an_answer_in_time() -> None:
         ):
             await rest.model_ready()
         assert not rest._client.idle
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [(b"[]", ()), (bytes(100_000), ("Inference-Header-Content-Length: many",))],
+    ids=["no object", "no number"],
+)
+async def test_a_question_with_a_malformed_answer(body: bytes, headers: tuple[str, ...]) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.answer("200 OK", body, *headers)
+
+    async with scripted(script) as host, predictor(host) as rest:
+        with pytest.raises(PredictorError, match="response is malformed"):
+            await rest.describe_server()
 
 
 async def test_questions_about_the_server() -> None:

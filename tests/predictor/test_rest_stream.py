@@ -69,7 +69,7 @@ async def test_a_request_and_its_responses() -> None:
         await connection.until_closed()
 
     async with scripted(script) as host, predictor(host) as rest:
-        responses = stream(rest, {"X-Request-Id": "7", "host": "elsewhere"})
+        responses = stream(rest, {"x-request-id": "7", "host": "elsewhere"})
         assert requests == []
         found = [one["text_output"].data[0].decode() async for one in responses]
     assert found == ["a", "é"]

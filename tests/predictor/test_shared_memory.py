@@ -568,10 +568,10 @@ def test_a_slot_that_may_still_be_written_is_never_handed_out_again(tmp_path: Pa
 def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
     region = Region(SIZE, tmp_path)
     assert (region.path.stat().st_size, region.path.stat().st_blocks) == (SIZE, 0)
-    assert region.take({"a": 64}) is None and region.free_bytes == 0
+    assert region.take({"a": 64}) is None and region.gaps.free_bytes == 0
     region.fill()
     assert region.path.stat().st_blocks * 512 >= SIZE
-    assert region.free_bytes == SIZE
+    assert region.gaps.free_bytes == SIZE
     region.close()
 
 

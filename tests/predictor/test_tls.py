@@ -1,8 +1,9 @@
-"""Both transports over TLS, with a certificate that only tests trust, from open to closed."""
+"""Both transports over TLS, with a certificate that only tests trust: whom they trust, and what they show."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,40 +14,48 @@ import grpc
 import grpc.aio
 import pytest
 
-from hf_transformer.errors import PredictorUnavailable
+from hf_transformer.config.options import Config, parse_config
+from hf_transformer.errors import ConfigError, PredictorUnavailable
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import PredictorSettings
+from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.wiring import predictor_settings
+from tests.configuring import error
 from tests.predictor.fault_server import HOST, Connection, scripted
-
-pytestmark = pytest.mark.asyncio
 
 TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
+PROTOCOL = pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
+OWN = {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(CERTIFICATE), "HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(KEY)}
 
 
 @asynccontextmanager
-async def rest_server() -> AsyncIterator[int]:
+async def rest_server(mutual: bool) -> AsyncIterator[int]:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.answer("200 OK")
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATE, KEY)
+    if mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(CERTIFICATE)
     async with scripted(script, context) as host:
         yield int(host.rpartition(":")[2])
 
 
 @asynccontextmanager
-async def grpc_server() -> AsyncIterator[int]:
+async def grpc_server(mutual: bool) -> AsyncIterator[int]:
     async def ready(request: bytes, context: Any) -> bytes:
         return pb.ModelReadyResponse(ready=True).SerializeToString()
 
     server = grpc.aio.server()
     handlers = {"ModelReady": grpc.unary_unary_rpc_method_handler(ready)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
-    credentials = grpc.ssl_server_credentials([(KEY.read_bytes(), CERTIFICATE.read_bytes())])
-    port = server.add_secure_port(f"{HOST}:0", credentials)
+    pair = [(KEY.read_bytes(), CERTIFICATE.read_bytes())]
+    roots = CERTIFICATE.read_bytes() if mutual else None
+    port = server.add_secure_port(f"{HOST}:0", grpc.ssl_server_credentials(pair, roots, mutual))
     await server.start()
     try:
         yield port
@@ -57,26 +66,111 @@ async def grpc_server() -> AsyncIterator[int]:
 SERVERS = {"v2": rest_server, "grpc-v2": grpc_server}
 
 
-@pytest.mark.parametrize("protocol", SERVERS, ids=["rest", "grpc"])
-async def test_a_trusted_certificate(protocol: str) -> None:
-    async with SERVERS[protocol]() as port:
-        settings = PredictorSettings("m", f"localhost:{port}", use_ssl=True, ca_file=str(CERTIFICATE))
-        async with open_predictor(protocol, settings, 0) as predictor:
-            assert await predictor.model_ready()
+def configured(port: int, protocol: str, environ: dict[str, str]) -> Config:
+    flags = (f"--predictor_host=https://localhost:{port}", f"--predictor_protocol={protocol}")
+    return parse_config(flags, environ)[0]
 
 
-@pytest.mark.parametrize("protocol", SERVERS, ids=["rest", "grpc"])
-async def test_an_unknown_certificate_is_refused(protocol: str) -> None:
-    async with SERVERS[protocol]() as port:
-        settings = PredictorSettings("m", f"localhost:{port}", use_ssl=True)
-        async with open_predictor(protocol, settings, 0) as predictor:
-            with pytest.raises(PredictorUnavailable, match=r"(?i)certificate"):
-                await predictor.model_ready()
+async def is_ready(port: int, protocol: str, environ: dict[str, str]) -> bool:
+    settings = predictor_settings(configured(port, protocol, environ))
+    async with open_predictor(protocol, settings, 0) as predictor:
+        return await predictor.model_ready()
 
 
-@pytest.mark.parametrize("protocol", SERVERS, ids=["rest", "grpc"])
+@PROTOCOL
+async def test_our_certificate_is_shown(protocol: str) -> None:
+    trusted = {"REQUESTS_CA_BUNDLE": str(CERTIFICATE)}
+    async with SERVERS[protocol](True) as port:
+        assert await is_ready(port, protocol, trusted | OWN)
+        with pytest.raises(PredictorUnavailable):
+            await is_ready(port, protocol, trusted)
+
+
+@PROTOCOL
+async def test_where_trusted_certificates_come_from(protocol: str, tmp_path: Path) -> None:
+    folder, empty = tmp_path / "some", tmp_path / "empty"
+    folder.mkdir()
+    empty.mkdir()
+    shutil.copy(CERTIFICATE, folder / "ca.crt")
+    async with SERVERS[protocol](False) as port:
+        for environ in (
+            {"REQUESTS_CA_BUNDLE": str(CERTIFICATE)},
+            {"REQUESTS_CA_BUNDLE": str(folder)},
+            {"SSL_CERT_DIR": str(folder)},
+            {"SSL_CERT_DIR": f"{tmp_path / 'none'}:{empty}:{folder}"},
+            {"HF_TRANSFORMER_PREDICTOR_CA_FILE": str(CERTIFICATE)},
+            {"HF_TRANSFORMER_PREDICTOR_CA_PATH": str(folder)},
+        ):
+            assert await is_ready(port, protocol, environ), environ
+        with pytest.raises(PredictorUnavailable, match=r"(?i)certificate"):
+            await is_ready(port, protocol, {})
+        with pytest.raises(ConfigError, match="no certificate in"):
+            await is_ready(port, protocol, {"SSL_CERT_DIR": str(empty)})
+
+
+@PROTOCOL
+def test_files_that_can_not_be_used(protocol: str, tmp_path: Path) -> None:
+    nonsense, between = tmp_path / "nonsense", tmp_path / "between"
+    nonsense.write_text("no PEM")
+    between.write_text("-----BEGIN CERTIFICATE-----\nno base64\n-----END CERTIFICATE-----\n")
+
+    def message(**environ: str) -> str:
+        given = configured(1, protocol, environ)
+        with pytest.raises(ConfigError) as caught:
+            open_predictor(protocol, predictor_settings(given), 0)
+        return str(caught.value)
+
+    assert "can't be used" in message(**OWN | {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(nonsense)})
+    assert f"--predictor_key_file={CERTIFICATE}" in message(
+        **OWN | {"HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(CERTIFICATE)}
+    )
+    assert "no certificate in" in message(REQUESTS_CA_BUNDLE=str(nonsense))
+    # Not saved by others that can be used.
+    assert "no certificate in" in message(REQUESTS_CA_BUNDLE=str(nonsense), SSL_CERT_DIR=str(TLS))
+    assert "can't be used" in message(REQUESTS_CA_BUNDLE=str(between))
+
+
+def test_certificate_and_key_come_together() -> None:
+    tls = "--predictor_use_ssl=true"
+    assert "--predictor_key_file" in error(tls, f"--predictor_cert_file={CERTIFICATE}")
+    assert "--predictor_cert_file" in error(tls, f"--predictor_key_file={KEY}")
+    assert "file that exists" in error(tls, "--predictor_cert_file=/none", f"--predictor_key_file={KEY}")
+    notes = parse_config(("--predictor_host=triton", f"--predictor_cert_file={CERTIFICATE}"), {})[1]
+    assert any("--predictor_cert_file is ignored" in note for note in notes)
+
+
+def certificates(file: Path | None = None, folder: Path | None = None) -> PredictorSettings:
+    ca_file, ca_path = (None if path is None else str(path) for path in (file, folder))
+    return PredictorSettings("m", "triton", True, ca_file=ca_file, ca_path=ca_path)
+
+
+def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
+    pem = CERTIFICATE.read_text()
+    (tmp_path / "unhashed name").write_text(pem)
+    (tmp_path / "README").write_text("no certificate")
+    (tmp_path / "folder").mkdir()
+    assert root_certificates(certificates()) is None
+    for chosen in (certificates(CERTIFICATE), certificates(folder=tmp_path)):
+        assert root_certificates(chosen) == pem
+        (trusted,) = ssl_context(chosen).get_ca_certs()
+        assert trusted["subject"] == ((("commonName", "hf-transformer tests"),),)
+    both = root_certificates(certificates(CERTIFICATE, tmp_path))
+    assert both is not None and both.count("BEGIN CERTIFICATE") == 2
+
+
+def test_certificates_that_are_not_there(tmp_path: Path) -> None:
+    missing, file = tmp_path / "missing", tmp_path / "empty file"
+    file.touch()
+    for chosen in (certificates(missing), certificates(folder=missing)):
+        with pytest.raises(ConfigError, match="can't be read"):
+            root_certificates(chosen)
+    with pytest.raises(ConfigError, match=f"no certificate in {file}"):
+        root_certificates(certificates(file))
+
+
+@PROTOCOL
 async def test_a_predictor_that_is_closed_is_unavailable(protocol: str) -> None:
-    async with SERVERS[protocol]() as port:
+    async with SERVERS[protocol](False) as port:
         settings = PredictorSettings("m", f"localhost:{port}", use_ssl=True, ca_file=str(CERTIFICATE))
         async with open_predictor(protocol, settings, 0) as predictor:
             await predictor.model_ready()
@@ -84,15 +178,15 @@ async def test_a_predictor_that_is_closed_is_unavailable(protocol: str) -> None:
             await predictor.model_ready()
 
 
-@pytest.mark.parametrize("protocol", SERVERS, ids=["rest", "grpc"])
+@PROTOCOL
 async def test_plain_text_where_tls_is_spoken(protocol: str) -> None:
-    async with SERVERS[protocol]() as port:
+    async with SERVERS[protocol](False) as port:
         async with open_predictor(protocol, PredictorSettings("m", f"localhost:{port}"), 0) as predictor:
             with pytest.raises(PredictorUnavailable):
                 await asyncio.wait_for(predictor.model_ready(), 30)
 
 
-@pytest.mark.parametrize("protocol", SERVERS, ids=["rest", "grpc"])
+@PROTOCOL
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["closes", "answers"])
 async def test_tls_where_plain_text_is_spoken(protocol: str, said: bytes) -> None:
     async def script(connection: Connection) -> None:

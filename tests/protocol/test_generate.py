@@ -8,9 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from hf_transformer.errors import PredictorError
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
-from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.protocol.tensors import Malformed, Unwritable
 from hf_transformer.types import Tensor
 
 
@@ -45,7 +44,7 @@ def test_a_request() -> None:
     ids=["bytes", "FP16", "BF16"],
 )
 def test_what_a_request_can_not_hold(tensor: Tensor, message: str) -> None:
-    with pytest.raises(PredictorError, match=message):
+    with pytest.raises(Unwritable, match=message):
         encode_generate_request([tensor])
 
 
@@ -116,7 +115,7 @@ def test_an_output_that_is_called_error() -> None:
     ],
 )
 def test_what_is_no_response(body: bytes) -> None:
-    with pytest.raises(PredictorError, match="response is malformed"):
+    with pytest.raises(Malformed):
         decode_generate_response(body, ["a"])
 
 

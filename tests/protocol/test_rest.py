@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,23 +16,22 @@ from hf_transformer.protocol.rest import (
     decode_infer_response,
     encode_infer_request,
     parse_header_length,
-    parse_model_spec,
     split_body,
 )
-from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import ModelSpec, Tensor, TensorSpec
+from hf_transformer.protocol.tensors import Malformed, Unwritable
+from hf_transformer.types import Tensor
 from tests.protocol.requests import encoded
 
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)
 TEXTS = [b"paris", "é".encode()]
 
 
-def framed(header: Any, raw: bytes = b"") -> tuple[bytes, int]:
+def framed(header: Any, raw: bytes = b"") -> tuple[memoryview, int]:
     text = orjson.dumps(header)
-    return text + raw, len(text)
+    return memoryview(text + raw), len(text)
 
 
-def response() -> tuple[bytes, int]:
+def response() -> tuple[memoryview, int]:
     raw = LOGITS.tobytes(), b"\5\0\0\0paris\2\0\0\0\xc3\xa9"
     outputs = [
         {"name": "logits", "datatype": "FP32", "shape": [1, 2, 3], "parameters": {"binary_data_size": len(raw[0])}},
@@ -69,23 +69,22 @@ def test_request_for_all_outputs() -> None:
 
 
 def test_request_that_can_not_be_written() -> None:
-    with pytest.raises(PredictorError, match="'x' is INT64, its data is float64"):
+    with pytest.raises(Unwritable, match="'x' is INT64, its data is float64"):
         encode_infer_request([Tensor("x", "INT64", np.array([0.5]))], [])
 
 
 def test_a_large_input_is_not_copied() -> None:
     large, small = np.zeros((3, 2**16), "<f4"), np.ones((2, 2), "<i8")
     inputs = [Tensor("a", "INT64", small), Tensor("b", "FP32", large), Tensor("c", "FP32", large.T)]
-    _, chunks, _ = encode_infer_request(inputs, ["x"])
+    _, chunks = encode_infer_request(inputs, ["x"])
     assert [len(chunk) for chunk in chunks] == [32, large.nbytes, large.nbytes]
     shared = [np.shares_memory(np.frombuffer(chunk, "u1"), one.data) for chunk, one in zip(chunks, inputs, strict=True)]
     assert shared == [False, True, False], "only memory that is laid out like the bytes"
 
 
-@pytest.mark.parametrize("kind", [bytes, memoryview])
-def test_response(kind: type) -> None:
+def test_response() -> None:
     body, length = response()
-    outputs = decode_infer_response(kind(body), length)
+    outputs = decode_infer_response(body, length)
     assert [(tensor.name, tensor.datatype) for tensor in outputs.values()] == [
         ("logits", "FP32"),
         ("text", "BYTES"),
@@ -100,7 +99,8 @@ def test_response(kind: type) -> None:
 @pytest.mark.parametrize("spaces", range(8), ids=lambda count: f"{count} bytes further")
 def test_elements_at_any_address(spaces: int) -> None:
     body, length = response()
-    found = decode_infer_response(body[:length] + b" " * spaces + body[length:], length + spaces)
+    moved = memoryview(b" " * spaces + body)
+    found = decode_infer_response(moved, length + spaces)
     assert found["logits"].data.sum() == LOGITS.sum()
     assert found["logits"].data.argmax(-1).tolist() == LOGITS.argmax(-1).tolist()
 
@@ -142,7 +142,7 @@ def output(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_malformed_output(entry: Any, message: str) -> None:
-    with pytest.raises(PredictorError, match=message):
+    with pytest.raises(Malformed, match=message):
         decode_infer_response(*framed({"outputs": [entry]}, b"\0\0\0\0"))
 
 
@@ -153,20 +153,23 @@ def test_malformed_output(entry: Any, message: str) -> None:
         (b"[]", None, "not a JSON object"),
         (b"{}", None, "no list of tensors"),
         (b'{"outputs":{}}', None, "no list of tensors"),
-        (b"{}", 3, "said to have 3 bytes, the body has 2"),
-        (b"{}", -1, "said to have -1 bytes"),
+        (b"{}", 3, "is 3, but the body has 2 bytes"),
         (b"{}", 1, "not JSON"),
         (b"[" * 100_000, None, "not JSON"),
-        (b'{"error":"out of memory"}', None, "^the predictor's error: out of memory$"),
     ],
 )
 def test_malformed_body(body: bytes, length: int | None, message: str) -> None:
-    with pytest.raises(PredictorError, match=message):
-        decode_infer_response(body, length)
+    with pytest.raises(Malformed, match=message):
+        decode_infer_response(memoryview(body), length)
+
+
+def test_an_error_in_spite_of_the_status() -> None:
+    with pytest.raises(PredictorError, match=r"^the predictor's error: out of memory$"):
+        decode_infer_response(*framed({"error": "out of memory"}))
 
 
 def test_a_name_comes_once() -> None:
-    with pytest.raises(PredictorError, match="'a' comes twice"):
+    with pytest.raises(Malformed, match="'a' comes twice"):
         decode_infer_response(*framed({"outputs": [output(), output()]}, bytes(8)))
 
 
@@ -188,11 +191,9 @@ def test_mutated_responses_raise_nothing_else(data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(mutated) - 1))
         mutated[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
         mutated = mutated or bytearray(b"{")
-    claimed = data.draw(st.one_of(st.just(length), st.integers(-5, len(mutated) + 5), st.none()))
-    try:
-        decode_infer_response(bytes(mutated), claimed)
-    except PredictorError:
-        pass
+    claimed = data.draw(st.one_of(st.just(length), st.integers(0, len(mutated) + 5), st.none()))
+    with suppress(Malformed, PredictorError):
+        decode_infer_response(memoryview(mutated), claimed)
 
 
 JSON = st.recursive(
@@ -210,106 +211,8 @@ def test_any_json_is_decoded_or_refused(shape: Any, data: Any, size: Any, name: 
         {"name": name, "datatype": datatype, "shape": [2], "parameters": {"binary_data_size": size}},
     ]
     for entry in entries:
-        try:
+        with suppress(Malformed):
             decode_infer_response(*framed({"outputs": [entry]}, bytes(4)))
-        except PredictorError:
-            pass
-
-
-METADATA = {
-    "name": "bert",
-    "versions": ["1", "3"],
-    "platform": "onnxruntime_onnx",
-    "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}],
-    "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, -1, 30522]}],
-}
-CONFIG = {
-    "name": "bert",
-    "max_batch_size": 8,
-    "input": [
-        {"name": "input_ids", "data_type": "TYPE_INT64", "dims": [-1], "optional": False},
-        {
-            "name": "text",
-            "data_type": "TYPE_STRING",
-            "dims": ["-1", "2"],
-            "optional": True,
-            "reshape": {"shape": ["2"]},
-        },
-    ],
-    "output": [{"name": "logits", "data_type": "TYPE_BF16", "dims": ["-1", "30522"]}],
-    "model_transaction_policy": {"decoupled": True},
-    "instance_group": [{"count": 2, "gpus": [0, 1]}, {"count": "3", "gpus": []}],
-}
-
-
-def spec(metadata: Any, config: Any = None) -> ModelSpec:
-    return parse_model_spec(orjson.dumps(metadata), None if config is None else orjson.dumps(config))
-
-
-def test_spec_from_the_configuration() -> None:
-    assert spec(METADATA, CONFIG) == ModelSpec(
-        "bert",
-        "3",
-        (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (-1, 2), optional=True)),
-        (TensorSpec("logits", "BF16", (-1, 30522)),),
-        max_batch_size=8,
-        decoupled=True,
-        instances=7,
-    )
-
-
-def test_spec_from_a_sparse_configuration() -> None:
-    sparse = {"input": [{"name": "a", "data_type": "TYPE_FP16"}], "model_transaction_policy": None}
-    assert spec({"name": "m"}, sparse) == ModelSpec("m", "", (TensorSpec("a", "FP16", ()),), (), max_batch_size=0)
-
-
-def test_spec_from_metadata_alone() -> None:
-    assert spec(METADATA) == ModelSpec(
-        "bert",
-        "3",
-        (TensorSpec("input_ids", "INT64", (-1, -1)),),
-        (TensorSpec("logits", "FP32", (-1, -1, 30522)),),
-        max_batch_size=None,
-    )
-
-
-@pytest.mark.parametrize(
-    ("metadata", "config"),
-    [
-        ([], None),
-        ({}, None),
-        ({"name": 1}, None),
-        ({"name": "m", "versions": "1"}, None),
-        ({"name": "m", "inputs": {}}, None),
-        ({"name": "m", "inputs": [{"name": "a", "datatype": "X", "shape": []}]}, None),
-        ({"name": "m", "inputs": [{"datatype": "FP32", "shape": []}]}, None),
-        (METADATA, {"max_batch_size": -1}),
-        (METADATA, {"max_batch_size": 1.5}),
-        (METADATA, {"max_batch_size": "many"}),
-        (METADATA, {"model_transaction_policy": True}),
-        (METADATA, {"instance_group": 1}),
-        (METADATA, {"instance_group": [1]}),
-        (METADATA, {"instance_group": [{"count": []}]}),
-        (METADATA, {"instance_group": [{"gpus": 2}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "INT64", "dims": []}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_BYTES", "dims": []}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_INT64", "dims": 4}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_INT64", "dims": ["--1"]}]}),
-    ],
-    ids=repr,
-)
-def test_malformed_specs(metadata: Any, config: Any) -> None:
-    with pytest.raises(PredictorError, match="description of the model is malformed"):
-        spec(metadata, config)
-
-
-@given(JSON, JSON)
-def test_any_json_is_a_spec_or_refused(metadata: Any, config: Any) -> None:
-    for about, configured in ((metadata, None), ({"name": "m", "inputs": metadata}, {"input": config})):
-        try:
-            spec(about, configured)
-        except PredictorError:
-            pass
 
 
 def test_split_body_keeps_what_is_behind_the_header() -> None:

@@ -205,9 +205,9 @@ def test_raw_bytes_that_are_no_text() -> None:
         request({"inputs": [tensor("text", [2], parameters={"binary_data_size": len(raw)})]}, raw)
 
 
-@pytest.mark.parametrize("length", [10**6, 2**60, -1], ids=str)
+@pytest.mark.parametrize("length", [10**6, 2**60], ids=str)
 def test_a_header_longer_than_the_body(length: int) -> None:
-    with pytest.raises(Malformed, match=f"Inference-Header-Content-Length: .* {length} bytes, the body has"):
+    with pytest.raises(Malformed, match=f"Inference-Header-Content-Length is {length}, but the body has"):
         decode_infer_request(orjson.dumps({"inputs": [ENTRY]}), length, MAX_ELEMENTS)
 
 
@@ -294,7 +294,7 @@ def test_answers_in_both_ways_are_read_by_the_other_side() -> None:
         ["name", "datatype", "shape", "data"],
         ["name", "datatype", "shape", "parameters"],
     ]
-    found = decode_infer_response(body, length)
+    found = decode_infer_response(memoryview(body), length)
     assert [one.data.tolist() for one in found.values()] == [one.data.tolist() for one in outputs]
 
 

@@ -13,7 +13,7 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import TransformerError
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.predictor.base import Address, AdminTransport, Predictor
+from hf_transformer.predictor.base import Address, Predictor, Transport
 from hf_transformer.types import ModelSpec
 from hf_transformer.wiring import BoundPair, Pair, Parts
 
@@ -73,7 +73,7 @@ class Subject:
 
     parts: Parts
     address: Address
-    admin: AdminTransport
+    admin: Transport
     predictor: Predictor
     spec: ModelSpec
     pair: Pair

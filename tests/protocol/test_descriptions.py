@@ -1,0 +1,179 @@
+"""What a predictor says of itself and of its models, in both forms."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+
+from hf_transformer.protocol import rest
+from hf_transformer.protocol.descriptions import model_spec, repository_entries, server_description
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, TensorSpec
+from tests.protocol.test_rest import JSON
+
+METADATA = {
+    "name": "bert",
+    "versions": ["1", "3"],
+    "platform": "onnxruntime_onnx",
+    "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}],
+    "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, -1, 30522]}],
+}
+CONFIG = {
+    "name": "bert",
+    "max_batch_size": 8,
+    "input": [
+        {"name": "input_ids", "data_type": "TYPE_INT64", "dims": [-1], "optional": False},
+        {
+            "name": "text",
+            "data_type": "TYPE_STRING",
+            "dims": ["-1", "2"],
+            "optional": True,
+            "reshape": {"shape": ["2"]},
+        },
+    ],
+    "output": [{"name": "logits", "data_type": "TYPE_BF16", "dims": ["-1", "30522"]}],
+    "model_transaction_policy": {"decoupled": True},
+    "instance_group": [{"count": 2, "gpus": [0, 1]}, {"count": "3", "gpus": []}],
+}
+UNCONFIGURED = ModelSpec(
+    "bert",
+    "3",
+    (TensorSpec("input_ids", "INT64", (-1, -1)),),
+    (TensorSpec("logits", "FP32", (-1, -1, 30522)),),
+    max_batch_size=None,
+)
+CONFIGURED = ModelSpec(
+    "bert",
+    "3",
+    (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (-1, 2), optional=True)),
+    (TensorSpec("logits", "BF16", (-1, 30522)),),
+    max_batch_size=8,
+    decoupled=True,
+    instances=7,
+)
+
+
+def spec(metadata: Any, config: Any = None) -> ModelSpec:
+    """As REST has it."""
+    configured = None if config is None else memoryview(orjson.dumps(config))
+    return rest.parse_model_spec(memoryview(orjson.dumps(metadata)), configured)
+
+
+def messages() -> tuple[pb.ModelMetadataResponse, pb.ModelConfig]:
+    """METADATA and CONFIG as gRPC has them."""
+    metadata = pb.ModelMetadataResponse(name="bert", versions=["1", "3"])
+    metadata.inputs.add(name="input_ids", datatype="INT64", shape=[-1, -1])
+    metadata.outputs.add(name="logits", datatype="FP32", shape=[-1, -1, 30522])
+    config = pb.ModelConfig(max_batch_size=8)
+    config.model_transaction_policy.decoupled = True
+    config.instance_group.add(count=2, gpus=[0, 1])
+    config.instance_group.add(count=3)
+    config.input.add(name="input_ids", data_type=pb.TYPE_INT64, dims=[-1])
+    config.input.add(name="text", data_type=pb.TYPE_STRING, dims=[-1, 2], optional=True)
+    config.output.add(name="logits", data_type=pb.TYPE_BF16, dims=[-1, 30522])
+    return metadata, config
+
+
+def test_a_model() -> None:
+    metadata, config = messages()
+    assert spec(METADATA) == model_spec(metadata, None) == UNCONFIGURED
+    assert spec(METADATA, CONFIG) == model_spec(metadata, config) == CONFIGURED
+    sparse = {"input": [{"name": "a", "data_type": "TYPE_FP16"}], "model_transaction_policy": None}
+    assert spec({"name": "m"}, sparse) == ModelSpec("m", "", (TensorSpec("a", "FP16", ()),), (), max_batch_size=0)
+
+
+def test_whether_a_model_is_batched_dynamically() -> None:
+    metadata, config = messages()
+    assert not model_spec(metadata, config).dynamic_batching
+    config.dynamic_batching.SetInParent()
+    assert model_spec(metadata, config).dynamic_batching
+    assert not spec({"name": "bert"}, {"instance_group": []}).dynamic_batching
+    assert spec({"name": "bert"}, {"dynamic_batching": {}}).dynamic_batching
+
+
+@pytest.mark.parametrize(
+    ("metadata", "config"),
+    [
+        ([], None),
+        ({}, None),
+        ({"name": 1}, None),
+        ({"name": "m", "versions": "1"}, None),
+        ({"name": "m", "inputs": {}}, None),
+        ({"name": "m", "inputs": [{"name": "a", "datatype": "X", "shape": []}]}, None),
+        ({"name": "m", "inputs": [{"datatype": "FP32", "shape": []}]}, None),
+        (METADATA, {"max_batch_size": -1}),
+        (METADATA, {"max_batch_size": 1.5}),
+        (METADATA, {"max_batch_size": "many"}),
+        (METADATA, {"model_transaction_policy": True}),
+        (METADATA, {"instance_group": 1}),
+        (METADATA, {"instance_group": [1]}),
+        (METADATA, {"instance_group": [{"count": []}]}),
+        (METADATA, {"instance_group": [{"gpus": 2}]}),
+        (METADATA, {"input": [{"name": "a", "data_type": "INT64", "dims": []}]}),
+        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_BYTES", "dims": []}]}),
+        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_INT64", "dims": 4}]}),
+        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_INT64", "dims": ["--1"]}]}),
+    ],
+    ids=repr,
+)
+def test_malformed_models(metadata: Any, config: Any) -> None:
+    with pytest.raises(Malformed):
+        spec(metadata, config)
+
+
+@pytest.mark.parametrize("number", [0, 99], ids=["invalid", "unheard of"])
+def test_unknown_element_types(number: Any) -> None:
+    metadata, config = messages()
+    config.input[0].data_type = number
+    with pytest.raises(Malformed, match="'input_ids' has the unknown data_type"):
+        model_spec(metadata, config)
+
+
+@given(JSON, JSON)
+def test_any_json_is_a_model_or_refused(metadata: Any, config: Any) -> None:
+    for about, configured in ((metadata, None), ({"name": "m", "inputs": metadata}, {"input": config})):
+        with suppress(Malformed):
+            spec(about, configured)
+
+
+def test_a_server() -> None:
+    triton = ServerDescription("triton", "2.51.0", ("classification", "model_repository"))
+    body = b'{"name": "triton", "version": "2.51.0", "extensions": ["classification", "model_repository"]}'
+    message = pb.ServerMetadataResponse(name=triton.name, version=triton.version, extensions=triton.extensions)
+    assert rest.parse_server(memoryview(body)) == server_description(message) == triton
+    assert rest.parse_server(memoryview(b'{"name": "other"}')) == ServerDescription("other", "", ())
+
+
+def test_an_index() -> None:
+    index = [
+        RepositoryEntry("bert", "1", "READY", ""),
+        RepositoryEntry("other", "", "", ""),
+        RepositoryEntry("bad", "1", "UNAVAILABLE", "no such file"),
+    ]
+    body = (
+        b'[{"name": "bert", "version": "1", "state": "READY"}, {"name": "other"},'
+        b' {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}]'
+    )
+    message = pb.RepositoryIndexResponse()
+    for one in index:
+        message.models.add(name=one.name, version=one.version, state=one.state, reason=one.reason)
+    assert rest.parse_index(memoryview(body)) == repository_entries(message) == index
+
+
+@pytest.mark.parametrize(
+    ("parse", "bodies"),
+    [
+        (rest.parse_server, (b"", b"[]", b"{}", b'{"name": 1}', b'{"name": "a", "extensions": 3}')),
+        (rest.parse_index, (b"", b"{}", b"[1]", b"[{}]", b'[{"name": 1}]')),
+    ],
+    ids=["server", "index"],
+)
+def test_malformed_descriptions(parse: Any, bodies: tuple[bytes, ...]) -> None:
+    for body in bodies:
+        with pytest.raises(Malformed):
+            parse(memoryview(body))
