@@ -39,17 +39,19 @@ def held_memory() -> int:
 
 
 def find_malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function, None with another C library."""
+    """glibc's function; None with another C library, or where the system does not tell how much memory is held."""
+    if not STATM.exists():
+        return None
     try:
-        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]  # what the library has is not known
+        return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
         return None
 
 
 async def keep_trimmed() -> None:
-    """Trims, for ever, when memory has grown and the process is idle; ends at once without glibc and /proc."""
+    """Trims, for ever, when memory has grown and the process is idle; ends at once without glibc or /proc."""
     trim = find_malloc_trim()
-    if trim is None or not STATM.exists():
+    if trim is None:
         return
     least, used = held_memory(), time.process_time()
     while True:

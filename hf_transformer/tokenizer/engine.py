@@ -177,9 +177,10 @@ class RustEngine(Engine):
         if not isinstance(text, tuple):
             return text
         first, second = text
-        if how.only_first or not how.only_second and len(first) > len(second):
-            return self._beginning.of_text(first, limit if how.only_first else limit + EXPANSION * len(second)), second
-        return first, self._beginning.of_text(second, limit if how.only_second else limit + EXPANSION * len(first))
+        cuts_first = how.only_first or (not how.only_second and len(first) > len(second))
+        long, short = (first, second) if cuts_first else (second, first)
+        long = self._beginning.of_text(long, limit if how.one_side else limit + EXPANSION * len(short))
+        return (long, short) if cuts_first else (short, long)
 
     def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
         """An encoding without some ranges of its tokens; see keeps_space for the offsets."""

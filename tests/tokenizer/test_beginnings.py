@@ -87,7 +87,7 @@ def test_a_million_characters_are_cut(name: str, unit: str) -> None:
     text = (unit * 10**6)[: 10**6]
     engine = engine_of(name, 512)
     shortened = engine._shortened(text, 512, Tokenization())
-    assert len(shortened) <= 65_536 or (name, unit) in (("gpt2", "."), ("gpt2", "中"))
+    assert len(str(shortened)) <= 65_536 or (name, unit) in (("gpt2", "."), ("gpt2", "中"))
     for pair in ((text, "Is it?"), ("Is it?", text)):
         found = engine._shortened(pair, 512, Tokenization())
         assert found == tuple(shortened if len(one) > 10 else one for one in pair) or name == "gpt2"
