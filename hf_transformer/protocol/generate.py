@@ -61,7 +61,7 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     response = json_object(parse_answer(body))
     if "error" in response and "error" not in outputs:
         error = response["error"]
-        return (error if isinstance(error, str) and error else shorten(error, 500)), {}
+        return (error if isinstance(error, str) else shorten(error, 500)) or "''", {}
     names = outputs or response.keys() - _RESERVED
     return "", {name: _tensor(name, response[name]) for name in names if name in response}
 

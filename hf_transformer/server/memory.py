@@ -17,7 +17,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-PERIOD = 2.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds between two looks."""
 GROWN = 32 << 20
 """Bytes that are worth a trim."""
@@ -49,18 +49,24 @@ def find_malloc_trim() -> Callable[[int], int] | None:
 
 
 async def keep_trimmed() -> None:
-    """Trims, for ever, when memory has grown and the process is idle; ends at once without glibc or /proc."""
+    """Trims, for ever, when memory has grown and the process is idle; ends at once where it can't.
+
+    What is still in use at a trim may be freed soon after it, so another one follows, and later ones more and more
+    seldom while they give little back.
+    """
     trim = find_malloc_trim()
     if trim is None:
         return
-    least, used = held_memory(), time.process_time()
+    pause, least, used = SHORTEST_PAUSE, held_memory(), time.process_time()
     while True:
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(pause)
         before, used = used, time.process_time()
         held = held_memory()
         least = min(least, held)
-        if held - least < GROWN or used - before > IDLE * PERIOD:
+        if held - least < GROWN or used - before > IDLE * pause:
+            pause = SHORTEST_PAUSE
             continue
         await asyncio.to_thread(trim, 0)
-        least = held_memory()
-        logger.debug("gave %d MB of memory back", (held - least) >> 20)
+        given_back = held - held_memory()
+        logger.debug("gave %d MB of memory back", given_back >> 20)
+        pause = SHORTEST_PAUSE if given_back >= GROWN else min(2 * pause, LONGEST_PAUSE)

@@ -83,7 +83,7 @@ def test_an_answer_of_the_predictor_has_limits_of_its_own(monkeypatch: pytest.Mo
     with pytest.raises(Malformed, match="100002 lists, objects and keys, at most 100000 are taken of a predictor"):
         parse_answer(many)
     monkeypatch.setattr(json_text, "ANSWER_BYTES", 100_000)
-    with pytest.raises(Malformed, match="300003 bytes of JSON, at most 100000"):
+    with pytest.raises(Malformed, match="300004 bytes of JSON, at most 100000"):
         parse_answer(many)
 
 

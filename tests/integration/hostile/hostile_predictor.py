@@ -86,9 +86,7 @@ class HostilePredictor:
             header = json.loads(body[: int(headers["inference-header-content-length"])])
             self.infer(Inference(header, send))
             return True
-        said: Any = METADATA if path.count("/") == 3 else []
-        if path.endswith("/config"):
-            said = CONFIG
+        said: Any = {"/v2/models/bert": METADATA, "/v2/models/bert/config": CONFIG}.get(path, [])
         empty = path.endswith(("/ready", "/register", "/unregister"))
         answer = b"" if empty else json.dumps(said).encode()
         send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)

@@ -24,7 +24,7 @@ PATH = "/v1/models/bert:predict"
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    flags = ("--max_text_length=1000000", "--max_total_length=100000000")
+    flags = ("--max_text_length=1000000", "--max_total_length=100000000", "--max_queued_tokens=100000000")
     with (
         HostilePredictor() as predictor,
         Service(*flags_for("bert", MODEL_FOLDER, predictor.address, "v2", flags)) as made,
@@ -45,10 +45,9 @@ def test_a_text_of_a_million_characters(service: Service, unit: str) -> None:
 
 def literal(name: bytes, value: bytes, *, kept: bool = False) -> bytes:
     """A header field, which is ``kept`` in the table of the connection (RFC 7541, 6.2)."""
-    lengths = bytes([len(name)]), bytes([len(value)])
-    if len(value) > 126:
-        lengths = lengths[0], bytes([127, (len(value) - 127) % 128 + 128, (len(value) - 127) // 128])
-    return (b"\x40" if kept else b"\0") + lengths[0] + name + lengths[1] + value
+    over = len(value) - 127
+    length = bytes([len(value)] if over < 0 else [127, over % 128 + 128, over // 128])
+    return (b"\x40" if kept else b"\0") + bytes([len(name)]) + name + length + value
 
 
 CALL = b"".join(
