@@ -303,6 +303,5 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         connections=config.max_connections,
         handshake=config.client_timeout_seconds,
         patience=config.client_timeout_seconds,
-        concurrent=config.max_concurrent_requests,
     )
     return GrpcServer(service, settings, keys, config.access_log_format)

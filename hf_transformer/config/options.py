@@ -287,7 +287,7 @@ class Config:
         LIMITS, "Bytes of all request bodies that one worker holds, incomplete ones included; further "
         "requests get 429. At least --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", integer(1), 1024)
-    max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 1_000_000)
+    max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 250_000)
     max_total_length: int = option(
         LIMITS, "Characters of all sequences of one request; a text counts once for each sequence that "
         "contains it.", integer(1), 4_000_000)

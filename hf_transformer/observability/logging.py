@@ -22,7 +22,7 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ESCAPES, ConfigError
 from hf_transformer.types import Context
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
@@ -68,12 +68,13 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
 def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
     """The service's own dictConfig."""
     as_json = {"()": f"{JsonFormatter.__module__}.{JsonFormatter.__qualname__}"}
+    as_text = {"()": f"{LineFormatter.__module__}.{LineFormatter.__qualname__}", "fmt": FORMAT, "datefmt": TIME_FORMAT}
     lines = f"{LineHandler.__module__}.{LineHandler.__qualname__}"
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "line": as_json if format == "json" else {"format": FORMAT, "datefmt": TIME_FORMAT},
+            "line": as_json if format == "json" else as_text,
             "bare": as_json if format == "json" else {"format": "%(message)s"},
         },
         "handlers": {
@@ -105,6 +106,13 @@ def _load_file(path: Path) -> None:
         raise ValueError("not a mapping")
     # The default, true, would silence the loggers that exist by now and that the file does not name: most of ours.
     logging.config.dictConfig({"disable_existing_loggers": False, **value})
+
+
+class LineFormatter(logging.Formatter):
+    """One line for a record, whatever foreign text is in its message; a traceback still has its own lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).translate(ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):

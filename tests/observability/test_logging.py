@@ -82,6 +82,17 @@ def test_one_format_on_stderr_for_everybody(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
+def test_a_message_is_one_line_and_a_traceback_several(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(logging.INFO)
+    try:
+        raise ValueError("inside")
+    except ValueError:
+        logging.getLogger("a.b").exception("said: %s", "x\r\nforged\x1b[2J\x9b\u2028\u202e")
+    first, *others = capsys.readouterr().err.split("\n")
+    assert first.endswith("a.b: said: x\\x0d\\x0aforged\\x1b[2J\\x9b\\u2028\\u202e")
+    assert others[0] == "Traceback (most recent call last):" and "ValueError: inside" in others
+
+
 @pytest.mark.parametrize(("level", "words"), [(logging.DEBUG, ["DEBUG", "ERROR"]), (logging.ERROR, ["ERROR"])])
 def test_the_level(capsys: pytest.CaptureFixture[str], level: int, words: list[str]) -> None:
     configure_logging(level)
