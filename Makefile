@@ -1,12 +1,13 @@
-.PHONY: help install demo test test-quick test-models test-clients test-faults check bench clean
+.PHONY: help install demo test test-quick test-models test-clients test-faults test-browser check bench clean
 
 help:
-	@echo "make demo     start a real Triton and the service in front of it, and ask what the capital of France is"
+	@echo "make demo     start a real Triton and the service in front of it, to ask and to try in a browser (ARGS=--task=...)"
 	@echo "make test     run the tests                      (more: scripts/test -k name)"
 	@echo "make test-quick  those that need neither Triton nor processes, in less than a minute"
 	@echo "make test-models  what needs torch: the goldens are current, exported models answer as the originals do"
 	@echo "make test-clients  clients that others wrote (tritonclient, KServe's SDK, openai, ...), generated and damaged requests"
 	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
+	@echo "make test-browser  the playground in Chromium, in front of a real Triton"
 	@echo "make check    style, types, generated code"
 	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick)"
 	@echo "              (streams of generated tokens: .venv/bin/python -m benchmarks.generation; more in benchmarks/README.md)"
@@ -35,6 +36,9 @@ test-clients:
 test-faults:
 	@scripts/test_faults $(ARGS)
 
+test-browser:
+	@scripts/test_browser $(ARGS)
+
 check: install
 	@scripts/check
 
@@ -42,6 +46,6 @@ bench:
 	@scripts/bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-plain .venv-bench build dist
+	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-plain .venv-browser .venv-bench build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
-from hf_transformer.api import docs, generate, health, openapi, tokenize, v1, v2
+from hf_transformer.api import generate, health, info, openapi, tokenize, v1, v2
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
@@ -29,6 +30,7 @@ from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
+from hf_transformer.types import Json
 from hf_transformer.wiring import Diagnose, Parts, load_parts, no_diagnosis, pipeline_builder, predictor_settings
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def build_app(
         origins=config.cors_allow_origin,
         access_log=config.access_log_format,
         logger=logging.getLogger(ACCESS_LOGGER) if config.access_log_format else None,
+        open_paths=playground_paths(config),
         **({} if trusted_proxies is None else {"trusted_proxies": trusted_proxies}),
     )
     # Once a signal ends the service, all that answers has the same grace period.
@@ -185,19 +188,53 @@ def starlette_app(
 ) -> Starlette:
     """All routes that are no endpoints."""
     prefix = config.openai_route_prefix
+    document = openapi.document(service, prefix, keys=config.api_keys_file is not None)
     routes = [
-        *health.routes(service),
+        *health.routes(service, "playground" if config.enable_playground else None),
         *v1.routes(service, openai.shared_cards(service, prefix)),
         *v2.routes(service),
         *openai.routes(service, prefix),
-        *openapi.routes(service, prefix, keys=config.api_keys_file is not None),
-        *(docs.routes() if config.enable_docs_url else ()),
+        *info.routes(service, info_settings(config, openapi.predict_examples(document, service.models.names[0]))),
+        *openapi.routes(document),
+        *page_routes(config),
     ]
     handlers = health.error_handlers(openai.errors_by_path(prefix), health.hints(prefix))
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     # A slash too many is a 404 and not a redirect, which clients would follow to whatever the Host header says.
     app.router.redirect_slashes = False
     return app
+
+
+def info_settings(config: Config, examples: Sequence[Json]) -> info.InfoSettings:
+    """What the routes about the model tell of the configuration."""
+    return info.InfoSettings(
+        limits={name: getattr(config, name) for name in info.LIMITS},
+        model_id=config.model_id,
+        revision=config.model_revision,
+        openai_prefix=config.openai_route_prefix,
+        grpc_port=(config.grpc_port or None) if config.enable_grpc else None,
+        tokenizer_threads=config.max_asyncio_workers,
+        examples=examples,
+    )
+
+
+def page_routes(config: Config) -> list[BaseRoute]:
+    """The pages for browsers; nothing of them is loaded if they are off."""
+    if not (config.enable_docs_url or config.enable_playground):
+        return []
+    from hf_transformer.api import pages
+
+    wanted = {pages.DOCS: config.enable_docs_url, pages.PLAYGROUND: config.enable_playground}
+    return [route for page, enabled in wanted.items() if enabled for route in page.routes()]
+
+
+def playground_paths(config: Config) -> list[str]:
+    """The paths of the playground, which asks for a key itself."""
+    if not config.enable_playground:
+        return []
+    from hf_transformer.api import pages
+
+    return [path for path, _ in pages.PLAYGROUND.files]
 
 
 @asynccontextmanager

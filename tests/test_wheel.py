@@ -10,24 +10,32 @@ from pathlib import Path
 import pytest
 
 import hf_transformer
+from hf_transformer.api.pages import PLAYGROUND
+from hf_transformer.commands.demo import EXAMPLES
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-DEMO_MODEL = ROOT / "deploy" / "model_repository" / "bert"
+MODELS = ROOT / "deploy" / "model_repository"
+MOST_BYTES = 5_000_000
 
 
-def test_the_wheel_carries_the_package_and_the_demo_model(tmp_path: Path) -> None:
+def test_the_wheel_carries_the_package_and_the_demo_models(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"hf_transformer-{hf_transformer.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
-    model = {str(path.relative_to(DEMO_MODEL)) for path in DEMO_MODEL.rglob("*") if path.is_file()}
-    model = {name for name in model if "__pycache__" not in name}
-    assert {"1/model.onnx", "1/model.py", "config.pbtxt", "configs/python.pbtxt", "tokenizer.json"} <= model
-    assert {f"hf_transformer/_model_repository/bert/{name}" for name in model} <= names
+    assert wheel.stat().st_size < MOST_BYTES
+    files = {path.relative_to(MODELS) for path in MODELS.rglob("*") if path.is_file()}
+    files = {path for path in files if "__pycache__" not in path.parts}
+    for model in {example.model for example in EXAMPLES.values()}:
+        for name in ("1/model.onnx", "1/model.py", "config.pbtxt", "configs/python.pbtxt", "tokenizer.json"):
+            assert Path(model, name) in files
+    assert {f"hf_transformer/_model_repository/{path}" for path in files} <= names
+    playground = {f"hf_transformer/api/ui/playground/{path.name}" for path in PLAYGROUND.folder.iterdir()}
+    assert len(playground) > 10 and playground <= names
     assert {"hf_transformer/cli.py", "hf_transformer/api/openapi.yaml"} <= names
     page = ("index.html", "start.js", "swagger-ui-bundle.js.gz", "swagger-ui.css.gz", "LICENSE", "NOTICE")
     assert {f"hf_transformer/api/ui/{name}" for name in page} <= names

@@ -1,7 +1,7 @@
 """Lays out the model repository of the test Triton.
 
-The repository's own folders hold what differs from model to model, a config.pbtxt each. What they share, the code and
-the weights, is linked into place here.
+The demo's models are whole in deploy/model_repository. The folders of tests/model_repository hold what differs from
+model to model, a config.pbtxt each. What they share, the code and the weights, is linked into place here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 TESTS: Final = Path(__file__).resolve().parent
-DEMO_MODEL: Final = TESTS.parent / "deploy" / "model_repository" / "bert"
+DEMO_MODELS: Final = TESTS.parent / "deploy" / "model_repository"
+DEMO_MODEL: Final = DEMO_MODELS / "bert"
 VARIANTS: Final = TESTS / "model_repository"
 SHARED_CODE: Final = VARIANTS / "onnx_model.py"
 DEMO_WEIGHTS: Final = VARIANTS / "bert_masked" / "1" / "model.onnx"
@@ -31,19 +32,15 @@ GENERATION: Final = {
 """Generative model -> its model.py, under GENERATION_CODE; the other files there are what that one needs."""
 SAME_WEIGHTS: Final = {
     **{name: "minibert_mean" for name in ("minibert_cls", "minibert_max", "minibert_last")},
-    **{name: "gpt2_past" for name in GENERATION if name.startswith("gpt2_")},
+    **{name: name.partition("_")[0] for name in GENERATION},
 }
 """Model -> the model whose weights it has too."""
 
 
 def model_names() -> list[str]:
     """Every model there is: the demo model `bert`, then the others in the order of their names."""
-    return ["bert", *sorted(config.parent.name for config in VARIANTS.glob("*/config.pbtxt"))]
-
-
-def task_model_names() -> list[str]:
-    """The models that are not the demo model in another form: one or more per predictive task."""
-    return [name for name in model_names() if task_model_folder(name) != DEMO_MODEL]
+    others = {path.parent.name for folder in (DEMO_MODELS, VARIANTS) for path in folder.glob("*/config.pbtxt")}
+    return ["bert", *sorted(others - {"bert"})]
 
 
 def task_model_folder(name: str) -> Path:
@@ -53,20 +50,22 @@ def task_model_folder(name: str) -> Path:
     """
     if name not in model_names():
         raise ValueError(f"no such test model: {name}")
-    own = TASK_MODELS / (name.partition("_")[0] if name in GENERATION else name)
-    return own if own.is_dir() else DEMO_MODEL
+    own = name.partition("_")[0] if name in GENERATION else name
+    return next((folder / own for folder in (DEMO_MODELS, TASK_MODELS) if (folder / own).is_dir()), DEMO_MODEL)
 
 
 def weights_of(name: str) -> Path:
     """The model.onnx of a model: its own, the one that it shares, or the demo model's (with an attention mask)."""
-    own = VARIANTS / SAME_WEIGHTS.get(name, name) / "1" / "model.onnx"
-    return own if own.is_file() else DEMO_WEIGHTS
+    if name == "bert":
+        return DEMO_WEIGHTS
+    own = Path(SAME_WEIGHTS.get(name, name), "1", "model.onnx")
+    return next((folder / own for folder in (DEMO_MODELS, VARIANTS) if (folder / own).is_file()), DEMO_WEIGHTS)
 
 
 def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
     """Build a repository for `tritonserver --model-repository target`, of all models or of the named ones.
 
-    The demo model `bert` is the deployed one, with its Python backend's configuration as config.pbtxt. target is made
+    Those of the demo are the deployed ones, with their Python backend's configuration as config.pbtxt. target is made
     if it is absent. Raises ValueError for a name that is not in model_names().
     """
     known = model_names()
@@ -76,9 +75,9 @@ def lay_out(target: Path, models: Iterable[str] | None = None) -> None:
     for name in names:
         version = target / name / "1"
         version.mkdir(parents=True)
-        if name == "bert":
-            code, weights = DEMO_MODEL / "1" / "model.py", DEMO_MODEL / "1" / "model.onnx"
-            _fill(version, DEMO_MODEL / "configs" / "python.pbtxt", code, weights)
+        demo = DEMO_MODELS / name
+        if demo.is_dir():
+            _fill(version, demo / "configs" / "python.pbtxt", demo / "1" / "model.py", demo / "1" / "model.onnx")
         elif name in GENERATION:
             _fill_generation(version, name)
         else:

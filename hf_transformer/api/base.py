@@ -15,6 +15,7 @@ from starlette.responses import Response as StarletteResponse
 
 from hf_transformer.api.body import USUAL_TYPES, parse_json, to_utf8
 from hf_transformer.core.limits import Admission
+from hf_transformer.core.model import GeneratePipeline
 from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
 from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.stream import Generation
@@ -72,6 +73,8 @@ class Model(Protocol):
     def describe(self) -> ModelDescription: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def writer(self) -> GeneratePipeline: ...
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]: ...
 
 

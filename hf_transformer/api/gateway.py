@@ -115,6 +115,7 @@ class GatewaySettings:
         keys: --api_keys_file.
         origins: --cors_allow_origin.
         access_log: the format of a line (--access_log_format), which ``logger`` gets.
+        open_paths: further paths that need no key, of pages that ask for one.
         trusted_proxies: addresses whose X-Forwarded-For the access log believes, in uvicorn's form.
     """
 
@@ -122,6 +123,7 @@ class GatewaySettings:
     origins: Sequence[str] = ()
     access_log: str | None = None
     logger: logging.Logger | None = None
+    open_paths: Sequence[str] = ()
     trusted_proxies: str = "127.0.0.1,::1"
 
 
@@ -150,7 +152,7 @@ class Gateway:
     ) -> None:
         self.router = router
         self._others = others
-        self._open = open_paths(models)
+        self._open = open_paths(models).union(settings.open_paths)
         self._errors_by_path = errors_by_path
         self._metrics = metrics
         self._keys = settings.keys

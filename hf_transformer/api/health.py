@@ -1,6 +1,6 @@
 """Liveness and metrics, and the errors of all routes that are not endpoints.
 
-    GET /           {"status": "alive"}
+    GET /           {"status": "alive"}; a browser is sent to the playground if there is one
     GET /metrics    Prometheus text
 
 A 404 names the right route where the path looks like one. OpenAI's clients often get a base_url without the prefix, or
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ExceptionHandler
 
@@ -68,11 +68,14 @@ def hints(prefix: str) -> Hints:
     return hint
 
 
-def routes(service: Service) -> list[BaseRoute]:
-    """The routes above."""
+def routes(service: Service, page: str | None = None) -> list[BaseRoute]:
+    """The routes above; ``page`` is the address of the page for browsers, relative to /."""
 
     async def alive(request: Request) -> Response:
-        return JsonResponse({"status": "alive"})
+        headers = None if page is None else {"Vary": "Accept"}
+        if page is not None and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(page, 307, headers)
+        return JsonResponse({"status": "alive"}, headers=headers)
 
     async def show_metrics(request: Request) -> Response:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)

@@ -30,15 +30,9 @@ OPENAI = "/openai/"
 _LEFT_OUT = object()
 
 
-def routes(service: Service, openai_prefix: str, *, keys: bool = False) -> list[BaseRoute]:
-    """The route of the document, which is read and converted here, once.
-
-    Args:
-        service: has the model that is served.
-        openai_prefix: --openai_route_prefix.
-        keys: whether requests need an API key (--api_keys_file).
-    """
-    written = orjson.dumps(document(service, openai_prefix, keys=keys))
+def routes(made: Mapping[str, Json]) -> list[BaseRoute]:
+    """The route of a document, which is written here, once."""
+    written = orjson.dumps(made)
 
     async def show(request: Request) -> Response:
         return Response(written, media_type="application/json")
@@ -47,7 +41,13 @@ def routes(service: Service, openai_prefix: str, *, keys: bool = False) -> list[
 
 
 def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dict[str, Json]:
-    """The document of one service; the arguments are those of ``routes``."""
+    """The document of one service, read from the file.
+
+    Args:
+        service: has the model that is served.
+        openai_prefix: --openai_route_prefix.
+        keys: whether requests need an API key (--api_keys_file).
+    """
     name = service.models.names[0]
     task = service.models[name].task
     root = root_of(openai_prefix)
@@ -62,6 +62,12 @@ def document(service: Service, openai_prefix: str, *, keys: bool = False) -> dic
         for path, item in made["paths"].items()
     }
     return made
+
+
+def predict_examples(made: Mapping[str, Json], model: str) -> list[Json]:
+    """The examples in a document of V1's predict route: {"summary", "value"}, where the value is a body."""
+    operation = made["paths"][f"/v1/models/{model}:predict"]["post"]
+    return list(operation["requestBody"]["content"]["application/json"]["examples"].values())
 
 
 def _fit(value: Any, about: Set[str], words: Mapping[str, str]) -> Any:

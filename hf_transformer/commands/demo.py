@@ -1,6 +1,8 @@
 """``hf-transformer demo``: a real Triton with a demo model, the service in front of it, and one request.
 
-    hf-transformer demo [--http_port 8080] [--predictor_protocol v2|grpc-v2] [--once]
+    hf-transformer demo [--task fill_mask] [--http_port 8080] [--predictor_protocol v2|grpc-v2] [--once]
+
+The service has its pages for a browser: the playground and /docs.
 
 Exit codes: 0 if it ended after the answer (Ctrl-C, SIGTERM, --once), 1 if something failed, 2 for a bad flag, 130 if it
 was interrupted before the answer. It leaves no process and no file in /dev/shm, however it ends.
@@ -18,14 +20,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, exchange, free_ports, is_ready
-from hf_transformer.config.option import integer
-from hf_transformer.errors import LoadError
+from hf_transformer.config.option import Converter, integer
+from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.generation.task import ALL_TASKS
+from hf_transformer.tasks import find_task
 
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -41,7 +45,8 @@ class Example:
     """A model of the repository, a request to it, and the flags that the service needs for the model."""
 
     model: str
-    body: str
+    instance: str | Mapping[str, str | Sequence[str]]
+    parameters: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
     @property
@@ -49,16 +54,46 @@ class Example:
         """Of the request."""
         return f"/v1/models/{self.model}:predict"
 
+    @property
+    def body(self) -> str:
+        """Of the request, in JSON."""
+        body = {"instances": [self.instance], "parameters": self.parameters}
+        return json.dumps(body if self.parameters else {"instances": [self.instance]})
 
-CAPITALS = Example(
-    "bert", json.dumps({"instances": ["The capital of france is [MASK]."]}), ("--tensor_input_names=input_ids",)
-)
+
+PIPELINE = {"output_format": "pipeline"}
+EXAMPLES: Mapping[str, Example] = {
+    "fill_mask": Example("bert", "The capital of france is [MASK].", flags=("--tensor_input_names=input_ids",)),
+    "sequence_classification": Example("sentiment", "The hotel was wonderful.", PIPELINE),
+    "zero_shot_classification": Example(
+        "nli", "The team won the match.", {"candidate_labels": ["politics", "sport", "cooking"]}
+    ),
+    "rerank": Example(
+        "cross",
+        {
+            "query": "What is the capital of France?",
+            "texts": ["The team won the match.", "Paris is the capital of France."],
+        },
+    ),
+    "token_classification": Example(
+        "ner", "Anna Smith lives in Berlin.", {**PIPELINE, "aggregation_strategy": "simple"}
+    ),
+    "question_answering": Example(
+        "squad", {"question": "Who works there?", "context": "It was in 1984. Anna Smith works there."}
+    ),
+    "text_embedding": Example("minibert_mean", "The cat sleeps on the sofa."),
+    "feature_extraction": Example("minibert_mean", "cat"),
+    "text_generation": Example("gpt2", "The capital of france is"),
+    "text2text_generation": Example("t5", "capital of france"),
+}
+"""A request for each task that its model of the repository answers well."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
     """What the flags and variables say."""
 
+    task: str
     http_port: int
     predictor_protocol: str
     triton_environment: Path | None
@@ -71,7 +106,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     settings = parse(argv, environ)
     with signals_noted() as interrupted, tempfile.TemporaryDirectory(prefix="hf-transformer-demo-") as folder:
         try:
-            demonstrate(CAPITALS, settings, environ, Path(folder), interrupted)
+            demonstrate(EXAMPLES[settings.task], settings, environ, Path(folder), interrupted)
         except InterruptedError:
             say("Stopped before there was an answer.")
             return 130
@@ -85,8 +120,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DemoSettings:
     """Read the flags. Exits with code 2 and a message for a bad one."""
     in_checkout = CHECKOUT / ".venv-triton"
     parser = FlagParser(
-        "demo", "Start a Triton Inference Server with a small trained BERT, and the service in front of it."
+        "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
+    task = Converter("NAME", f"one of {', '.join(EXAMPLES)}", read_task)
+    parser.add("task", task, default="fill_mask", help="what the model does, by the names of the service's --task")
     parser.add(
         "http_port", integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]"
     )
@@ -106,10 +143,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DemoSettings:
         type=Path,
         default=default_model_repository(),
         metavar="PATH",
-        help=f"Triton model repository with a model {CAPITALS.model!r} that has its tokenizer beside it",
+        help="Triton model repository in which the task's model, such as bert, has its tokenizer beside it",
     )
     parser.add("once", action="store_true", help="end after the answer")
     return DemoSettings(**vars(parser.parse_args(argv)))
+
+
+def read_task(text: str) -> str:
+    """A task's own name for one that --task takes. Raises ValueError for any other."""
+    try:
+        return find_task(text, {}, ALL_TASKS).name
+    except ConfigError as error:
+        raise ValueError(text) from error
 
 
 def default_model_repository() -> Path:
@@ -177,6 +222,8 @@ def demonstrate(
             f"--predictor_host={predictor}",
             f"--predictor_protocol={settings.predictor_protocol}",
             *(f"--host={HOST}", f"--http_port={port}", f"--grpc_port={grpc_port}"),
+            f"--task={settings.task}",
+            *("--enable_playground", "--enable_docs_url"),
             *example.flags,
         ]
         service = ChildProcess(command, {"LOG_LEVEL": "WARNING", **environ}, folder / "service.log")
@@ -189,7 +236,8 @@ def demonstrate(
             )
             ask(port, example)
             if not settings.once:
-                say(f"\nTry it yourself:\ncurl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
+                say(f"\nTry it in a browser, http://{HOST}:{port}/, or yourself:")
+                say(f"curl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
                 say(f"Logs: {folder}/service.log, {folder}/triton.log\nServing until Ctrl-C.")
                 while not interrupted():
                     pause(children)

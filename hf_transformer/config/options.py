@@ -215,6 +215,8 @@ class Config:
         SERVER, "Path before /v1 in the routes of the OpenAI API; may be empty.",
         plain_text("PREFIX", "a path without spaces and ? # % { }", r"[^\s?#%{}]*"), "openai",
         may_be_empty=True, variables=["KSERVE_OPENAI_ROUTE_PREFIX"])
+    enable_playground: bool = option(
+        SERVER, "Serve a page at /playground to try the model in a browser; / leads browsers there.", BOOLEAN, False)
     enable_docs_url: bool = option(
         SERVER, "Serve a page at /docs to read about the API and try it.", BOOLEAN, False)
     workers: int = option(SERVER, "Processes that share the port.", integer(1, 1024), 1)

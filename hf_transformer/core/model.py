@@ -67,6 +67,10 @@ class PredictPipeline(Protocol):
 class GeneratePipeline(PredictPipeline, Protocol):
     """The same for a model that generates text; see generation/pipeline.py, also for the types that are Any here."""
 
+    @property
+    def interface(self) -> str: ...
+    @property
+    def honours(self) -> frozenset[str]: ...
     async def start(self, request: Any, context: Context) -> Any: ...
 
 
@@ -175,12 +179,10 @@ class ServedModel:
             InvalidInput: the model generates no text, or the request is wrong in itself.
             RequestError: whatever else keeps it from being begun.
         """
-        serving = self._require_serving()
-        if serving.generating is None:
-            raise InvalidInput(f"model {self.name!r} does {self.task.name}, which generates no text")
+        serving, writer = self._require_serving(), self.writer
         serving.users += 1
         try:
-            generation = await serving.generating.start(request, context)
+            generation = await writer.start(request, context)
         except BaseException:
             serving.leave()
             raise
@@ -200,6 +202,14 @@ class ServedModel:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of all requests. Raises NotReady before a model that fits was found."""
         return self._require_serving().pipeline.tokenizer
+
+    @property
+    def writer(self) -> GeneratePipeline:
+        """What generates its texts. Raises NotReady as above, and InvalidInput if the model generates none."""
+        found = self._require_serving().generating
+        if found is None:
+            raise InvalidInput(f"model {self.name!r} does {self.task.name}, which generates no text")
+        return found
 
     def describe(self) -> ModelDescription:
         """What the model is. Raises NotReady before one that fits was found."""

@@ -67,6 +67,11 @@ class GenerationPipeline:
         """The model's kind: tokens, text or logits."""
         return self._generator.interface
 
+    @property
+    def honours(self) -> frozenset[str]:
+        """The fields of Sampling that a request may set to more than their neutral value."""
+        return ALWAYS_HONOURED | self._generator.honours
+
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
         """Checks and tokenizes all prompts. Nothing is generated before the result is entered, but its time runs.
 
@@ -149,7 +154,7 @@ class GenerationPipeline:
     def _check_sampling(self, sampling: Sampling) -> None:
         """Raises InvalidInput for a parameter that this model can't honour, or none could."""
         for field, name in sampling.names.items():
-            if field not in ALWAYS_HONOURED and field not in self._generator.honours:
+            if field not in self.honours:
                 raise InvalidInput(
                     f"{name}: this model is a {self._generator.interface} model, which can't honour it; leave it out"
                 )

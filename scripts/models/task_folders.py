@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,17 +35,52 @@ OLD_MODES: Final = {
 SHORTER: Final = 64
 """minibert_cls reads this many tokens, fewer than the weights could: its sentence_bert_config.json says so."""
 
+DEMO: Final = ("sentiment", "nli", "cross", "ner", "squad", "minibert_mean")
+"""The demo serves these, so they are whole in deploy/model_repository, which the wheel carries."""
+
 _BIG: Final = "model_max_length"
 
 
-def link_tokenizer(folder: Path, kind: str, max_length: int) -> None:
-    """tokenizer.json as a link to the shared one, tokenizer_config.json with this model's length."""
-    shared = folder.parent / "tokenizers" / kind
-    link = folder / "tokenizer.json"
-    link.unlink(missing_ok=True)
-    link.symlink_to(Path("..") / "tokenizers" / kind / "tokenizer.json")
+def files_of(name: str, root: Path) -> Path:
+    """The folder with a model's config.json and tokenizer."""
+    return root / ("deploy/model_repository" if name in DEMO else "tests/task_models") / name
+
+
+def repository_of(name: str, root: Path) -> Path:
+    """The folder with what Triton needs of a model."""
+    return root / ("deploy/model_repository" if name in DEMO else "tests/model_repository") / name
+
+
+def write_configs(name: str, spec: TaskModel, root: Path, *, pooled: bool = False) -> None:
+    """config.pbtxt for the tests' Python backend; of the demo's models for both backends, and their model.py."""
+    folder = repository_of(name, root)
+    if name not in DEMO:
+        write_config_pbtxt(folder, spec, pooled=pooled)
+        return
+    write_config_pbtxt(folder, spec, backend="onnxruntime")
+    write_config_pbtxt(folder, spec, file="configs/python.pbtxt")
+    _link(folder / "1/model.py", root / "deploy/model_repository/bert/1/model.py")
+
+
+def link_tokenizer(folder: Path, root: Path, kind: str, max_length: int) -> None:
+    """tokenizer.json as a link to the shared one, tokenizer_config.json with this model's length.
+
+    The tokenizer of the demo's models is a file of their first one: nothing in deploy/ points into tests/.
+    """
+    shared = root / "tests/task_models/tokenizers" / kind
+    first = root / "deploy/model_repository" / DEMO[0]
+    if folder != first:
+        _link(folder / "tokenizer.json", (first if folder.parent == first.parent else shared) / "tokenizer.json")
+    elif not (shared / "tokenizer.json").is_symlink():
+        (shared / "tokenizer.json").rename(first / "tokenizer.json")
+        _link(shared / "tokenizer.json", first / "tokenizer.json")
     settings = json.loads((shared / "tokenizer_config.json").read_text(encoding="utf-8"))
     write_json(folder / "tokenizer_config.json", {**settings, _BIG: max_length})
+
+
+def _link(link: Path, target: Path) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(target, link.parent))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -52,16 +88,16 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_sentence_transformers(tests: Path, spec: TaskModel, config: PretrainedConfig) -> None:
+def write_sentence_transformers(root: Path, spec: TaskModel, config: PretrainedConfig) -> None:
     """The folders of all embedding models: sentence-transformers' files, and what Triton needs."""
     for name in (*POOLINGS, POOLED):
-        folder = tests / "task_models" / name
+        folder = files_of(name, root)
         folder.mkdir(parents=True, exist_ok=True)
-        link_tokenizer(folder, spec.tokenizer, spec.max_length)
+        link_tokenizer(folder, root, spec.tokenizer, spec.max_length)
         config.save_pretrained(folder)
         if name != POOLED:
             _write_modules(folder, name, config.hidden_size, spec.max_length)
-        write_config_pbtxt(tests / "model_repository" / name, spec, pooled=name == POOLED)
+        write_configs(name, spec, root, pooled=name == POOLED)
 
 
 def _write_modules(folder: Path, name: str, size: int, max_length: int) -> None:

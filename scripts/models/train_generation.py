@@ -5,11 +5,10 @@ Run it in an environment with torch, transformers, sentencepiece, onnx and onnxr
     python scripts/models/train_generation.py          both of them, about seven minutes
     python scripts/models/train_generation.py t5       only this one
 
-It writes tests/task_models/<gpt2, t5> (config.json, generation_config.json, the tokenizer's files) and
-tests/model_repository/<gpt2_past, t5_logits>/1/model.onnx, which the other models of these weights share. One thread
-and fixed seeds: the same library versions on the same kind of processor give the same weights. Ends with an error if
-a model does not know its facts. The goldens in tests/goldens are made from what this writes, so make them again
-afterwards.
+It writes deploy/model_repository/<gpt2, t5> (config.json, generation_config.json, the tokenizer's files and
+1/model.onnx), the demo's models, whose weights the generative models of the tests share. One thread and fixed seeds:
+the same library versions on the same kind of processor give the same weights. Ends with an error if a model does not
+know its facts. The goldens in tests/goldens are made from what this writes, so make them again afterwards.
 """
 
 from __future__ import annotations
@@ -164,8 +163,9 @@ def make_gpt2(root: Path) -> list[str]:
     tokenizer = byte_level_bpe()
     model = new_gpt2(tokenizer)
     train(model, STEPS["gpt2"], gpt2_batches(tokenizer))
-    write(model, tokenizer, root / "tests/task_models/gpt2")
-    export(CausalWithPast(model), root / "tests/model_repository/gpt2_past/1/model.onnx")
+    folder = root / "deploy/model_repository/gpt2"
+    write(model, tokenizer, folder)
+    export(CausalWithPast(model), folder / "1/model.onnx")
     return check_gpt2(model, tokenizer)
 
 
@@ -191,8 +191,9 @@ def make_t5(root: Path) -> list[str]:
     model = T5ForConditionalGeneration(config)
     config.architectures = ["T5ForConditionalGeneration"]
     train(model, STEPS["t5"], t5_batches(tokenizer))
-    write(model, tokenizer, root / "tests/task_models/t5")
-    export(EncoderDecoder(model), root / "tests/model_repository/t5_logits/1/model.onnx")
+    folder = root / "deploy/model_repository/t5"
+    write(model, tokenizer, folder)
+    export(EncoderDecoder(model), folder / "1/model.onnx")
     return check_t5(model, tokenizer)
 
 

@@ -6,8 +6,9 @@ Run it in an environment with torch, transformers, sentencepiece, onnx and onnxr
     python scripts/models/train_tasks.py ner squad  only these, with the tokenizers that are there
 
 It writes tests/task_models/<model> (config.json, the tokenizer's files) and tests/model_repository/<model>
-(config.pbtxt, 1/model.onnx). One thread and fixed seeds: the same library versions on the same kind of processor give
-the same weights. The goldens in tests/goldens are made from what this writes, so make them again afterwards.
+(config.pbtxt, 1/model.onnx); of the demo's models both into deploy/model_repository/<model>. One thread and fixed
+seeds: the same library versions on the same kind of processor give the same weights. The goldens in tests/goldens are
+made from what this writes, so make them again afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from task_folders import link_tokenizer, write_config_pbtxt, write_sentence_transformers
+from task_folders import files_of, link_tokenizer, repository_of, write_configs, write_sentence_transformers
 from task_models import MODELS, TaskModel, new_model
 from task_onnx import export
 from task_tokenizers import TOKENIZERS
@@ -33,16 +34,15 @@ def make(spec: TaskModel, tokenizer: PreTrainedTokenizerBase, root: Path) -> Non
     set_seed(SEED)
     model = new_model(spec, tokenizer)
     train(spec, model, tokenizer, SEED)
-    folder = root / "tests/task_models" / spec.name
+    folder = files_of(spec.name, root)
     folder.mkdir(parents=True, exist_ok=True)
-    link_tokenizer(folder, spec.tokenizer, spec.max_length)
+    link_tokenizer(folder, root, spec.tokenizer, spec.max_length)
     model.config.save_pretrained(folder)
-    served = root / "tests/model_repository" / spec.name
-    export(spec, model, served / "1/model.onnx")
-    write_config_pbtxt(served, spec)
+    export(spec, model, repository_of(spec.name, root) / "1/model.onnx")
+    write_configs(spec.name, spec, root)
     if spec.learns == "meanings":
-        export(spec, model, served.with_name("minibert_pooled") / "1/model.onnx", pooled=True)
-        write_sentence_transformers(root / "tests", spec, model.config)
+        export(spec, model, repository_of("minibert_pooled", root) / "1/model.onnx", pooled=True)
+        write_sentence_transformers(root, spec, model.config)
 
 
 def main() -> None:

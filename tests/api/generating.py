@@ -43,9 +43,9 @@ from hf_transformer.types import ModelSpec
 from tests.configuring import config
 from tests.generation.scripted import LIMITS, SCHEDULING, ScriptedGenerator
 from tests.scripted_predictor import ScriptedPredictor
-from tests.triton_repository import TASK_MODELS
+from tests.triton_repository import DEMO_MODELS
 
-FOLDER = TASK_MODELS / "gpt2"
+FOLDER = DEMO_MODELS / "gpt2"
 PROMPT = "The capital of france is"
 ALL = (
     "greedy temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty logit_bias "

@@ -1,11 +1,10 @@
-"""The OpenAPI document matches the routes and the tasks; /docs needs nothing from anywhere else."""
+"""The OpenAPI document matches the routes and the tasks."""
 
 from __future__ import annotations
 
 import importlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api import docs, openapi
+from hf_transformer.api import openapi
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import FURTHER
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
@@ -46,7 +45,6 @@ TOO_SLOW = "408"
 """Every POST can be answered so, by the server itself."""
 KEY = re.compile(r"[\w$./{}:+-]+")
 """A key of the document; a comma in a description that is not quoted makes others of a part of it."""
-ON_THE_PAGE = re.compile(r'(?:src|href)="([^"]*)"')
 
 
 def build(task: str, *flags: str) -> AsgiApplication:
@@ -54,13 +52,9 @@ def build(task: str, *flags: str) -> AsgiApplication:
     return build_app(config(f"--model_dir={folder}", f"--task={task}", "--model_name=m", *flags))
 
 
-async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-        return await client.get(path, headers=headers)
-
-
 async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
-    response = await get(app, "/openapi.json", **headers)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        response = await client.get("/openapi.json", headers=headers)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     found: dict[str, Any] = response.json()
@@ -175,10 +169,11 @@ def all_errors(kind: type[RequestError]) -> Iterator[type[RequestError]]:
 
 def test_examples_fit_their_schemas(document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
-        if method == "post":
-            body = operation["requestBody"]["content"]["application/json"]
-            assert body["examples"], path
-            for example in body["examples"].values():
+        answered = operation["responses"]["200"]["content"].values()
+        bodies = [operation["requestBody"]["content"]["application/json"]] if method == "post" else answered
+        for body in bodies:
+            assert body.get("examples") or method == "get", path
+            for example in body.get("examples", {}).values():
                 validator(document, body["schema"]).validate(example["value"])
 
 
@@ -242,34 +237,3 @@ async def test_values_of_parameters_are_described_too() -> None:
     assert parameters.is_valid({"top_k": None, "output_format": "pipeline", "function_to_apply": "none"})
     for wrong in ({"top_k": 0}, {"function_to_apply": "relu"}, {"top_n": 1}, {"truncation": "yes"}):
         assert not parameters.is_valid(wrong)
-
-
-async def test_the_page_loads_nothing_from_elsewhere() -> None:
-    assert (await get(build("fill_mask"), "/docs")).status_code == 404, "it is served only if it is wanted"
-    app = build("fill_mask", "--enable_docs_url=true")
-    page = await get(app, "/docs")
-    assert page.status_code == 200
-    assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
-    addresses = [address for address in ON_THE_PAGE.findall(page.text) if address != "data:,"]
-    assert len(addresses) == len(docs.FILES)
-    for address in addresses:
-        response = await get(app, f"/{address}")
-        assert response.status_code == 200, address
-        assert response.headers["content-type"].startswith(docs.FILES[Path(address).name])
-        assert response.headers["content-security-policy"] == docs.POLICY
-    own = page.text + (await get(app, "/docs/start.js")).text
-    assert "//" not in own.replace("// ", "")
-    assert "SwaggerUIBundle" in (await get(app, "/docs/swagger-ui-bundle.js")).text
-
-
-@pytest.mark.parametrize(
-    ("accepted", "compressed"),
-    [("gzip", True), ("br, gzip;q=0.5", True), ("*", True), ("identity", False), ("gzip;q=0, *", False), ("", False)],
-)
-async def test_files_are_compressed_for_whom_takes_it(accepted: str, compressed: bool) -> None:
-    app = build("fill_mask", "--enable_docs_url=true")
-    response = await get(app, "/docs/swagger-ui.css", **{"accept-encoding": accepted})
-    assert response.headers.get("content-encoding") == ("gzip" if compressed else None)
-    assert response.headers["vary"] == "Accept-Encoding"
-    assert ".swagger-ui" in response.text

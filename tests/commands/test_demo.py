@@ -9,24 +9,39 @@ import socket
 import subprocess
 import sys
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE, default_model_repository, free_port, parse
+from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE, EXAMPLES, default_model_repository, free_port, parse
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, poll, session_members
 from hf_transformer.errors import LoadError
+from hf_transformer.generation.task import ALL_TASKS
 from tests.triton_environment import ROOT, triton_environment
 
 ANSWER = '{"predictions":["paris"]}'
+ANSWERS = {
+    "fill_mask": ANSWER,
+    "sequence_classification": '"label":"POSITIVE","score":0.97',
+    "zero_shot_classification": '"labels":["sport",',
+    "rerank": '[{"index":1,"score":0.85',
+    "token_classification": '{"entity_group":"PER","score":0.969',
+    "question_answering": '"answer":"Anna Smith"',
+    "text_embedding": '{"predictions":[[0.0',
+    "feature_extraction": '{"predictions":[[[[0.15',
+    "text_generation": '"The capital of france is paris."',
+    "text2text_generation": '[{"generated_text":"paris"}]',
+}
+"""A part of what each task's demo answers."""
 
 
 class Demo:
     """A running demo; its temporary files are kept to one folder, so that what it leaves can be seen."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, cwd: Path = ROOT) -> None:
         self.folder = folder
         environment = triton_environment()
         variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder)}
@@ -35,7 +50,7 @@ class Demo:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "hf_transformer", "demo", *flags],
             env=variables,
-            cwd=ROOT,
+            cwd=cwd,  # where Python finds the package
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -70,8 +85,8 @@ class Demo:
 
 
 @contextmanager
-def demo(folder: Path, *flags: str) -> Iterator[Demo]:
-    running = Demo(folder, "--http_port=0", *flags)
+def demo(folder: Path, *flags: str, cwd: Path = ROOT) -> Iterator[Demo]:
+    running = Demo(folder, "--http_port=0", *flags, cwd=cwd)
     try:
         yield running
     finally:
@@ -92,6 +107,30 @@ def test_once_prints_the_answer_and_leaves_nothing(tmp_path: Path, protocol: str
         assert running.left_behind() == []
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as pip installs it."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(folder)
+    return folder
+
+
+@pytest.mark.parametrize("task", ANSWERS)
+def test_every_task_answers_from_an_installed_package(tmp_path: Path, installed: Path, task: str) -> None:
+    with demo(tmp_path, f"--task={task}", "--once", cwd=installed) as running:
+        assert running.end() == 0, running.output
+        lines = running.output.splitlines()
+        assert ANSWERS[task] in lines[lines.index("Answer:") + 1]
+
+
+def test_every_task_has_an_example() -> None:
+    assert EXAMPLES.keys() == ANSWERS.keys() == {task.name for task, _ in ALL_TASKS}
+
+
 def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     with demo(tmp_path) as running:
         running.read_until("Serving until Ctrl-C")
@@ -99,6 +138,12 @@ def test_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
         url, body = re.findall(r"^curl (\S+) -d '(.+)'$", running.output, re.MULTILINE)[0]
         with urllib.request.urlopen(url, body.encode(), timeout=30) as answer:
             assert answer.read().decode() == ANSWER
+        page = re.findall(r"in a browser, (http://\S+/),", running.output)[0]
+        browser_s = urllib.request.Request(page, headers={"Accept": "text/html"})
+        with urllib.request.urlopen(browser_s, timeout=30) as answer:
+            assert answer.url == f"{page}playground"
+        with urllib.request.urlopen(f"{page}docs", timeout=30) as answer:
+            assert answer.status == 200
         sessions = running.children
         running.process.send_signal(signal.SIGINT)
         running.read_until("Stopping")
@@ -155,10 +200,14 @@ def test_flags() -> None:
     assert settings.triton_environment == Path("/triton")
     assert parse(["--triton_environment=/other"], environ).triton_environment == Path("/other")
     assert parse([], {}).http_port == 8080
-    assert (default_model_repository() / "bert" / "config.pbtxt").is_file()
+    assert [parse(flags, {}).task for flags in ([], ["--task=ner"])] == ["fill_mask", "token_classification"]
+    for example in EXAMPLES.values():
+        assert (default_model_repository() / example.model / "config.pbtxt").is_file()
 
 
-@pytest.mark.parametrize("flag", ["--http_port=x", "--http_port=65536", "--predictor_protocol=v1", "--other"])
+@pytest.mark.parametrize(
+    "flag", ["--http_port=x", "--http_port=65536", "--predictor_protocol=v1", "--task=x", "--other"]
+)
 def test_bad_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([flag], {})

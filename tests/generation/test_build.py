@@ -36,9 +36,9 @@ from hf_transformer.wiring import load_parts, pipeline_builder, scheduler_settin
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec
-from tests.triton_repository import DEMO_MODEL, TASK_MODELS
+from tests.triton_repository import DEMO_MODEL, DEMO_MODELS
 
-FOLDER = TASK_MODELS / "gpt2"
+FOLDER = DEMO_MODELS / "gpt2"
 
 
 def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None = None) -> GenerationParts:
@@ -101,7 +101,7 @@ def test_a_task_is_chosen_by_the_architecture(tmp_path: Path) -> None:
     assert parts.generation.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
     generation = parts.task.settings.generation
     assert (generation.max_length, generation.temperature, generation.max_new_tokens) == (40, 0.5, 9)
-    t5 = load_parts(config(f"--model_dir={TASK_MODELS / 't5'}"))
+    t5 = load_parts(config(f"--model_dir={DEMO_MODELS / 't5'}"))
     assert t5.task.name == "text2text_generation" and t5.generation is not None
     assert t5.generation.decoder_start_ids
 

@@ -71,7 +71,7 @@ def test_the_requests_of_every_protocol(serve: Serve, example: re.Match[str]) ->
         "bert": "fill_mask",
         "cross": "rerank",
         "minibert_mean": "text_embedding",
-        "gpt2_logits": "text_generation",
+        "gpt2": "text_generation",
     }[model]
     assert_answered(serve, model, task, example["command"], example["answer"])
 

@@ -12,14 +12,22 @@ import transformers
 
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny_tokenizers.folders import BY_TRANSFORMERS, FOLDERS
-from tests.triton_repository import TASK_MODELS
+from tests.triton_repository import DEMO_MODELS, TASK_MODELS
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a name: a made one, else one of the task models."""
+    """The folder of a name: a made one, else one of the demo's or of the task models."""
     root, made = tmp_path_factory.mktemp("tokenizers"), FOLDERS | BY_TRANSFORMERS
-    return cache(lambda name: made[name](root / name) if name in made else TASK_MODELS / name)
+
+    def folder(name: str) -> Path:
+        if name in made:
+            return made[name](root / name)
+        return next(
+            models / name for models in (DEMO_MODELS, TASK_MODELS) if (models / name / "tokenizer.json").exists()
+        )
+
+    return cache(folder)
 
 
 @pytest.fixture(scope="session")

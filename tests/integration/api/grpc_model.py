@@ -17,6 +17,7 @@ from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.core.limits import Admission
+from hf_transformer.core.model import GeneratePipeline
 from hf_transformer.errors import NotReady
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.types import GenerationRequest
@@ -72,6 +73,10 @@ class ScriptedModel:
     @property
     def tokenizer(self) -> Tokenizer:
         raise AssertionError("gRPC needs no tokenizer")
+
+    @property
+    def writer(self) -> GeneratePipeline:
+        raise AssertionError("this model generates nothing")
 
     async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         raise AssertionError("gRPC needs no tokens")

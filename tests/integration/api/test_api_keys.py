@@ -25,6 +25,8 @@ CLOSED = [
     ("GET", "/v2/models/bert", None),
     ("GET", "/v2", None),
     ("GET", "/openapi.json", None),
+    ("GET", "/info", None),
+    ("GET", "/v1/models/bert/info", None),
     ("GET", "/docs", None),
     ("GET", "/no/such/path", None),
     ("POST", "/metrics", None),

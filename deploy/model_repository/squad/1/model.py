@@ -1,0 +1,1 @@
+../../bert/1/model.py

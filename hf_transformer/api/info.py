@@ -1,0 +1,162 @@
+"""What is known of the served model, for pages and clients that adapt to it.
+
+    GET /v1/models/{m}/info     its task, labels, limits, protocols, examples, ...
+    GET /info                   what of it has a name in text-embeddings-inference, under that name
+
+Source: https://github.com/huggingface/text-embeddings-inference/blob/main/docs/openapi.json (Info)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from hf_transformer import __version__
+from hf_transformer.api.base import JsonResponse, Model, Service
+from hf_transformer.api.openai.fields import GENERATION, TASKS
+from hf_transformer.api.openai.routes import root_of
+from hf_transformer.api.v2 import SERVER
+from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
+from hf_transformer.tasks.labels import read_labels
+from hf_transformer.types import Json
+
+LIMITS = (
+    "max_instances",
+    "max_sequences",
+    "max_text_length",
+    "max_total_length",
+    "max_answer_values",
+    "max_request_bytes",
+    "max_concurrent_requests",
+    "max_queued_tokens",
+    "max_batch_tokens",
+)
+"""The flags that are told as limits."""
+LABELLED = ("sequence_classification", "token_classification")
+"""The tasks whose answers are labels of the model's."""
+TEI_TYPES = {"text_embedding": "embedding", "rerank": "reranker", "sequence_classification": "classifier"}
+"""What text-embeddings-inference calls a model for a task; it has no word for other tasks."""
+TEI_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoSettings:
+    """What the routes tell beside what the model itself says.
+
+    ``limits`` has the values of LIMITS. ``model_id`` is the model on the hub, None for a folder. ``grpc_port`` is None
+    without gRPC, and where the system chooses it.
+    """
+
+    limits: Mapping[str, int]
+    model_id: str | None
+    revision: str | None
+    openai_prefix: str
+    grpc_port: int | None
+    tokenizer_threads: int
+    examples: Sequence[Json]
+
+
+def routes(service: Service, settings: InfoSettings) -> list[BaseRoute]:
+    """The routes above. Like V2's metadata they are a 503 until the predictor was found."""
+    models = service.models
+
+    async def show(request: Request) -> JsonResponse:
+        return JsonResponse(describe_model(models[request.path_params["model"]], settings))
+
+    async def show_as_tei(request: Request) -> JsonResponse:
+        return JsonResponse(describe_as_tei(models[models.names[0]], settings))
+
+    return [Route("/v1/models/{model}/info", show), Route("/info", show_as_tei)]
+
+
+def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:
+    """The answer about one model. Raises NotReady until it was found."""
+    found, task = model.describe(), model.task.settings
+    return {
+        "name": model.name,
+        "version": found.version,
+        "task": found.task,
+        "server": {"name": SERVER, "version": __version__},
+        "max_length": found.max_length,
+        "output_format": task.output_format,
+        "on_overflow": task.on_overflow,
+        **_of_task(found.task, task),
+        **({"generation": _of_generation(model)} if found.task in GENERATION else {}),
+        "limits": settings.limits,
+        "protocols": _protocols(model.name, found.task, settings),
+        "examples": settings.examples,
+    }
+
+
+def _of_task(name: str, task: TaskSettings) -> dict[str, Json]:
+    """The fields that only some tasks have."""
+    if name == "fill_mask":
+        return {"mask_token": task.vocabulary.mask_token}
+    if name == "text_embedding":
+        files = task.sentence_transformers or SentenceTransformers()
+        return {"pooling": files.pooling, "prompts": files.prompts, "default_prompt_name": files.default_prompt_name}
+    labels = {"labels": read_labels(task.model_config)} if name in LABELLED else {}
+    if name == "sequence_classification":
+        return {**labels, "problem_type": task.model_config.get("problem_type")}
+    if name == "token_classification":
+        return {**labels, "aggregation_strategy": task.aggregation_strategy}
+    return labels
+
+
+def _of_generation(model: Model) -> dict[str, Json]:
+    """How texts are written, and which parameters of OpenAI's API and of V1 the model can honour."""
+    writer, template, defaults = model.writer, model.chat_template, model.task.settings.generation
+    return {
+        "interface": writer.interface,
+        "parameters": sorted(writer.honours - {"greedy"}),
+        "chat": template is not None,
+        "tools": template is not None and template.supports_tools,
+        "max_new_tokens": defaults.max_new_tokens,
+    }
+
+
+def _protocols(name: str, task: str, settings: InfoSettings) -> dict[str, Json]:
+    """The paths that take requests for the task, and the port of gRPC."""
+    base = f"{root_of(settings.openai_prefix)}/v1"
+    return {
+        "v1": f"/v1/models/{name}:predict",
+        "v2": f"/v2/models/{name}/infer",
+        "grpc_port": settings.grpc_port,
+        "openai": [f"{base}/{path}" for path, tasks in TASKS.items() if task in tasks],
+        **({"generate": f"/v2/models/{name}/generate"} if task in GENERATION else {}),
+    }
+
+
+def describe_as_tei(model: Model, settings: InfoSettings) -> dict[str, Json]:
+    """The answer under text-embeddings-inference's names. Raises NotReady until the model was found.
+
+    Its model_dtype, max_batch_requests, sha and docker_label are left out: the first two are the predictor's business.
+    """
+    found, task, limits = model.describe(), model.task.settings, settings.limits
+    kind = TEI_TYPES.get(found.task)
+    return {
+        "model_id": settings.model_id or model.name,
+        "model_sha": settings.revision if len(settings.revision or "") == 40 else None,
+        **({} if kind is None else {"model_type": {kind: _as_tei_type(kind, task)}}),
+        "max_concurrent_requests": limits["max_concurrent_requests"],
+        "max_input_length": found.max_length,
+        "max_batch_tokens": limits["max_batch_tokens"],
+        "max_client_batch_size": limits["max_instances"],
+        "auto_truncate": task.on_overflow == "truncate",
+        "tokenization_workers": settings.tokenizer_threads,
+        "version": __version__,
+    }
+
+
+def _as_tei_type(kind: str, task: TaskSettings) -> dict[str, Json]:
+    if kind == "embedding":
+        pooling = (task.sentence_transformers or SentenceTransformers()).pooling
+        return {"pooling": TEI_POOLING[pooling[0]]} if len(pooling) == 1 and pooling[0] in TEI_POOLING else {}
+    labels = read_labels(task.model_config)
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }

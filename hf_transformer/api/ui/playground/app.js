@@ -1,0 +1,273 @@
+// The page around a widget: finds the model, runs what the widget asks for, and shows tokens, times and the request.
+
+import { Form } from "./form.js";
+import { $, Failure, apiKey, el, plural, request, short, vars } from "./lib.js";
+import { snippets } from "./snippets.js";
+
+const TOKENS_SHOWN = 400;
+const STAGES = ["parse", "tokenize", "queue", "predict", "decode"];
+
+let info, widget, form, running, tokenTimer, tokenTurn = 0;
+
+async function start() {
+  try {
+    const { models } = await (await request("/v1/models")).json();
+    info = await (await request(`/v1/models/${models[0]}/info`)).json();
+  } catch (failure) {
+    $("about").textContent = failure.message;
+    if (failure.status === 401) askForKey();
+    else setTimeout(start, 2000);
+    return;
+  }
+  const file = info.generation ? "generation" : info.task;
+  widget = (await import(`./${file}.js`)).default;
+  document.title = `${info.name} · ${info.task.replaceAll("_", " ")}`;
+  $("title").textContent = info.name;
+  const version = info.version ? `version ${info.version}` : null;
+  const facts = [info.task.replaceAll("_", " "), version, `up to ${plural(info.max_length, "token")}`];
+  $("about").replaceChildren(...facts.filter(Boolean).map((fact) => el("span", {}, fact)));
+  form = new Form($("fields"), changed);
+  widget.form(form, info, page);
+  fillExamples();
+  restore();
+  document.querySelector("main").hidden = $("link").hidden = false;
+  changed();
+}
+
+/** What a widget may use of the page. */
+const page = {
+  get info() { return info; },
+  out: $("out"),
+  run: () => run(),
+  changed: () => changed(),
+  set: (values) => {
+    form.set(values);
+    changed();
+  },
+  /** Says what has happened; `spoken` is for screen readers alone. */
+  say: (text, spoken = "") => $("status").replaceChildren(text, el("span", { className: "unseen" }, spoken)),
+  times: showTimes,
+  runs: (label) => { $("run").textContent = label; },
+};
+
+function fillExamples() {
+  const known = new Map();
+  for (const { summary, value } of info.examples) {
+    const values = widget.example(value, info);
+    const name = JSON.stringify(values);
+    if (values && !known.has(name)) known.set(name, { summary, values });
+  }
+  const found = [...known.values()];
+  const defaults = form.values;
+  const use = (index) => form.set({ ...defaults, ...found[index].values });
+  if (found.length) use(0);
+  const labels = found.map(({ values }) => short(Object.values(values).flat().find((value) => value && value.length) ?? "", 28));
+  $("examples").replaceChildren(...found.map(({ summary }, at) =>
+    el("option", { value: at }, labels.indexOf(labels[at]) < at ? `${labels[at]} (${summary})` : labels[at])));
+  $("examples").hidden = found.length < 2;
+  $("examples").onchange = () => {
+    use(Number($("examples").value));
+    changed();
+  };
+}
+
+// The link: all values in the fragment, which browsers don't send.
+
+function fragment() {
+  const bytes = new TextEncoder().encode(JSON.stringify(form.values));
+  return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")).replace(/\+/g, "-").replace(/\//g, "_");
+}
+
+function restore() {
+  if (location.hash.length < 2) return;
+  try {
+    const letters = atob(location.hash.slice(1).replace(/-/g, "+").replace(/_/g, "/"));
+    const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+    form.set(JSON.parse(new TextDecoder().decode(bytes)));
+  } catch {
+    page.say("The link is damaged: it holds no input.");
+  }
+}
+
+async function copy(button, text) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Can't copy here";
+  }
+  setTimeout(() => { button.textContent = label; }, 1500);
+}
+
+// A run
+
+async function run() {
+  running?.abort();
+  const own = (running = new AbortController());
+  const values = form.values;
+  $("error").replaceChildren();
+  $("times").replaceChildren();
+  $("stop").hidden = false;
+  $("out").ariaBusy = "true";
+  page.say("Running …");
+  if ($("result").getBoundingClientRect().top > innerHeight - 150) $("result").scrollIntoView();
+  try {
+    page.say(...[await (widget.run ?? predict)(values, page, own.signal)].flat());
+  } catch (failure) {
+    if (failure.name === "AbortError") {
+      if (own === running) page.say("Stopped.");
+    } else {
+      page.say("");
+      showError(failure);
+    }
+  }
+  if (own !== running) return;
+  $("out").ariaBusy = "false";
+  $("stop").hidden = true;
+  changed();
+}
+
+async function predict(values, page, signal) {
+  const began = performance.now();
+  page.out.replaceChildren();
+  const response = await request(info.protocols.v1, widget.body(values, info), signal);
+  const { predictions } = await response.json();
+  page.times(response, performance.now() - began);
+  return widget.show(page.out, predictions, values, page);
+}
+
+function showError(failure) {
+  const status = failure.status ? el("b", {}, `${failure.status} `) : null;
+  $("error").replaceChildren(el("p", {}, status, failure.message));
+  if (failure.status === 401) askForKey();
+  if (!(failure instanceof Failure)) throw failure;
+}
+
+/** The service's stages and what is left of the time that the page has seen, in milliseconds. */
+function showTimes(response, total, what = "total") {
+  const told = (response.headers.get("server-timing") ?? "").matchAll(/(\w+);dur=([\d.]+)/g);
+  const stages = [...told].map(([, name, duration]) => [name, Number(duration)]).filter(([name]) => STAGES.includes(name));
+  const rest = total - stages.reduce((sum, [, duration]) => sum + duration, 0);
+  const parts = [...stages, ["network", Math.max(0, rest)]];
+  $("times").replaceChildren(
+    el("div", { className: "stack", "aria-hidden": "true" },
+      ...parts.map(([name, duration]) => vars(el("i", { className: name }), { share: duration }))),
+    el("dl", {}, ...parts.map(([name, duration]) =>
+      el("div", { className: name }, el("dt", {}, name), el("dd", {}, `${duration.toFixed(duration < 10 ? 2 : 0)} ms`))),
+      el("div", {}, el("dt", {}, what), el("dd", {}, `${total.toFixed(1)} ms`))));
+}
+
+// What goes with the input: its tokens and the request.
+
+function changed() {
+  showRequest();
+  clearTimeout(tokenTimer);
+  tokenTimer = setTimeout(showTokens, 300);
+}
+
+async function showTokens() {
+  const turn = ++tokenTurn;
+  const wanted = widget.tokens(form.values, info);
+  const texts = wanted.texts.filter(([, instance]) => (instance.text ?? instance) !== "");
+  let found = [];
+  let problem = texts.length ? "" : "No text yet.";
+  if (texts.length) {
+    const body = { instances: texts.map(([, instance]) => instance) };
+    if (wanted.parameters) body.parameters = wanted.parameters;
+    try {
+      const response = await request(`/v1/models/${info.name}:tokenize`, body);
+      found = (await response.json()).predictions;
+    } catch (failure) {
+      problem = failure.message;
+    }
+  }
+  if (turn !== tokenTurn) return; // something was typed meanwhile
+  const blocks = found.map((tokens, at) => tokenBlock(texts[at][0], texts[at][1], tokens, at === 0));
+  const hints = [problem, wanted.hint].filter(Boolean).map((hint) => el("p", { className: "hint" }, hint));
+  $("token-list").replaceChildren(...blocks, ...hints);
+}
+
+function tokenBlock(name, instance, found, open) {
+  const texts = [instance.text ?? instance, instance.text_pair ?? ""];
+  const cut = (at) => {
+    const span = found.truncated_text?.[found.sequence_ids?.[at] ?? 0];
+    return span && !found.special_tokens_mask[at] && found.offsets[at][0] >= span[0];
+  };
+  const chips = found.tokens.slice(0, TOKENS_SHOWN).map((token, at) => {
+    const special = found.special_tokens_mask[at];
+    const place = found.offsets && !special ? ` · ${found.offsets[at].join("–")}` : "";
+    const kind = special ? "special" : cut(at) ? "cut" : "";
+    return el("li", { className: kind }, el("code", {}, token), el("small", {}, `${found.ids[at]}${place}`));
+  });
+  const most = `${found.count.toLocaleString("en")} of ${plural(found.max_length, "token")}`;
+  const meter = vars(el("span", { className: "track", "aria-hidden": "true" }, el("i")), { share: found.kept / found.max_length });
+  const more = found.count - TOKENS_SHOWN;
+  const lost = (found.truncated_text ?? []).map((span, at) => span && Array.from(texts[at]).slice(...span).join(""));
+  return el("details", { open },
+    el("summary", {}, el("span", {}, short(name)), el("span", { className: "count" }, most)), meter,
+    found.truncated
+      ? el("p", { className: "warning" }, `${plural(found.truncated, "token")} cut off: `, el("q", {}, short(lost.find(Boolean) ?? "", 200)))
+      : null,
+    el("ol", { className: "tokens", tabIndex: 0, "aria-label": `Tokens of ${short(name)}` }, ...chips), more > 0 ? el("p", { className: "hint" }, `… and ${more} more`) : null);
+}
+
+let tab = 0;
+
+function showRequest() {
+  const found = snippets(widget, form.values, info);
+  tab = Math.min(tab, found.length - 1);
+  const tabs = found.map(([name], at) => el("button", {
+    type: "button", role: "tab", id: `tab-${at}`, "aria-controls": "code", "aria-selected": `${at === tab}`,
+    tabIndex: at === tab ? 0 : -1, textContent: name, onclick: () => choose(at),
+    onkeydown: (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (step) choose((at + step + found.length) % found.length);
+    },
+  }));
+  const choose = (at) => {
+    tab = at;
+    showRequest();
+    $(`tab-${at}`).focus();
+  };
+  $("tabs").replaceChildren(...tabs);
+  $("code").setAttribute("aria-labelledby", `tab-${tab}`);
+  $("code").replaceChildren(el("code", {}, found[tab][1]));
+}
+
+// The key
+
+function askForKey() {
+  $("access").open = true;
+  $("key").focus();
+}
+
+$("key").value = apiKey.get();
+$("keyform").onsubmit = (event) => {
+  event.preventDefault();
+  apiKey.set($("key").value.trim());
+  $("access").open = false;
+  $("error").replaceChildren();
+  if (info) changed();
+  else start();
+};
+$("form").onsubmit = (event) => {
+  event.preventDefault();
+  run();
+};
+$("form").onkeydown = (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    run();
+  }
+};
+$("stop").onclick = () => {
+  running?.abort();
+  $("run").focus();
+};
+$("copy").onclick = () => copy($("copy"), $("code").textContent);
+$("link").onclick = () => {
+  history.replaceState(null, "", `#${fragment()}`);
+  copy($("link"), location.href);
+};
+start();

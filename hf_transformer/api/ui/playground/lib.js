@@ -1,0 +1,150 @@
+// What the widgets share: elements, calls, bars, fields. Nothing here sets a style attribute, which the page's
+// Content-Security-Policy forbids: colours and sizes are custom properties, set through CSSOM.
+
+export const $ = (id) => document.getElementById(id);
+
+/** A new element. Properties that it does not have become attributes; null, undefined and false are left out. */
+export function el(name, given = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(given)) {
+    if (value == null || value === false) continue;
+    if (key in made) made[key] = value;
+    else made.setAttribute(key, value);
+  }
+  made.append(...children.filter((child) => child != null));
+  return made;
+}
+
+/** Sets custom properties of CSS. */
+export function vars(element, values) {
+  for (const [name, value] of Object.entries(values)) element.style.setProperty(`--${name}`, value);
+  return element;
+}
+
+/** Offsets of the service count code points, and JavaScript's strings UTF-16 units. */
+export const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
+
+export const percent = (score) => `${(100 * score).toFixed(1)} %`;
+export const short = (text, length = 48) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+/** A hue of its own for a label; labels with the same end (B-PER, I-PER) share it. */
+export function hue(label) {
+  let sum = 0;
+  for (const letter of label.replace(/^[BIESLU]-/, "")) sum = (sum * 31 + letter.codePointAt(0)) % 997;
+  return (sum * 47) % 360;
+}
+
+/** An ordered list of names, bars and values; `share` is the bar's length from 0 to 1. With `pick` names are buttons. */
+export function bars(rows, pick) {
+  return el("ol", { className: "bars" }, ...rows.map(({ name, share, value, say }) => {
+    const label = pick
+      ? el("button", { type: "button", className: "pick", onclick: () => pick(name), "aria-label": say }, name)
+      : el("span", {}, name);
+    const bar = el("span", { className: "track", "aria-hidden": "true" }, el("i"));
+    return el("li", {}, label, vars(bar, { share: Math.min(1, Math.max(0, share)) }), el("b", {}, value));
+  }));
+}
+
+export const scores = (pairs) => bars(pairs.map(([name, score]) => ({ name, share: score, value: percent(score) })));
+
+/** A stretch of text with its label. */
+export function marked(text, label, tone = label) {
+  return vars(el("mark", {}, text, label ? el("small", {}, label) : null), { hue: hue(tone) });
+}
+
+export function table(caption, heads, rows) {
+  return el("div", { className: "scroll", tabIndex: 0, role: "group", "aria-label": caption }, el("table", {},
+    el("caption", { className: "unseen" }, caption),
+    el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))),
+    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, cell)))))));
+}
+
+/** Makes a row of elements a list box: one of them is chosen, by a click or by the arrow keys. */
+export function listbox(host, label, items, chosen) {
+  host.setAttribute("role", "listbox");
+  host.setAttribute("aria-label", label);
+  const choose = (index, focus = true) => {
+    items.forEach((item, at) => {
+      item.setAttribute("aria-selected", at === index);
+      item.tabIndex = at === index ? 0 : -1;
+    });
+    if (focus) items[index].focus();
+    chosen(index);
+  };
+  items.forEach((item, index) => {
+    item.setAttribute("role", "option");
+    item.setAttribute("aria-selected", "false");
+    item.tabIndex = index ? -1 : 0;
+    item.onclick = () => choose(index);
+    item.onkeydown = (event) => {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      const to = { Home: 0, End: items.length - 1, Enter: index, " ": index }[event.key] ?? index + (step ?? NaN);
+      if (Number.isNaN(to)) return;
+      event.preventDefault();
+      if (to >= 0 && to < items.length) choose(to);
+    };
+  });
+  return choose;
+}
+
+export const cosine = (a, b) => {
+  let dot = 0, first = 0, second = 0;
+  for (let at = 0; at < a.length; at++) {
+    dot += a[at] * b[at];
+    first += a[at] ** 2;
+    second += b[at] ** 2;
+  }
+  return dot / (Math.sqrt(first * second) || 1);
+};
+
+/** What the service says of a request that has failed; the status is 0 without an answer, or within a stream. */
+export class Failure extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const KEY = "hf_transformer.key";
+export const apiKey = { get: () => sessionStorage.getItem(KEY) ?? "", set: (key) => sessionStorage.setItem(KEY, key) };
+
+/** A request to the service, by a path that begins with a slash; its response. Throws Failure. */
+export async function request(path, body, signal) {
+  const headers = body ? { "content-type": "application/json" } : {};
+  if (apiKey.get()) headers["x-api-key"] = apiKey.get();
+  let response;
+  try {
+    // Relative to the page, which a proxy may serve under a path of its own.
+    response = await fetch(`.${path}`, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Failure("The service can't be reached.");
+  }
+  if (response.ok) return response;
+  const text = await response.text();
+  let said = text;
+  try {
+    const { error } = JSON.parse(text);
+    said = error?.message ?? error ?? text;
+  } catch { /* no JSON: shown as it is */ }
+  const again = response.headers.get("retry-after");
+  throw new Failure(`${said}${again ? ` (try again in ${again} s)` : ""}`, response.status);
+}
+
+/** The data of server-sent events as they come. Throws Failure for an error in the middle. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data:") || line.trim() === "data: [DONE]") continue;
+      const data = JSON.parse(line.slice(5));
+      if (data.error) throw new Failure(data.error.message ?? data.error);
+      yield data;
+    }
+  }
+}

@@ -1,0 +1,98 @@
+import { cosine, el, plural, short, vars } from "./lib.js";
+
+const usable = ({ texts }) => texts.filter((one) => one.trim());
+const options = ({ prompt }) => (prompt ? { prompt_name: prompt } : {});
+const SVG = "http://www.w3.org/2000/svg";
+
+export default {
+  form(form, { prompts, default_prompt_name: usual }) {
+    form.list("texts", "Texts", "Text");
+    const names = Object.keys(prompts);
+    const said = names.map((name) => `${name}: “${prompts[name]}”`).join(", ");
+    if (names.length) form.select("prompt", "Prompt", usual ? names : ["", ...names], usual ?? "", `In front of every text. ${said}`);
+  },
+
+  example({ instances, parameters = {} }) {
+    const texts = instances.map((one) => one.text ?? one).filter((one) => typeof one === "string");
+    return parameters.dimensions || !texts.length ? null : { texts };
+  },
+
+  body(values) {
+    const parameters = options(values);
+    return { instances: usable(values), ...(values.prompt ? { parameters } : {}) };
+  },
+
+  openai: (values, { name }) => ({
+    method: "embeddings.create",
+    known: { model: name, input: usable(values) },
+    extra: options(values),
+    print: "[len(one.embedding) for one in answer.data]",
+  }),
+
+  tensors: (values) => ({ inputs: { text: usable(values) }, parameters: values.prompt ? options(values) : null }),
+
+  tokens: (values) => ({
+    texts: usable(values).map((text) => [text, text]),
+    parameters: values.prompt ? options(values) : null,
+  }),
+
+  show(out, vectors, values) {
+    const texts = usable(values);
+    const alike = vectors.map((one) => vectors.map((other) => cosine(one, other)));
+    out.append(el("div", { className: "maps" }, matrix(texts, alike), texts.length > 2 ? map(texts, alike) : null));
+    let best = [0, 1];
+    alike.forEach((row, first) => row.forEach((value, second) => {
+      if (second > first && value > alike[best[0]][best[1]]) best = [first, second];
+    }));
+    const size = `${plural(vectors.length, "vector")} of ${plural(vectors[0].length, "number")}`;
+    if (texts.length < 2) return size;
+    return `${size}; ${best[0] + 1} and ${best[1] + 1} are the most alike, ${alike[best[0]][best[1]].toFixed(2)}`;
+  },
+};
+
+function matrix(texts, alike) {
+  const cells = (row) => row.map((value) => vars(el("td", {}, value.toFixed(2)), { heat: Math.max(0, value) }));
+  return el("div", { className: "scroll", tabIndex: 0, role: "group", "aria-label": "Similarities" }, el("table", { className: "matrix" },
+    el("caption", {}, "Cosine similarity"),
+    el("thead", {}, el("tr", {}, el("td"), ...texts.map((_, at) => el("th", { scope: "col" }, `${at + 1}`)))),
+    el("tbody", {}, ...alike.map((row, at) => el("tr", {},
+      el("th", { scope: "row", title: texts[at] }, el("b", {}, `${at + 1} `), short(texts[at], 36)), ...cells(row))))));
+}
+
+/** The texts as points: the first two principal axes of their similarities (classical scaling). */
+function map(texts, alike) {
+  const count = alike.length;
+  const means = alike.map((row) => row.reduce((sum, value) => sum + value, 0) / count);
+  const mean = means.reduce((sum, value) => sum + value, 0) / count;
+  let centred = alike.map((row, i) => row.map((value, j) => value - means[i] - means[j] + mean));
+  const axes = [0, 1].map((axis) => {
+    let vector = means.map((_, at) => Math.cos(at * (axis + 1) + 1));
+    let length = 0;
+    for (let turn = 0; turn < 200; turn++) {
+      const next = centred.map((row) => row.reduce((sum, value, at) => sum + value * vector[at], 0));
+      length = Math.hypot(...next);
+      if (length < 1e-9) break;
+      vector = next.map((value) => value / length);
+    }
+    centred = centred.map((row, i) => row.map((value, j) => value - length * vector[i] * vector[j]));
+    return vector.map((value) => value * Math.sqrt(length));
+  });
+  const most = Math.max(1e-6, ...axes.flat().map(Math.abs));
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "-120 -60 240 120");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `Map of ${plural(count, "text")}`);
+  const draw = (name, given, text) => {
+    const made = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(given)) made.setAttribute(key, value);
+    if (text) made.textContent = text;
+    svg.append(made);
+  };
+  draw("path", { d: "M-116 0H116M0-56V56" });
+  texts.forEach((_, at) => {
+    const [x, y] = [(axes[0][at] / most) * 100, (axes[1][at] / most) * 48];
+    draw("circle", { cx: x, cy: y, r: 7.5 });
+    draw("text", { x, y: y + 3.2 }, `${at + 1}`);
+  });
+  return el("figure", {}, el("figcaption", {}, "Map: texts that are alike are near each other"), svg);
+}

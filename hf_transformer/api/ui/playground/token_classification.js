@@ -1,0 +1,45 @@
+import { el, marked, percent, plural, slice, table } from "./lib.js";
+
+const STRATEGIES = ["simple", "first", "average", "max", "none"];
+
+export default {
+  form(form, info) {
+    form.text("text", "Text", { rows: 4 });
+    const own = info.aggregation_strategy === "none" ? "simple" : info.aggregation_strategy;
+    form.select("strategy", "Aggregation strategy", STRATEGIES, own, "How tokens become entities; none shows each token.");
+  },
+
+  example({ instances: [given] }) {
+    const text = given.text ?? given;
+    return typeof text === "string" ? { text } : null;
+  },
+
+  body: ({ text, strategy }) => ({
+    instances: [text],
+    parameters: { output_format: "pipeline", aggregation_strategy: strategy },
+  }),
+
+  tensors(values) {
+    return { inputs: { text: [values.text] }, parameters: this.body(values).parameters };
+  },
+
+  tokens: ({ text }) => ({ texts: [["Text", text]] }),
+
+  show(out, [entities], { text }) {
+    const shown = el("p", { className: "prose", dir: "auto" });
+    let at = 0;
+    for (const { start, end, entity, entity_group: group, score } of entities) {
+      if (start < at) continue;
+      const label = group ?? entity;
+      shown.append(slice(text, at, start), marked(slice(text, start, end), `${label} ${score.toFixed(2)}`, label));
+      at = end;
+    }
+    shown.append(slice(text, at));
+    out.append(shown);
+    if (!entities.length) return "No entities.";
+    const rows = entities.map(({ start, end, entity, entity_group: group, score }) =>
+      [group ?? entity, slice(text, start, end), percent(score), `${start}–${end}`]);
+    out.append(table("Entities", ["Label", "Text", "Score", "Characters"], rows));
+    return `${plural(entities.length, "entit").replace(/entits?$/, entities.length === 1 ? "entity" : "entities")}`;
+  },
+};
