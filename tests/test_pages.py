@@ -18,7 +18,7 @@ COLUMNS = 100
 NOT_WRAPPED = ("docs/configuration.md", "benchmarks/results/", "CHANGELOG.md")
 """Pages that a program writes, and what older versions said."""
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(?:\]\(|(?:src|href)=\")([^)\s\"]+)[)\"]")
+LINK = re.compile(r"(?:\]\(|(?:src|href)=\"|^\[[^]]+\]: )([^)\s\"]+)(?:[)\"]|$)", re.MULTILINE)
 NAMED = re.compile(
     r"`((?:\.github|deploy|docs|examples|scripts|benchmarks|tests|protos|hf_transformer)/[\w./-]+)`(?! of Triton)"
 )
@@ -82,7 +82,7 @@ def test_files_that_it_names_are_there(page: Path) -> None:
 def test_its_lines_fit(page: Path) -> None:
     """Rows of tables can't be broken, nor can headings and long links."""
     for line in prose(page).splitlines():
-        breakable = not re.match(r" *(\||#|!\[|<)", line) and " " in line[:COLUMNS].strip()
+        breakable = not re.match(r" *(\||#|!\[|<|\[[^]]+\]: )", line) and " " in line[:COLUMNS].strip()
         assert len(line) <= COLUMNS or not breakable, line
 
 

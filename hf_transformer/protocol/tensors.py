@@ -315,8 +315,9 @@ def json_kind(value: Json) -> str:
 
 # Outputs in shared memory
 
-COPIED = 2**20
-"""Bytes of an output in shared memory up to which it is copied."""
+COPIED = 2**18
+"""Bytes of an output in shared memory up to which it is copied. That takes 18 us, where looking at the file's size
+takes 1; four times as much takes 80 us, and 16 times as much 2 ms."""
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
 

@@ -81,7 +81,7 @@ def test_shared_memory_that_is_cut(predictor: HostilePredictor, started: Started
         inference.placed()
 
     predictor.infer = cut
-    answer = service.post({"instances": [f"[MASK]{' the' * 100}"] * texts})
+    answer = service.post({"instances": [f"[MASK]{' the' * 40}"] * texts})
     assert (answer.status_code, "was cut" in answer.text) == (502, True), answer.text
     assert service.process.exit_code is None
     predictor.infer = Inference.zeros
