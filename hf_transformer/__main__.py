@@ -2,7 +2,7 @@
 
 import sys
 
-from hf_transformer.cli import main
+from hf_transformer.commands.cli import main
 
 if __name__ == "__main__":  # worker processes import this module too
     sys.exit(main())

@@ -20,8 +20,7 @@ SHARED = {"credentials"}
 """Small modules at the root that are still to find their folder."""
 
 MAY_IMPORT = {
-    "__main__": {"cli"},
-    "cli": {"commands", "config", "server"},
+    "__main__": {"commands"},
     "commands": {"app", "server", "api", "core", "generation", "tasks", "tokenizer", "predictor", "config"}
     | {"observability", "wiring"},
     "app": {"server", "api", "core", "generation", "tasks", "tokenizer", "predictor", "config", "observability"}

@@ -12,9 +12,9 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from hf_transformer import cli
+from hf_transformer.commands import cli
 from hf_transformer.commands.bench import command
-from hf_transformer.commands.bench.load import Figures, LoadRun, Server
+from hf_transformer.commands.bench.load import Figures, LoadRun, Target
 from hf_transformer.commands.bench.report import Measured, Report, html
 from hf_transformer.commands.bench.requests import made_up, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Setup, Trial, sweep, triton_means, with_entry
@@ -22,12 +22,12 @@ from hf_transformer.errors import ConfigError, LoadError
 from tests.predictor.fault_server import Connection, nobody, scripted
 
 ROOT = Path(__file__).parents[2]
-TIMING = "Server-Timing: tokenize;dur=0.500, predict;dur=2.000"
+TIMING = "Target-Timing: tokenize;dur=0.500, predict;dur=2.000"
 
 
-def server_at(address: str) -> Server:
+def server_at(address: str) -> Target:
     host, _, port = address.rpartition(":")
-    return Server(host, int(port))
+    return Target(host, int(port))
 
 
 async def loaded(address: str, *, connections: int = 2, seconds: float = 0.3, streamed: bool = False) -> Figures:
@@ -195,15 +195,15 @@ class PretendedSetup:
     def settings(self) -> list[list[str]]:
         return self._settings
 
-    def restart(self, choices: Sequence[str] = ()) -> Server:
+    def restart(self, choices: Sequence[str] = ()) -> Target:
         self.throughput = 1000.0
         for choice in choices:
             if choice == "--fails":
                 raise LoadError("it does not start")
             self.throughput *= self.gains.get(choice, 1.0)
-        return Server("127.0.0.1", 1)
+        return Target("127.0.0.1", 1)
 
-    def measure(self, server: Server, title: str) -> Figures:
+    def measure(self, server: Target, title: str) -> Figures:
         found = Figures(seconds=1.0)
         found.latencies.extend([0.001] * int(self.throughput))
         return found
@@ -229,7 +229,7 @@ def test_a_sweep_recommends_what_gains(gains: dict[str, float], verdict: str) ->
 def test_a_sweep_of_a_service_that_fails_as_it_is() -> None:
     setup = PretendedSetup({}, [])
 
-    def measure(server: Server, title: str) -> Figures:
+    def measure(server: Target, title: str) -> Figures:
         return Figures(errors=Counter({"503": 3}))
 
     with pytest.raises(LoadError, match="already fail"):

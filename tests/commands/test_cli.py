@@ -189,11 +189,11 @@ def test_help_about_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_and_version_import_nothing_heavy() -> None:
     for argv in (["--help"], ["--version"]):
-        code = f"import sys; from hf_transformer.cli import main; main({argv}); print(*sys.modules, sep='\\n')"
+        code = f"import sys; from hf_transformer.commands.cli import main; main({argv}); print(*sys.modules, sep='\\n')"
         answer = python("-c", code)
         assert answer.returncode == 0, answer.stderr
         modules = set(answer.stdout.split())
-        assert "hf_transformer.cli" in modules
+        assert "hf_transformer.commands.cli" in modules
         assert modules & HEAVY == set()
 
 

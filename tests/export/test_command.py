@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.cli import main
+from hf_transformer.commands.cli import main
 from hf_transformer.commands.export import command
 from hf_transformer.commands.export.settings import TOP_K, parse
 from hf_transformer.errors import ConfigError, LoadError
@@ -159,7 +159,7 @@ def half(settings, target, terminal):
 
 command.export = half
 command.find_spec = lambda name: sys
-from hf_transformer.cli import main
+from hf_transformer.commands.cli import main
 sys.exit(main(["export", "--model_id=org/bert", "--output=" + sys.argv[1]]))
 """
 

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from hf_transformer import __version__
-from hf_transformer.commands.bench.load import Figures, LoadRun, Server
+from hf_transformer.commands.bench.load import Figures, LoadRun, Target
 from hf_transformer.commands.bench.report import Measured, Report, html, print_report
 from hf_transformer.commands.bench.requests import Plan, made_up, make_plan, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Setup, Trial, sweep, triton_means, triton_statistics
@@ -94,14 +94,14 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def address(url: str, ca_file: str | None = None) -> Server:
+def address(url: str, ca_file: str | None = None) -> Target:
     """Where a URL leads. Raises ConfigError."""
     parts = urlsplit(url if "//" in url else f"http://{url}")
     try:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ValueError(url)
         tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else None
-        return Server(parts.hostname, parts.port or (443 if tls else 80), tls)
+        return Target(parts.hostname, parts.port or (443 if tls else 80), tls)
     except ValueError:
         raise ConfigError(f"{url}: expected {FORM}") from None
     except OSError as error:
@@ -115,7 +115,7 @@ class Bench:
         self._given, self._terminal, self._plan = given, terminal, plan
         self._connections = sorted(map(int, given.concurrency))
 
-    def measure(self, server: Server, setup: Setup | None) -> Report:
+    def measure(self, server: Target, setup: Setup | None) -> Report:
         """A run for each number of connections. Raises LoadError where Triton has no statistics."""
         given, plan, runs = self._given, self._plan, []
         triton = address(given.triton_url) if given.triton_url else setup.triton if setup else None
@@ -134,12 +134,12 @@ class Bench:
         }
         return Report(facts, runs, plan.texts, plan.streamed)
 
-    def sweep(self, setup: Setup, server: Server, report: Report) -> Report:
+    def sweep(self, setup: Setup, server: Target, report: Report) -> Report:
         """The report with settings tried at the highest number of connections."""
         connections = self._connections[-1]
         self._terminal.say(f"\nTrying settings with {connections} connections ...")
 
-        def measure(started: Server, title: str) -> Figures:
+        def measure(started: Target, title: str) -> Figures:
             return self._send(replace(started, headers=server.headers), connections, title)
 
         def say(share: float, trial: Trial) -> None:
@@ -150,7 +150,7 @@ class Bench:
         self._terminal.say(f"\n{self._terminal.styled(verdict, 'bold')}")
         return replace(report, trials=trials, verdict=verdict)
 
-    def _send(self, server: Server, connections: int, title: str) -> Figures:
+    def _send(self, server: Target, connections: int, title: str) -> Figures:
         """One run, with a progress bar."""
 
         def show(share: float, count: int) -> None:

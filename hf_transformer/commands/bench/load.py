@@ -40,7 +40,7 @@ Progress = Callable[[float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Target:
     """Where requests go: over plain TCP without ``tls``. ``headers`` go with each request, such as an API key."""
 
     host: str
@@ -107,7 +107,7 @@ class LoadRun:
     answers are server-sent events of OpenAI's completions."""
 
     def __init__(
-        self, server: Server, requests: Sequence[bytes], seconds: float, warmup: float = 1.0, streamed: bool = False
+        self, server: Target, requests: Sequence[bytes], seconds: float, warmup: float = 1.0, streamed: bool = False
     ) -> None:
         self.figures = Figures()
         self.requests = cycle(requests)

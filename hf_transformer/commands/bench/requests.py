@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from hf_transformer.commands.bench.load import Server
+from hf_transformer.commands.bench.load import Target
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.types import Json
 
@@ -49,7 +49,7 @@ class Plan:
 
 
 def make_plan(
-    server: Server,
+    server: Target,
     instances: Sequence[Any],
     *,
     model: str | None,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hf_transformer.commands.bench.load import Figures, Server
+from hf_transformer.commands.bench.load import Figures, Target
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
 from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, free_ports, is_ready
 from hf_transformer.config.options import parse_config
@@ -93,14 +93,14 @@ class Setup:
         self.model = self._serving.model_name
 
     @property
-    def triton(self) -> Server | None:
+    def triton(self) -> Target | None:
         """Triton's REST port, None where the service talks to it in another way."""
         if self._serving.predictor_protocol != "v2" or self._serving.predictor_use_ssl:
             return None
         host, _, port = self._serving.predictor_host.rpartition(":")
-        return Server((host or port).strip("[]"), int(port) if host else 80)
+        return Target((host or port).strip("[]"), int(port) if host else 80)
 
-    def restart(self, choices: Sequence[str] = ()) -> Server:
+    def restart(self, choices: Sequence[str] = ()) -> Target:
         """Starts the service, and Triton first where its model's config.pbtxt changes.
 
         Args:
@@ -129,7 +129,7 @@ class Setup:
             unfit = "does not fit the service" in service.output()  # and will not later
             if service.wait(0.05) or unfit or time.monotonic() > deadline:
                 raise LoadError(f"the service is not ready: {service.output_tail(3)}")
-        return Server(HOST, http_port)
+        return Target(HOST, http_port)
 
     def _stop_service(self) -> None:
         if self._service is not None:
@@ -205,7 +205,7 @@ class Trial:
 
 
 def sweep(
-    setup: Setup, measure: Callable[[Server, str], Figures], say: Callable[[float, Trial], None]
+    setup: Setup, measure: Callable[[Target, str], Figures], say: Callable[[float, Trial], None]
 ) -> tuple[list[Trial], str]:
     """Tries all settings; the trials, and a sentence that recommends.
 
@@ -250,7 +250,7 @@ def sweep(
     return trials, f"Keep the settings: no other ones gain more than the noise ({how})."
 
 
-def triton_statistics(triton: Server, model: str) -> Any:
+def triton_statistics(triton: Target, model: str) -> Any:
     """Triton's counters of a model. Raises LoadError.
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
