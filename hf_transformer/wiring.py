@@ -34,6 +34,7 @@ from hf_transformer.generation.inputs import FIELDS
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import ALL_TASKS, TextGeneration
 from hf_transformer.generation.types import Generator, GeneratorSettings
+from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks import find_task
@@ -399,5 +400,5 @@ def _log_texts(longest: int | None, texts: Sequence[TextInput], context: Context
     shown = [
         text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in strings(text)) for text in texts
     ]
-    named = {"request_id": context.request_id}
+    named = names_of(context.request_id, context.headers.get("traceparent"))
     texts_logger.info("requestId: %s, instances: %s", context.request_id, shown, extra=named)

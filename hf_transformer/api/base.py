@@ -22,6 +22,7 @@ from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import Servable
@@ -241,12 +242,12 @@ class renamed:
             raise type(error)(self._rename(str(error))) from error
 
 
-def as_request_error(error: Exception, request_id: str) -> RequestError:
+def as_request_error(error: Exception, request_id: str, traceparent: str | None = None) -> RequestError:
     """The error that a client is told. An unexpected one is a fault of the service: the log has all of it, and the
     client learns where to look."""
     if isinstance(error, RequestError):
         return error
-    named = {"request_id": request_id}
+    named = names_of(request_id, traceparent)
     logger.error("request %s failed by a fault of the service", request_id, extra=named, exc_info=error)
     return RequestError(f"internal error; the log has it under {request_id}")
 

@@ -272,6 +272,10 @@ class Config:
         SERVER, "Threads for tokenizing.", integer(1, 1024), factory=default_threads,
         default_text="min(32, CPUs + 4)")
 
+    strict_flags: bool = option(
+        SERVER, "Refuse to start with unknown flags or variables, instead of a warning about each.", BOOLEAN,
+        False)
+
     max_connections: int = option(
         LIMITS, "Open connections per worker, over HTTP and over gRPC each. Further ones are closed, over "
         "HTTP after a 503.", integer(1), 16384)
@@ -283,7 +287,7 @@ class Config:
         LIMITS, "Bytes of all request bodies that one worker holds, incomplete ones included; further "
         "requests get 429. At least --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", integer(1), 1024)
-    max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 1_000_000)
+    max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 250_000)
     max_total_length: int = option(
         LIMITS, "Characters of all sequences of one request; a text counts once for each sequence that "
         "contains it.", integer(1), 4_000_000)
@@ -317,8 +321,8 @@ class Config:
         default_text="4194304 (8388608 through shared memory); 268435456 for texts made from logits")
     max_cache_bytes: int = option(
         LIMITS, "Bytes of the key-value caches of all texts being generated, for models that take "
-        "past_key_values. A text that finds no room to begin gets 429; one whose cache can't grow waits until "
-        "others have ended; one that never fits gets 413.", integer(1), 2**30)
+        "past_key_values. A text takes those of its prompt and max_tokens when it begins; one that finds no room "
+        "waits, one that never fits gets 413.", integer(1), 2**30)
 
     log_level: int = option(
         LOGGING, "Logging level: debug, info, warning, error, critical or a number.", LOG_LEVEL, 20,

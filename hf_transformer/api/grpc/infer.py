@@ -66,12 +66,13 @@ class Counted:
             status, code = error.status, grpc.StatusCode[error.grpc_code]
         elif isinstance(error, asyncio.CancelledError):
             status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
-        self._service.metrics.count_request(API, status)
+        self._service.metrics.count_request(API, status, self._context.arrived)
         if self._trace is not None and self._service.tracing is not None:
             known = self._context if self._context.request_id else None
             self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], known)
         if isinstance(error, Exception) and not isinstance(error, RequestError):
-            raise as_request_error(error, identify(self._context)) from None
+            traceparent = self._context.headers.get("traceparent")
+            raise as_request_error(error, identify(self._context), traceparent) from None
 
 
 class Inference:

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hf_transformer import __version__
-from hf_transformer.api.grpc.server import GrpcSettings
+from hf_transformer.api.grpc.server import STREAMS, GrpcSettings
 from hf_transformer.app import grpc_server
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.errors import ConfigError
@@ -281,6 +281,13 @@ async def test_a_handshake_that_does_not_end_is_broken_off() -> None:
         reader, writer = await asyncio.open_connection(HOST, server.settings.port)
         assert b"handshake timeout" in await reader.read(-1)
         writer.close()
+
+
+async def test_more_calls_at_once_than_a_connection_may_have_are_all_answered() -> None:
+    async with serving(ScriptedModel(), concurrent=10_000) as server, connected(server) as client, asyncio.timeout(60):
+        for count in (4 * STREAMS, 8 * STREAMS):  # on a new connection, and on one that has been used
+            calls = [client.infer(request(str(number))) for number in range(count)]
+            assert [text_of(answer) for answer in await asyncio.gather(*calls)] == list(map(str, range(count)))
 
 
 async def test_a_connection_without_calls_is_closed_and_opened_again() -> None:
