@@ -107,7 +107,7 @@ def test_over_a_limit(serve: Serve, raw: bool) -> None:
 
 def test_unknown_encodings(serve: Serve) -> None:
     client = serve("bert").client
-    for headers in ({"content-encoding": "deflate"}, {"content-type": "application/json; charset=utf-7"}):
+    for headers in ({"content-encoding": "br"}, {"content-type": "application/json; charset=utf-7"}):
         error(client.post("/v2/models/bert/infer", content=json.dumps({"inputs": [TENSOR]}), headers=headers), 415)
 
 
