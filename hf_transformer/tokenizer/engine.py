@@ -138,9 +138,9 @@ class RustEngine(Engine):
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """``encode`` without the word cache."""
         limit = min(how.max_length or self.max_length, self.max_length)
-        texts = [self._shortened(text, limit, how) for text in texts]
         # The library takes up to 450 bytes for a character until it is done: one long text at a time.
-        with self._long_text if sum(map(characters, texts)) > LONG else nullcontext():
+        with self._long_text if max(map(characters, texts), default=0) > LONG else nullcontext():
+            texts = [self._shortened(text, limit, how) for text in texts]
             return self._whole(texts, how) if how.whole else self._cut(texts, limit, how)
 
     def _cut(self, texts: Sequence[TextInput], limit: int, how: Tokenization) -> list[list[Encoding]]:

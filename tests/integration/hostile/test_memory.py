@@ -34,13 +34,13 @@ def service() -> Iterator[Service]:
 
 @pytest.mark.parametrize("unit", ["the hotel was dirty ", "a ", "."])
 def test_a_text_of_a_million_characters(service: Service, unit: str) -> None:
-    """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB."""
+    """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB, and all of these 900 to 2,600."""
     body = json.dumps({"instances": ["[MASK] " + (unit * MILLION)[: MILLION - 7]]}).encode()
     before = peak(service)
     assert service.post(body).status_code == 200
     with ThreadPoolExecutor(10) as pool:
         assert {one.status_code for one in pool.map(service.post, [body] * 10)} == {200}
-    assert peak(service) - before < 64 * MEGABYTE
+    assert peak(service) - before < 128 * MEGABYTE
 
 
 def literal(name: bytes, value: bytes, *, kept: bool = False) -> bytes:
