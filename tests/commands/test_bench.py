@@ -22,7 +22,7 @@ from hf_transformer.errors import ConfigError, LoadError
 from tests.predictor.fault_server import Connection, nobody, scripted
 
 ROOT = Path(__file__).parents[2]
-TIMING = "Target-Timing: tokenize;dur=0.500, predict;dur=2.000"
+TIMING = "Server-Timing: tokenize;dur=0.500, predict;dur=2.000"
 
 
 def server_at(address: str) -> Target:
