@@ -106,7 +106,7 @@ def test_only_cli_reads_the_process_arguments_and_environment() -> None:
         and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in {("sys", "argv"), ("os", "environ"), ("os", "getenv")}
     ]
-    assert set(readers) == {"cli.py"}
+    assert set(readers) == {"commands/cli.py"}
 
 
 def test_nothing_but_the_export_imports_torch() -> None:
