@@ -34,7 +34,7 @@ def service() -> Iterator[Service]:
 
 @pytest.mark.parametrize("unit", ["the hotel was dirty ", "a ", "."])
 def test_a_text_of_a_million_characters(service: Service, unit: str) -> None:
-    """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB, and all of these 900 to 2,600."""
+    """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB."""
     body = json.dumps({"instances": ["[MASK] " + (unit * MILLION)[: MILLION - 7]]}).encode()
     before = peak(service)
     assert service.post(body).status_code == 200
