@@ -25,6 +25,7 @@ from tests.integration.hostile.wire import (
     next_answer,
     others_are_served,
     post,
+    resident,
     send,
 )
 from tests.service import Service
@@ -46,23 +47,8 @@ RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing sends RST and not FIN."""
 
 
-def resident(service: Service) -> int:
-    """Bytes of memory that the service holds, without what it shares with the predictor."""
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
-
-
 def descriptors(service: Service) -> int:
     return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
-
-
-def test_a_gigabyte_that_is_declared_is_refused_before_it_comes(serve: Serve) -> None:
-    service = serve("bert")
-    with connected(service) as connection:
-        send(connection, head(f"content-length: {GIGABYTE}"))
-        answer = next_answer(connection)
-        assert (answer.status, "--max_request_bytes" in answer.error) == (413, True)
-    others_are_served(service)
 
 
 def test_a_gigabyte_that_comes_all_the_same_is_not_kept(serve: Serve) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +14,7 @@ from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
-from tests.integration.hostile.wire import TEXT, others_are_served
+from tests.integration.hostile.wire import TEXT, others_are_served, resident
 from tests.service import Service
 
 INFER = f"/{SERVICE}/ModelInfer"
@@ -32,12 +31,6 @@ START = PREFACE + b"\0\0\0\4\0\0\0\0\0"
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """One frame of HTTP/2 (RFC 9113, 4.1)."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-
-def resident(service: Service) -> int:
-    """Bytes of memory that the service holds, without what it shares with the predictor."""
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def served(service: Service) -> None:
@@ -85,23 +78,16 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize(("message", "says"), LIES.values(), ids=list(LIES))
-def test_contents_that_lie(serve: Serve, message: pb.ModelInferRequest, says: str) -> None:
+def test_contents_that_lie_and_what_is_no_message(serve: Serve) -> None:
     service = serve("bert")
-    with stub(service) as calls, fails(INVALID, says):
-        calls.ModelInfer(message)
-    served(service)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"\xff" * 1000, b"\0" * 1000, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a" * 10_000, b"{}", TEXT.encode()],
-    ids=["ones", "zeros", "a length of 4 GB", "tags", "JSON", "text"],
-)
-def test_what_is_no_message(serve: Serve, body: bytes) -> None:
-    service = serve("bert")
-    with fails(INVALID):
-        raw(service, body)
+    with stub(service) as calls:
+        for message, says in LIES.values():
+            with fails(INVALID, says):
+                calls.ModelInfer(message)
+    # Ones, zeros, a length of 4 GB, tags, JSON, text.
+    for body in (b"\xff" * 1000, b"\0" * 1000, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a" * 10_000, b"{}", TEXT.encode()):
+        with fails(INVALID):
+            raw(service, body)
     served(service)
 
 
@@ -162,11 +148,12 @@ def test_metadata_of_a_megabyte(serve: Serve) -> None:
     served(service)
 
 
-@pytest.mark.parametrize("method", ["Nothing", "ModelInfer/", "../ModelInfer", "x" * 2000])
-def test_methods_that_are_none(serve: Serve, method: str) -> None:
+def test_methods_that_are_none(serve: Serve) -> None:
     service = serve("bert")
-    with channel_to(service) as channel, fails(grpc.StatusCode.UNIMPLEMENTED):
-        channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)(b"", timeout=20.0)
+    with channel_to(service) as channel:
+        for method in ("Nothing", "ModelInfer/", "../ModelInfer", "x" * 2000):
+            with fails(grpc.StatusCode.UNIMPLEMENTED):
+                channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)(b"", timeout=20.0)
     served(service)
 
 
