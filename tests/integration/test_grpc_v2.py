@@ -71,7 +71,7 @@ def test_bad_requests(serve: Serve) -> None:
     with stub(serve("bert")) as calls:
         for message, code, says in (
             (request("other", TEXT), grpc.StatusCode.NOT_FOUND, "served: bert"),
-            (request("bert", {"txt": [FRANCE]}), INVALID, "'txt' is unknown"),
+            (request("bert", {**TEXT, "txt": [FRANCE]}), INVALID, "'txt' is unknown"),
             (request("bert", TEXT, parameters={"topk": 1}), INVALID, "parameters.topk"),
             (request("bert", {"text": ["no mask"]}), INVALID, "instances[0]: no [MASK]"),
             (request("bert", {"text": [FRANCE] * 2049}, raw=True), EXHAUSTED, "--max_sequences"),

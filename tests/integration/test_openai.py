@@ -23,7 +23,8 @@ RERANK = {"model": "cross", "query": QUERY, "documents": DOCUMENTS}
 
 
 def embeddings(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
-    return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", *flags)
+    """Takes token ids."""
+    return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", "--enable_token_inputs=true", *flags)
 
 
 def rerank(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
@@ -80,6 +81,15 @@ def test_forms_of_input(serve: Serve) -> None:
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
+def test_token_ids_need_a_flag(serve: Serve) -> None:
+    """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
+    service = serve(MODEL, "v2", f"--model_dir={task_model_folder(MODEL)}")
+    for given in ([3, 4], [[3, 4]], ["a", [3]]):
+        found = error(service.client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
+        assert found["param"].startswith("input")
+        assert "check_embedding_ctx_length=False" in found["message"] and "--enable_token_inputs" in found["message"]
+
+
 def test_parameters(serve: Serve) -> None:
     service = embeddings(serve)
     for parameters in (
@@ -91,6 +101,8 @@ def test_parameters(serve: Serve) -> None:
         found = vectors(ask(service, "embeddings", BODY | parameters))
         assert found == service.predict([TEXTS[0]], parameters)
     assert len(vectors(ask(service, "embeddings", BODY | {"dimensions": 16}))[0]) == 16
+    raw = vectors(ask(service, "embeddings", BODY | {"normalized": False, "truncate_prompt_tokens": -1}))
+    assert raw == service.predict([TEXTS[0]], {"normalize": False})
     truncated = ask(service, "embeddings", BODY | {"input": LONG})["usage"]
     assert truncated == {"prompt_tokens": 128, "total_tokens": 128}
 
@@ -108,6 +120,8 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
     ({"dimensions": 0}, 400, "dimensions", "0 is too small"),
     ({"dimensions": 49}, 400, "dimensions", "have 48"),
+    ({"input_type": "query"}, 400, "input_type", "expected prompt_name in its place"),
+    ({"normalize": True, "normalized": True}, 400, "normalized", "means the same"),
     ({"output_format": "kserve"}, 400, "output_format", "unknown"),
 ]
 """tests/api/test_openai.py has what is wrong whatever the model is."""
@@ -174,6 +188,8 @@ def test_what_rerank_takes(serve: Serve) -> None:
     assert ask(service, "rerank", RERANK | {"top_n": 1})["results"] == everything[:1]
     short = ask(service, "rerank", RERANK | {"return_documents": False})["results"]
     assert short == [{name: one[name] for name in ("index", "relevance_score")} for one in everything]
+    same = {"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}
+    assert ask(service, "rerank", RERANK | same)["results"] == everything
     raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
     assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
 
@@ -184,6 +200,7 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length"),
     ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer"),
     ({"top_n": 0}, 400, "top_n", "0 is too small"),
+    ({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "8 is too small"),
     ({"return_documents": "no"}, 400, "return_documents", "expected true"),
 ]
 

@@ -21,7 +21,7 @@ BAD: list[tuple[Any, str]] = [
     ({"instances": [FRANCE]}, "'instances' is not understood"),
     ({"inputs": []}, "inputs: 'text' is missing"),
     ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
-    ({"inputs": [{**TENSOR, "name": "input_ids"}]}, "inputs: 'input_ids' is unknown, expected 'text'"),
+    ({"inputs": [TENSOR, {**TENSOR, "name": "x"}]}, "inputs: 'x' is unknown, expected 'text'"),
     ({"inputs": [{**TENSOR, "datatype": "INT64", "data": [1]}]}, "'text' is INT64, expected BYTES"),
     ({"inputs": [{**TENSOR, "shape": [1, 2], "data": ["a", "b"]}]}, "has the shape [1, 2], expected"),
     ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "element 0 of 'text' is not UTF-8"),

@@ -15,6 +15,7 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
+from tests.integration.hostile.memory import resident
 from tests.integration.hostile.wire import (
     ANSWER,
     BODY,
@@ -25,7 +26,6 @@ from tests.integration.hostile.wire import (
     next_answer,
     others_are_served,
     post,
-    resident,
     send,
 )
 from tests.service import Service

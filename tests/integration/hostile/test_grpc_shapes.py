@@ -14,7 +14,8 @@ from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
-from tests.integration.hostile.wire import TEXT, others_are_served, resident
+from tests.integration.hostile.memory import resident
+from tests.integration.hostile.wire import TEXT, others_are_served
 from tests.service import Service
 
 INFER = f"/{SERVICE}/ModelInfer"

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hf_transformer.commands.local_triton import HOST
@@ -111,12 +110,6 @@ def _split(received: bytes) -> tuple[Answer, bytes]:
     if len(rest) < length:
         raise IndexError(length)
     return Answer(int(first.split()[1]), headers, rest[:length]), rest[length:]
-
-
-def resident(service: Service) -> int:
-    """Bytes of memory that the service holds, without what it shares with the predictor."""
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def others_are_served(service: Service) -> None:
