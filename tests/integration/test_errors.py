@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hf_transformer.commands.local_triton import HOST, free_ports, poll
-from tests.integration.conftest import MODEL_FOLDER, Serve
-from tests.service import Service, flags_for
+from hf_transformer.commands.local_triton import HOST, poll
+from tests.integration.conftest import Serve
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}
@@ -37,79 +36,57 @@ def error(response: httpx.Response, status: int) -> str:
     return message
 
 
-def test_unknown_model(serve: Serve, protocol: str) -> None:
-    service = serve("bert", protocol)
+def test_unknown_model(serve: Serve) -> None:
+    service = serve("bert")
     assert "'other'" in error(service.post(BODY, "other"), 404)
     assert "served: bert" in error(service.client.get("/v1/models/other"), 404)
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        pytest.param(b"{", "not JSON", id="bad JSON"),
-        pytest.param(b"", "not JSON", id="empty body"),
-        pytest.param(b'{"instances": ["\xff"]}', "not JSON", id="bad UTF-8"),
-        pytest.param(b"[" * 5000, "not JSON", id="deep JSON"),
-        pytest.param(b'{"instances": [1e999]}', "not JSON", id="infinite number"),
-        pytest.param([TEXT], "got a list", id="no object"),
-        pytest.param({}, "an empty object", id="empty object"),
-        pytest.param({"texts": [TEXT]}, "the keys texts", id="other key"),
-        pytest.param({"instances": [TEXT], "inputs": [TEXT]}, "got both", id="both keys"),
-        pytest.param({"instances": []}, "instances: expected at least one", id="no instances"),
-        pytest.param({"inputs": []}, "inputs: expected at least one", id="no inputs"),
-        pytest.param({"instances": None}, "instances: expected a list", id="null"),
-        pytest.param({"instances": {"text": TEXT}}, "instances: expected a list", id="an object"),
-        pytest.param({"instances": [TEXT, 7]}, "instances[1]: expected a string", id="a number"),
-        pytest.param({"instances": [[TEXT]]}, "instances[0]: expected a string", id="a list"),
-        pytest.param({"instances": [{"txt": TEXT}]}, "the keys txt", id="other instance key"),
-        pytest.param({"instances": [TEXT, "no mask"]}, "instances[1]: no [MASK]", id="no mask"),
-        pytest.param({"instances": [""]}, "instances[0]: no [MASK]", id="empty text"),
-        pytest.param({"instances": ["word " * 500 + TEXT]}, "no [MASK] among the first", id="mask cut off"),
-        pytest.param({**BODY, "parameters": [1]}, "parameters: expected an object", id="parameters"),
-        pytest.param({**BODY, "parameters": {"topk": 1}}, "parameters.topk: unknown", id="unknown parameter"),
-        pytest.param(
-            {**BODY, "parameters": {"top_k": "1", "output_format": "pipeline"}}, "whole number, got a string", id="type"
-        ),
-        pytest.param({**BODY, "parameters": {"top_k": 0, "output_format": "pipeline"}}, "0 is too small", id="range"),
-        pytest.param({**BODY, "parameters": {"top_k": 2}}, "only the pipeline format", id="wrong format"),
-        pytest.param({**BODY, "parameters": {"output_format": "xml"}}, "'xml' is not one of", id="choice"),
-        pytest.param({**BODY, "parameters": {"return_probabilities": 1}}, "expected true or false", id="flag"),
-        pytest.param(
-            {**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}},
-            "combined",
-            id="exclusive",
-        ),
-    ],
-)
-def test_bad_input(serve: Serve, body: Any, says: str) -> None:
+BAD: list[tuple[Any, str]] = [
+    (b"", "not JSON"),
+    ([TEXT], "got a list"),
+    ({"texts": [TEXT]}, "the keys texts"),
+    ({"instances": [TEXT], "inputs": [TEXT]}, "got both"),
+    ({"instances": []}, "instances: expected at least one"),
+    ({"instances": None}, "instances: expected a list"),
+    ({"instances": [TEXT, 7]}, "instances[1]: expected a string"),
+    ({"instances": [[TEXT]]}, "instances[0]: expected a string"),
+    ({"instances": [TEXT, "no mask"]}, "instances[1]: no [MASK]"),
+    ({"instances": [""]}, "instances[0]: no [MASK]"),
+    ({"instances": ["word " * 500 + TEXT]}, "no [MASK] among the first"),
+    ({**BODY, "parameters": [1]}, "parameters: expected an object"),
+    ({**BODY, "parameters": {"topk": 1}}, "parameters.topk: unknown"),
+    ({**BODY, "parameters": {"top_k": "1", "output_format": "pipeline"}}, "whole number, got a string"),
+    ({**BODY, "parameters": {"top_k": 0, "output_format": "pipeline"}}, "0 is too small"),
+    ({**BODY, "parameters": {"top_k": 2}}, "only the pipeline format"),
+    ({**BODY, "parameters": {"output_format": "xml"}}, "'xml' is not one of"),
+    ({**BODY, "parameters": {"return_probabilities": 1}}, "expected true or false"),
+    ({**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}}, "combined"),
+]
+TOO_MUCH: list[tuple[Any, str]] = [
+    (json.dumps({"instances": [TEXT], "pad": "x" * 3000}).encode(), "--max_request_bytes"),
+    ({"instances": [TEXT] * 4}, "--max_instances"),
+    ({"instances": ["x" * 101]}, "--max_text_length"),
+    ({**BODY, "parameters": {"return_raw_logits": True}}, "--max_answer_values"),
+    ({"instances": [f"[MASK]{' a' * 40}"] * 3, "parameters": {"truncation": False}}, "truncation"),
+    ({**BODY, "parameters": {"output_format": "pipeline", "top_k": 10**9}}, "--max_answer_values"),
+    ({**BODY, "parameters": {"output_format": "pipeline", "targets": ["x" * 201]}}, "200 characters"),
+]
+
+
+def test_bad_input(serve: Serve) -> None:
     service = serve("bert")
-    message = error(service.post(body), 400)
-    assert says in message
-    assert TEXT not in message
+    for body, says in BAD:
+        message = error(service.post(body), 400)
+        assert says in message
+        assert TEXT not in message
     assert service.predict([TEXT]) == ["paris"]
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        pytest.param(json.dumps({"instances": [TEXT], "pad": "x" * 3000}).encode(), "--max_request_bytes", id="body"),
-        pytest.param({"instances": [TEXT] * 4}, "--max_instances", id="batch"),
-        pytest.param({"instances": ["x" * 101]}, "--max_text_length", id="text"),
-        pytest.param({**BODY, "parameters": {"return_raw_logits": True}}, "--max_answer_values", id="answer"),
-        pytest.param(
-            {"instances": [f"[MASK]{' a' * 40}"] * 3, "parameters": {"truncation": False}}, "truncation", id="tokens"
-        ),
-        pytest.param(
-            {**BODY, "parameters": {"output_format": "pipeline", "top_k": 10**9}}, "--max_answer_values", id="top_k"
-        ),
-        pytest.param(
-            {**BODY, "parameters": {"output_format": "pipeline", "targets": ["x" * 201]}}, "200 characters", id="target"
-        ),
-    ],
-)
-def test_over_a_limit(serve: Serve, body: Any, says: str) -> None:
+def test_over_a_limit(serve: Serve) -> None:
     service = serve("bert", "v2", *LIMITS)
-    assert says in error(service.post(body), 413)
+    for body, says in TOO_MUCH:
+        assert says in error(service.post(body), 413)
     assert service.predict([TEXT] * 3) == ["paris"] * 3
 
 
@@ -129,8 +106,8 @@ def test_unknown_compression(serve: Serve) -> None:
     assert "'br'" in error(serve("bert").post(BODY, headers={"content-encoding": "br"}), 415)
 
 
-def test_too_many_requests(serve: Serve, protocol: str) -> None:
-    service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
+def test_too_many_requests(serve: Serve) -> None:
+    service = serve("fault_slow", "v2", "--max_concurrent_requests=1")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(service.post, BODY)
         assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
@@ -140,7 +117,7 @@ def test_too_many_requests(serve: Serve, protocol: str) -> None:
         assert first.result().json() == {"predictions": ["paris"]}
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["whole", "in pieces"])
+@pytest.mark.parametrize(("protocol", "pause"), [("v2", 0.0), ("grpc-v2", 0.05)])
 def test_a_client_that_leaves_gives_its_place_back(serve: Serve, protocol: str, pause: float) -> None:
     """The predictor takes 1 s for what nobody waits for any more; the place is free long before."""
     service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
@@ -167,30 +144,17 @@ def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
         assert service.predict([TEXT]) == ["paris"]
 
 
-def test_waiting_for_a_turn_counts_as_waiting(serve: Serve, protocol: str) -> None:
+def test_waiting_for_a_turn_counts_as_waiting(serve: Serve) -> None:
     """Twenty batches of 1 s, one at a time: the request still ends at its timeout, and gives up the other batches."""
     flags = ("--max_batches_in_flight=1", "--predictor_request_timeout_seconds=1.5")
-    service = serve("fault_slow", protocol, *flags)
+    service = serve("fault_slow", "v2", *flags)
     assert "1.5 s" in error(service.post({"instances": [f"{'a ' * length}[MASK]" for length in range(20)]}), 504)
     assert service.metric(IN_FLIGHT) == 0
     assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
 
 
-def test_no_predictor(protocol: str) -> None:
-    address = f"{HOST}:{free_ports(1)[0]}"
-    with Service(*flags_for("bert", MODEL_FOLDER, address, protocol)) as service:
-        service.wait_until("/")
-        refused = service.post(BODY)
-        assert "not ready" in error(refused, 503)
-        assert int(refused.headers["retry-after"]) >= 1
-        ready = service.client.get("/v1/models/bert")
-        assert (ready.status_code, ready.json()["ready"]) == (503, False)
-        assert service.client.get("/v2/health/live").json() == {"live": True}
-        assert service.client.get("/v2/health/ready").status_code == 503
-
-
-def test_unknown_to_the_predictor(serve: Serve, protocol: str) -> None:
-    service = serve("absent", protocol, ready=False)
+def test_unknown_to_the_predictor(serve: Serve) -> None:
+    service = serve("absent", "grpc-v2", ready=False)
     assert poll(lambda: "absent" in service.post(BODY).json()["error"], 10.0)
     error(service.post(BODY), 503)
 
@@ -205,32 +169,35 @@ def test_slow_predictor(serve: Serve, protocol: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "protocol", "says"),
     [
-        ("fault_wrong_shape", "with the shape"),
-        ("fault_wrong_dtype", "its configuration says FP32"),
-        ("fault_nan", "NaN"),
+        ("fault_wrong_shape", "v2", "with the shape"),
+        ("fault_wrong_dtype", "v2", "its configuration says FP32"),
+        ("fault_wrong_dtype", "grpc-v2", "its configuration says FP32"),
+        ("fault_nan", "grpc-v2", "NaN"),
     ],
 )
-def test_predictor_that_breaks_its_word(serve: Serve, protocol: str, model: str, says: str) -> None:
+def test_predictor_that_breaks_its_word(serve: Serve, model: str, protocol: str, says: str) -> None:
     assert says in error(serve(model, protocol).post(BODY), 502)
 
 
-@pytest.mark.parametrize("model", ["fault_wrong_shape", "fault_wrong_dtype", "fault_nan"])
-def test_predictor_that_always_breaks_its_word_is_not_ready(serve: Serve, model: str) -> None:
-    """Whatever is wrong with its answers; it is there all the same, so that the circuit stays closed."""
-    service = serve(model, "v2", "--enable_predictor_health_check=true", "--predictor_circuit_failures=2")
+def test_predictor_that_always_breaks_its_word_is_not_ready(serve: Serve) -> None:
+    """It is there all the same, so that the circuit stays closed."""
+    service = serve("fault_nan", "v2", "--enable_predictor_health_check=true", "--predictor_circuit_failures=2")
     for _ in range(3):
         error(service.post(BODY), 502)
-    answer = service.client.get(f"/v1/models/{model}")
+    answer = service.client.get("/v1/models/fault_nan")
     assert answer.status_code == 503 and "the last 3 requests failed, and so does a trial" in answer.json()["error"]
     assert service.metric('hf_transformer_predictor_errors_total{kind="error"}') >= 3
     assert service.metric("hf_transformer_predictor_circuit_open") == 0
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v3", 404), ("POST", "/v1/models/bert", 405), ("GET", "/v1/models/bert:predict", 405), ("PUT", "/", 405)],
-)
-def test_other_paths_and_methods(serve: Serve, method: str, path: str, status: int) -> None:
-    assert path in error(serve("bert").client.request(method, path), status)
+def test_other_paths_and_methods(serve: Serve) -> None:
+    client = serve("bert").client
+    for method, path, status in (
+        ("GET", "/v3", 404),
+        ("POST", "/v1/models/bert", 405),
+        ("GET", "/v1/models/bert:predict", 405),
+        ("PUT", "/", 405),
+    ):
+        assert path in error(client.request(method, path), status)

@@ -23,9 +23,13 @@ def cases() -> Any:
     return json.loads((ROOT / "tests" / "goldens" / "feature_extraction.json").read_text())["cases"]
 
 
-@pytest.fixture
-def service(serve: Serve, protocol: str) -> Service:
+def start(serve: Serve, protocol: str = "v2") -> Service:
     return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", "--task=feature-extraction")
+
+
+@pytest.fixture
+def service(serve: Serve) -> Service:
+    return start(serve)
 
 
 def assert_features(found: Any, case: Any) -> None:
@@ -48,16 +52,11 @@ def test_alone(service: Service, cases: Any) -> None:
         assert_features(service.predict([case["text"]])[0], case)
 
 
-def test_in_one_mixed_request(service: Service, cases: Any) -> None:
+def test_in_one_mixed_request(serve: Serve, protocol: str, cases: Any) -> None:
     assert len(cases) >= 40
-    found = service.predict([case["text"] for case in cases])
+    found = start(serve, protocol).predict([case["text"] for case in cases], {"output_format": "pipeline"})
     for one, case in zip(found, cases, strict=True):
         assert_features(one, case)
-
-
-@pytest.mark.parametrize("form", ["kserve", "pipeline"])
-def test_both_formats(service: Service, cases: Any, form: str) -> None:
-    assert_features(service.predict([cases[0]["text"]], {"output_format": form})[0], cases[0])
 
 
 def test_truncation(service: Service) -> None:
@@ -66,35 +65,28 @@ def test_truncation(service: Service) -> None:
     assert response.status_code == 413 and "instances[1]" in response.json()["error"]
 
 
-def test_the_limit_is_the_tokenizers_own(serve: Serve, protocol: str) -> None:
+def test_the_limit_is_the_tokenizers_own(serve: Serve) -> None:
     """The max_seq_length of sentence-transformers, 64 here, is not for this task: the pipeline does not read it."""
     folder = task_model_folder("minibert_cls")
-    service = serve("minibert_cls", protocol, f"--model_dir={folder}", "--task=feature_extraction")
+    service = serve("minibert_cls", "v2", f"--model_dir={folder}", "--task=feature_extraction")
     assert len(service.predict([LONG])[0][0]) == 128
 
 
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
+def test_wrong_requests(service: Service) -> None:
+    for parameters, words in (
         ({"truncation": 1}, ["parameters.truncation", "a number"]),
         ({"output_format": "json"}, ["parameters.output_format", "kserve, pipeline"]),
         ({"normalize": True}, ["parameters.normalize", "truncation"]),
-    ],
-    ids=str,
-)
-def test_wrong_parameters(service: Service, parameters: Any, words: list[str]) -> None:
-    response = service.post({"instances": ["a"], "parameters": parameters})
-    assert response.status_code == 400
-    assert all(word in response.json()["error"] for word in words), response.text
-
-
-def test_wrong_instances(service: Service) -> None:
+    ):
+        response = service.post({"instances": ["a"], "parameters": parameters})
+        assert response.status_code == 400
+        assert all(word in response.json()["error"] for word in words), response.text
     response = service.post({"instances": ["a", 3]})
     assert response.status_code == 400 and "instances[1]" in response.json()["error"]
 
 
-def test_pooled_vectors_are_not_taken_for_tokens(serve: Serve, protocol: str) -> None:
+def test_pooled_vectors_are_not_taken_for_tokens(serve: Serve) -> None:
     folder = task_model_folder("minibert_pooled")
     flags = (f"--model_dir={folder}", "--task=feature_extraction")
-    service = serve("minibert_pooled", protocol, *flags, ready=False)
+    service = serve("minibert_pooled", "v2", *flags, ready=False)
     assert poll(lambda: "reads [tokens, hidden]" in service.post({"instances": ["a"]}).text, 20.0)

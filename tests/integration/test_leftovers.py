@@ -36,15 +36,8 @@ def wait_for_regions(service: Service, count: int) -> None:
     assert poll(lambda: len(regions(service)) == count, SECONDS), service.log
 
 
-def test_a_service_that_ends_before_a_killed_worker_is_replaced(triton: LocalTriton) -> None:
-    with serve(triton, 2) as service:
-        wait_for_regions(service, 2)
-        kill(workers_of(service)[0])
-        assert service.stop() == 0
-        assert regions(service) == []
-
-
-def test_a_killed_worker(triton: LocalTriton) -> None:
+def test_killed_workers(triton: LocalTriton) -> None:
+    """One that is replaced, and one whose service ends before that."""
     with serve(triton, 2) as service:
         wait_for_regions(service, 2)
         first = regions(service)
@@ -52,12 +45,14 @@ def test_a_killed_worker(triton: LocalTriton) -> None:
         assert poll(lambda: "is replaced" in service.log, SECONDS)
         assert [one.exists() for one in first].count(True) == 1  # its successor has hardly started
         wait_for_regions(service, 2)
+        kill(workers_of(service)[0])
+        assert service.stop() == 0
+        assert regions(service) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_signal(triton: LocalTriton, workers: int) -> None:
-    with serve(triton, workers) as service:
-        wait_for_regions(service, workers)
+def test_a_second_signal(triton: LocalTriton) -> None:
+    with serve(triton, 2) as service:
+        wait_for_regions(service, 2)
         with connected(service) as client:
             client.sendall(unfinished())
 

@@ -29,11 +29,12 @@ ANSWERS = ["paris", "rome", "tokyo"]
         "bert_optional_mask",
     ],
 )
-def test_every_form_of_model_answers(serve: Serve, protocol: str, model: str) -> None:
-    assert serve(model, protocol).predict(TEXTS * 5) == ANSWERS * 5
+def test_every_form_of_model_answers(serve: Serve, model: str) -> None:
+    """Over gRPC to Triton; the tests of fill_mask ask over REST, too."""
+    assert serve(model, "grpc-v2").predict(TEXTS * 5) == ANSWERS * 5
 
 
-@pytest.mark.parametrize("model", ["bert", "bert_masked", "bert_fixed"])
+@pytest.mark.parametrize("model", ["bert_masked", "bert_fixed"])
 def test_a_tokenizer_that_pads_left_gives_the_same_answers(serve: Serve, model: str, tmp_path: Path) -> None:
     """Padding on the left would shift the positions of a BERT: behind a mask it goes to the right all the same."""
     shutil.copytree(MODEL_FOLDER, tmp_path, dirs_exist_ok=True)
@@ -47,37 +48,30 @@ def test_a_tokenizer_that_pads_left_gives_the_same_answers(serve: Serve, model: 
     assert [one[0]["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
 
 
-def test_positional_names_of_the_pytorch_backend(serve: Serve, protocol: str) -> None:
-    service = serve("bert_torchscript", protocol, "--tensor_input_names=input_ids,attention_mask")
+def test_positional_names_of_the_pytorch_backend(serve: Serve) -> None:
+    service = serve("bert_torchscript", "v2", "--tensor_input_names=input_ids,attention_mask")
     assert service.predict(TEXTS) == ANSWERS
 
 
 @pytest.mark.parametrize("names", ["input_ids", "input_ids,attention_mask"])
-def test_an_optional_mask_may_be_named_or_not(serve: Serve, protocol: str, names: str) -> None:
-    service = serve("bert_optional_mask", protocol, f"--tensor_input_names={names}")
+def test_an_optional_mask_may_be_named_or_not(serve: Serve, names: str) -> None:
+    service = serve("bert_optional_mask", "v2", f"--tensor_input_names={names}")
     assert service.predict(TEXTS) == ANSWERS
 
 
 @pytest.mark.parametrize(
     ("model", "flags", "says"),
     [
-        pytest.param(
-            "bert", ["--tensor_input_names=input_ids,attention_mask"], "has 'attention_mask', but", id="no input"
-        ),
-        pytest.param(
-            "bert", ["--return_token_type_ids", "--tensor_input_names=input_ids"], "token_type_ids", id="types"
-        ),
-        pytest.param("bert_masked", ["--tensor_input_names=input_ids"], "requires the input", id="input left out"),
-        pytest.param("bert_torchscript", [], "--tensor_input_names=input_ids", id="positional"),
-        pytest.param("bert", ["--tensor_output_names=scores"], "the model has logits", id="no output"),
-        pytest.param("bert_wrong_rank", [], "is it exported for another task", id="rank"),
-        pytest.param("bert_wrong_vocab", [], "along vocabulary", id="vocabulary"),
+        ("bert_masked", ["--tensor_input_names=input_ids"], "requires the input"),
+        ("bert", ["--tensor_output_names=scores"], "the model has logits"),
+        ("bert_wrong_rank", [], "is it exported for another task"),
     ],
 )
 def test_a_misfit_is_reported_once_and_keeps_the_service_unready(
-    serve: Serve, protocol: str, model: str, flags: list[str], says: str
+    serve: Serve, model: str, flags: list[str], says: str
 ) -> None:
-    service = serve(model, protocol, *flags, "--log_level=debug", ready=False)
+    """tests/core/test_contract.py and the doctor's mismatches have all that can be said."""
+    service = serve(model, "v2", *flags, "--log_level=debug", ready=False)
     assert poll(lambda: "does not fit" in service.client.get(f"/v1/models/{model}").text, 10.0)
     assert poll(lambda: service.log.count("is still not ready") >= 3, 10.0)
     refused = service.post({"instances": TEXTS})

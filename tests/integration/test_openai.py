@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 from tokenizers import Tokenizer
 
 from tests.integration.conftest import Serve
@@ -57,8 +56,8 @@ def token_ids(*texts: str) -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in texts]
 
 
-def test_the_embeddings_are_those_of_v1(serve: Serve, protocol: str) -> None:
-    service = embeddings(serve, protocol)
+def test_the_embeddings_are_those_of_v1(serve: Serve) -> None:
+    service = embeddings(serve)
     expected = service.predict(TEXTS)
     answer = ask(service, "embeddings", {**BODY, "input": TEXTS, "encoding_format": "float", "user": "u"})
     assert vectors(answer) == expected
@@ -82,13 +81,13 @@ def test_forms_of_input(serve: Serve) -> None:
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
-@pytest.mark.parametrize("given", [[3, 4], [[3, 4]], ["a", [3]]], ids=str)
-def test_token_ids_need_a_flag(serve: Serve, given: Any) -> None:
+def test_token_ids_need_a_flag(serve: Serve) -> None:
     """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
     service = serve(MODEL, "v2", f"--model_dir={task_model_folder(MODEL)}")
-    found = error(service.client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
-    assert found["param"].startswith("input")
-    assert "check_embedding_ctx_length=False" in found["message"] and "--enable_token_inputs" in found["message"]
+    for given in ([3, 4], [[3, 4]], ["a", [3]]):
+        found = error(service.client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
+        assert found["param"].startswith("input")
+        assert "check_embedding_ctx_length=False" in found["message"] and "--enable_token_inputs" in found["message"]
 
 
 def test_parameters(serve: Serve) -> None:
@@ -108,40 +107,32 @@ def test_parameters(serve: Serve) -> None:
     assert truncated == {"prompt_tokens": 128, "total_tokens": 128}
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "param", "says"),
-    [
-        pytest.param({"model": None}, 400, "model", "missing", id="no model"),
-        pytest.param({"input": None}, 400, "input", "got nothing", id="no input"),
-        pytest.param({"input": ["a", 3]}, 400, "input[1]", "got a number", id="element"),
-        pytest.param({"input": [3, "a"]}, 400, "input", "token 1 is a string", id="token"),
-        pytest.param({"input": [[3], [3, 10**6]]}, 400, "input[1]", "token 1 is 1000000, expected 0", id="no such id"),
-        pytest.param({"input": [[3], []]}, 400, "input[1]", "got an empty list", id="no ids"),
-        pytest.param({"input": [3] * 129}, 413, "input", "129 token ids, at most 128 are taken", id="many ids"),
-        pytest.param({"input": [[3] * 129]}, 413, "input[0]", "129 token ids", id="many ids in a list"),
-        pytest.param({"input": [3], "prompt": "x"}, 400, "prompt", "in front of token ids", id="prompt"),
-        pytest.param({"input": [[3]], "prompt_name": "query"}, 400, "prompt_name", "token ids", id="prompt_name"),
-        pytest.param({"input": ["a"] * 1025}, 413, "input", "--max_instances", id="many inputs"),
-        pytest.param({"input": "a" * 1_000_001}, 413, "input", "--max_text_length", id="long input"),
-        pytest.param({"input": LONG, "truncation": False}, 413, "input", "longer than the 128 tokens", id="long text"),
-        pytest.param({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer", id="long element"),
-        pytest.param({"encoding_format": "int8"}, 400, "encoding_format", "float, base64", id="encoding_format"),
-        pytest.param({"dimensions": 0}, 400, "dimensions", "0 is too small", id="dimensions"),
-        pytest.param({"dimensions": 49}, 400, "dimensions", "have 48", id="many dimensions"),
-        pytest.param({"dimensions": "16"}, 400, "dimensions", "got a string", id="dimensions' type"),
-        pytest.param({"user": 7}, 400, "user", "got a number", id="user"),
-        pytest.param({"input_type": "query"}, 400, "input_type", "expected prompt_name in its place", id="input_type"),
-        pytest.param({"normalized": 1}, 400, "normalized", "expected true or false", id="normalized"),
-        pytest.param({"normalize": True, "normalized": True}, 400, "normalized", "means the same", id="twice"),
-        pytest.param({"normalize": 1}, 400, "normalize", "expected true or false", id="normalize"),
-        pytest.param({"top_k": 1}, 400, "top_k", "unknown, expected some of model, input", id="unknown"),
-        pytest.param({"output_format": "kserve"}, 400, "output_format", "unknown", id="not of this API"),
-    ],
-)
-def test_wrong_embeddings_requests(serve: Serve, fields: Any, status: int, param: str, says: str) -> None:
-    found = error(embeddings(serve).client.post("/openai/v1/embeddings", json=BODY | fields), status)
-    assert (found["param"], found["type"], found["code"]) == (param, "invalid_request_error", None)
-    assert found["message"].startswith(f"{param}: ") and says in found["message"]
+WRONG: list[tuple[Any, int, str, str]] = [
+    ({"input": None}, 400, "input", "got nothing"),
+    ({"input": ["a", 3]}, 400, "input[1]", "got a number"),
+    ({"input": [[3], [3, 10**6]]}, 400, "input[1]", "token 1 is 1000000, expected 0"),
+    ({"input": [3] * 129}, 413, "input", "129 token ids, at most 128 are taken"),
+    ({"input": [3], "prompt": "x"}, 400, "prompt", "in front of token ids"),
+    ({"input": ["a"] * 1025}, 413, "input", "--max_instances"),
+    ({"input": "a" * 1_000_001}, 413, "input", "--max_text_length"),
+    ({"input": LONG, "truncation": False}, 413, "input", "longer than the 128 tokens"),
+    ({"input": ["a", LONG], "truncation": False}, 413, "input[1]", "longer"),
+    ({"encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
+    ({"dimensions": 0}, 400, "dimensions", "0 is too small"),
+    ({"dimensions": 49}, 400, "dimensions", "have 48"),
+    ({"input_type": "query"}, 400, "input_type", "expected prompt_name in its place"),
+    ({"normalize": True, "normalized": True}, 400, "normalized", "means the same"),
+    ({"output_format": "kserve"}, 400, "output_format", "unknown"),
+]
+"""tests/api/test_openai.py has what is wrong whatever the model is."""
+
+
+def test_wrong_embeddings_requests(serve: Serve) -> None:
+    client = embeddings(serve).client
+    for fields, status, param, says in WRONG:
+        found = error(client.post("/openai/v1/embeddings", json=BODY | fields), status)
+        assert (found["param"], found["type"], found["code"]) == (param, "invalid_request_error", None)
+        assert found["message"].startswith(f"{param}: ") and says in found["message"]
 
 
 def test_errors_without_a_field(serve: Serve) -> None:
@@ -174,20 +165,8 @@ def test_unknown_models(serve: Serve) -> None:
         assert (found["type"], found["param"], found["code"]) == ("invalid_request_error", "model", "model_not_found")
 
 
-def test_models_of_other_tasks(serve: Serve) -> None:
-    wrong = embeddings(serve).client.post("/openai/v1/rerank", json=RERANK | {"model": MODEL})
-    other = rerank(serve).client.post("/openai/v1/embeddings", json=BODY | {"model": "cross"})
-    for response, said in (
-        (wrong, f"{MODEL!r} does text_embedding, but rerank needs rerank"),
-        (other, "'cross' does rerank, but embeddings needs text_embedding"),
-    ):
-        found = error(response, 400)
-        assert said in found["message"] and found["param"] == "model"
-
-
-@pytest.mark.parametrize("flags", [(), ("--output_format=pipeline",)], ids=["kserve", "pipeline"])
-def test_rerank(serve: Serve, protocol: str, flags: tuple[str, ...]) -> None:
-    service = rerank(serve, protocol, *flags)
+def test_rerank(serve: Serve) -> None:
+    service = rerank(serve, "v2", "--output_format=pipeline")
     (expected,) = service.predict([{"query": QUERY, "texts": DOCUMENTS}], {"output_format": "kserve"})
     response = service.client.post("/openai/v1/rerank", json=RERANK, headers={"x-request-id": "caller-17"})
     answer = response.json()
@@ -215,26 +194,23 @@ def test_what_rerank_takes(serve: Serve) -> None:
     assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "param", "says"),
-    [
-        pytest.param({"query": None}, 400, "query", "got nothing", id="no query"),
-        pytest.param({"query": 7}, 400, "query", "got a number", id="query"),
-        pytest.param({"documents": []}, 400, "documents", "an empty one", id="no documents"),
-        pytest.param({"documents": ["a", {"txt": "b"}]}, 400, "documents[1]", "the keys txt", id="document"),
-        pytest.param({"documents": ["a"] * 2049}, 413, "documents", "at most 2048 are taken", id="many documents"),
-        pytest.param({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length", id="long document"),
-        pytest.param({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer", id="truncation"),
-        pytest.param({"top_n": 0}, 400, "top_n", "0 is too small", id="top_n"),
-        pytest.param({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "8 is too small", id="max_tokens_per_doc"),
-        pytest.param({"return_documents": "no"}, 400, "return_documents", "expected true", id="return_documents"),
-        pytest.param({"texts": ["a"]}, 400, "texts", "unknown, expected some of model, query", id="unknown"),
-    ],
-)
-def test_wrong_rerank_requests(serve: Serve, fields: Any, status: int, param: str, says: str) -> None:
-    found = error(rerank(serve).client.post("/openai/v1/rerank", json=RERANK | fields), status)
-    assert (found["param"], found["type"]) == (param, "invalid_request_error")
-    assert found["message"].startswith(f"{param}: ") and says in found["message"]
+WRONG_RERANK: list[tuple[Any, int, str, str]] = [
+    ({"documents": ["a", {"txt": "b"}]}, 400, "documents[1]", "the keys txt"),
+    ({"documents": ["a"] * 2049}, 413, "documents", "at most 2048 are taken"),
+    ({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length"),
+    ({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer"),
+    ({"top_n": 0}, 400, "top_n", "0 is too small"),
+    ({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "8 is too small"),
+    ({"return_documents": "no"}, 400, "return_documents", "expected true"),
+]
+
+
+def test_wrong_rerank_requests(serve: Serve) -> None:
+    client = rerank(serve).client
+    for fields, status, param, says in WRONG_RERANK:
+        found = error(client.post("/openai/v1/rerank", json=RERANK | fields), status)
+        assert (found["param"], found["type"]) == (param, "invalid_request_error")
+        assert found["message"].startswith(f"{param}: ") and says in found["message"]
 
 
 def assert_card(card: Any) -> None:
@@ -285,12 +261,3 @@ def test_before_the_model_is_ready(serve: Serve) -> None:
     shared = service.client.get("/v1/models/absent")
     assert shared.status_code == 503
     assert (shared.json()["ready"], shared.json()["id"]) == (False, "absent")
-
-
-def test_requests_are_counted(serve: Serve) -> None:
-    service = embeddings(serve)
-    ask(service, "embeddings", BODY)
-    name = 'hf_transformer_requests_total{api="openai",status="200"}'
-    before = service.metric(name)
-    ask(service, "embeddings", BODY)
-    assert service.metric(name) == before + 1

@@ -1,10 +1,11 @@
-"""A predictor that dies and comes back, and a model that dies alone, with the real Triton."""
+"""A predictor that comes late, hangs, dies and comes back, and a model that dies alone, with the real Triton."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,9 +22,9 @@ BODY = {"instances": [TEXT]}
 STUB = "triton_python_backend_stub"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def triton(repository: Path) -> Iterator[LocalTriton]:
-    """One that a test may end, with one model."""
+    """One that a test may end, with one model; it is left running."""
     with LocalTriton(
         repository, environment=triton_environment(), models=["bert"], config_name=None, options=OPTIONS
     ) as server:
@@ -32,7 +33,7 @@ def triton(repository: Path) -> Iterator[LocalTriton]:
 
 @pytest.fixture
 def services(triton: LocalTriton) -> Iterator[list[Service]]:
-    """One for each protocol; all outputs go through shared memory."""
+    """One for each protocol, before their predictor is there; all outputs go through shared memory."""
     flags = (
         "--predictor_circuit_failures=3",
         "--enable_predictor_health_check=true",
@@ -40,6 +41,7 @@ def services(triton: LocalTriton) -> Iterator[list[Service]]:
         "--predictor_request_timeout_seconds=20",
         "--predictor_request_retries=1",
     )
+    triton.kill()
     with ExitStack() as stack:
         yield [
             stack.enter_context(Service(*flags_for("bert", MODEL_FOLDER, address, protocol, flags)))
@@ -115,6 +117,10 @@ def check_a_dead_model(triton: LocalTriton, services: list[Service]) -> None:
 
 def test_outages(triton: LocalTriton, services: list[Service]) -> None:
     for service in services:
+        service.wait_until("/").wait_until("/v1/models/bert", 503)
+        assert service.post(BODY).status_code == 503
+    triton.restart()
+    for service in services:
         service.wait_until("/v1/models/bert")
         assert service.predict([TEXT]) == ["paris"]
         assert poll(lambda one=service: registered(one), 10.0)  # type: ignore[misc]
@@ -123,3 +129,28 @@ def test_outages(triton: LocalTriton, services: list[Service]) -> None:
     for service in services:
         assert "Traceback" not in service.log
         assert service.stop() == 0
+
+
+def test_a_hung_predictor_is_a_timeout_and_answers_again(triton: LocalTriton) -> None:
+    with Service(
+        *flags_for("bert", MODEL_FOLDER, triton.grpc_address, "grpc-v2", ["--predictor_request_timeout_seconds=1"])
+    ) as service:
+        service.wait_until("/v1/models/bert")
+        triton.suspend()
+        assert service.post(BODY).status_code == 504
+        triton.resume()
+        assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
+        assert service.predict([TEXT]) == ["paris"]
+
+
+def test_retries_bridge_a_restart(triton: LocalTriton) -> None:
+    with Service(
+        *flags_for("bert", MODEL_FOLDER, triton.http_address, "v2", ["--predictor_request_retries=100"])
+    ) as service:
+        service.wait_until("/v1/models/bert")
+        triton.kill()
+        with ThreadPoolExecutor(1) as others:
+            waiting = others.submit(service.predict, [TEXT])
+            assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, 10.0)
+            triton.restart()
+            assert waiting.result(60) == ["paris"]

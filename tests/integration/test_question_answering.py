@@ -20,11 +20,11 @@ LONG = {"question": "Where is it?", "context": "There are many cities, some larg
 
 
 @pytest.fixture
-def squad(serve: Serve, protocol: str) -> Service:
-    return start(serve, protocol)
+def squad(serve: Serve) -> Service:
+    return start(serve)
 
 
-def start(serve: Serve, protocol: str, *flags: str) -> Service:
+def start(serve: Serve, *flags: str, protocol: str = "v2") -> Service:
     return serve("squad", protocol, f"--model_dir={task_model_folder('squad')}", "--task=question_answering", *flags)
 
 
@@ -67,13 +67,14 @@ def test_alone(squad: Service, variant: str) -> None:
         assert_equal(found[0], case[variant], case["id"], near_tie=variant in case.get("near_tie", ()))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("output_format", ["kserve", "pipeline"])
-def test_in_one_mixed_request(squad: Service, variant: str, output_format: str) -> None:
-    cases = answered(variant)
-    parameters = {**VARIANTS[variant], "output_format": output_format}
-    for found, case in zip(squad.predict([instance(case) for case in cases], parameters), cases, strict=True):
-        assert_equal(found, case[variant], case["id"], near_tie=variant in case.get("near_tie", ()))
+def test_in_one_mixed_request(serve: Serve, protocol: str) -> None:
+    service = start(serve, protocol=protocol)
+    for number, variant in enumerate(VARIANTS):
+        cases = answered(variant)
+        parameters = {**VARIANTS[variant], "output_format": ("kserve", "pipeline")[number % 2]}
+        found = service.predict([instance(case) for case in cases], parameters)
+        for one, case in zip(found, cases, strict=True):
+            assert_equal(one, case[variant], case["id"], near_tie=variant in case.get("near_tie", ()))
 
 
 def test_what_the_pipeline_refuses(squad: Service) -> None:
@@ -91,33 +92,21 @@ def test_a_long_question_and_a_context_that_fits(squad: Service) -> None:
     assert mixed[1] == squad.predict([LONG])[0]
 
 
-def test_places_are_those_of_the_context(squad: Service) -> None:
-    cases = answered("top_5")
-    for answers, case in zip(squad.predict([instance(case) for case in cases], {"top_k": 5}), cases, strict=True):
-        for answer in answers if isinstance(answers, list) else [answers]:
-            assert case["context"][answer["start"] : answer["end"]] == answer["answer"], case["id"]
-
-
-def test_the_architecture_chooses_the_task_too(serve: Serve, protocol: str) -> None:
-    service = serve("squad", protocol, f"--model_dir={task_model_folder('squad')}")
-    assert service.predict([PARIS])[0]["answer"] == "Paris"
-
-
-def test_the_hyphenated_name_and_the_pipeline_format_as_flags(serve: Serve, protocol: str) -> None:
-    service = start(serve, protocol, "--task=question-answering", "--output_format=pipeline")
+def test_the_architecture_chooses_the_task_too(serve: Serve) -> None:
+    service = serve("squad", "v2", f"--model_dir={task_model_folder('squad')}", "--output_format=pipeline")
     assert_equal(service.predict([PARIS])[0], answered("default")[0]["default"], "trained_0")
 
 
-def test_the_stride_as_a_flag(serve: Serve, protocol: str, squad: Service) -> None:
-    strided = start(serve, protocol, "--stride=16")
+def test_the_stride_as_a_flag(serve: Serve, squad: Service) -> None:
+    strided = start(serve, "--stride=16")
     parameters = {"max_seq_len": 48, "handle_impossible_answer": True}
     assert strided.predict([LONG], parameters) == squad.predict([LONG], parameters | {"doc_stride": 16})
     assert strided.predict([LONG], parameters | {"stride": 3}) == squad.predict([LONG], parameters | {"doc_stride": 3})
     assert "parameters.doc_stride: 16 is larger than max_seq_len, 10" in error(strided, [LONG], {"max_seq_len": 10})
 
 
-def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, protocol: str, squad: Service) -> None:
-    windows = start(serve, protocol, "--on_overflow=window")
+def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, squad: Service) -> None:
+    windows = start(serve, "--on_overflow=window")
     late = {"question": "When was it?", "context": LONG["context"] + "It was in 1984."}
     assert windows.predict([late]) == squad.predict([late])
     assert squad.predict([late])[0]["answer"] == "1984"
@@ -127,8 +116,8 @@ def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, protoc
     assert squad.metric(counter) == before + 1
 
 
-def test_long_contexts_are_refused(serve: Serve, protocol: str, squad: Service) -> None:
-    strict = start(serve, protocol, "--on_overflow=error")
+def test_long_contexts_are_refused(serve: Serve, squad: Service) -> None:
+    strict = start(serve, "--on_overflow=error")
     assert strict.predict([PARIS])[0]["answer"] == "Paris"
     assert "instances[1]: the text is longer" in error(strict, [PARIS, LONG], status=413)
     assert "instances[0]: the text is longer" in error(squad, [LONG], {"truncation": False}, status=413)
@@ -136,48 +125,43 @@ def test_long_contexts_are_refused(serve: Serve, protocol: str, squad: Service) 
     assert "parameters.stride: only windows have one" in error(strict, [LONG], {"stride": 1})
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("Where?", 'instances[1]: expected {"question": string, "context": string}, got a string'),
-        ({"question": "Where?"}, "instances[1]: expected"),
-        (PARIS | {"top_k": 2}, "got an object with the keys context, question, top_k"),
-        (PARIS | {"question": ""}, "instances[1].question: is empty"),
-        (PARIS | {"context": ""}, "instances[1].context: is empty"),
-        (PARIS | {"context": None}, "instances[1].context: expected a string, got null"),
-        (PARIS | {"question": ["Where?"]}, "instances[1].question: expected a string, got a list"),
-    ],
-)
-def test_wrong_instances(squad: Service, wrong: Any, message: str) -> None:
-    assert message in error(squad, [PARIS, wrong])
+WRONG_INSTANCES: list[tuple[Any, str]] = [
+    ("Where?", 'instances[1]: expected {"question": string, "context": string}, got a string'),
+    ({"question": "Where?"}, "instances[1]: expected"),
+    (PARIS | {"top_k": 2}, "got an object with the keys context, question, top_k"),
+    (PARIS | {"question": ""}, "instances[1].question: is empty"),
+    (PARIS | {"context": ""}, "instances[1].context: is empty"),
+    (PARIS | {"context": None}, "instances[1].context: expected a string, got null"),
+    (PARIS | {"question": ["Where?"]}, "instances[1].question: expected a string, got a list"),
+]
+WRONG_PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"top_k": 0}, "parameters.top_k: 0 is too small, expected 1 or more"),
+    ({"top_k": True}, "parameters.top_k: expected a whole number, got a boolean"),
+    ({"max_answer_len": 0}, "parameters.max_answer_len: 0 is too small"),
+    ({"max_answer_len": 1.5}, "parameters.max_answer_len: expected a whole number"),
+    ({"handle_impossible_answer": 1}, "parameters.handle_impossible_answer: expected true or false, got a number"),
+    ({"align_to_words": "no"}, "parameters.align_to_words: expected true or false, got a string"),
+    ({"max_seq_len": 129}, "parameters.max_seq_len: 129 is too large, the model takes 128 tokens"),
+    ({"max_seq_len": 0}, "parameters.max_seq_len: 0 is too small"),
+    ({"max_seq_len": 3}, "3 tokens leave no room for text"),
+    ({"max_question_len": 0}, "parameters.max_question_len: 0 is too small"),
+    ({"doc_stride": -1}, "parameters.doc_stride: -1 is too small"),
+    ({"doc_stride": 129}, "parameters.doc_stride: 129 is larger than max_seq_len, 128"),
+    ({"doc_stride": 126}, "a stride of 126 tokens is too long for windows of 125 tokens"),
+    ({"stride": "4"}, "parameters.stride: expected a whole number, got a string"),
+    ({"stride": 4, "doc_stride": 4}, "parameters.stride: another name of doc_stride"),
+    ({"truncation": 1}, "parameters.truncation: expected true or false"),
+    ({"truncation": True, "doc_stride": 4}, "parameters.doc_stride: only windows have one"),
+    ({"output_format": "squad"}, "parameters.output_format: 'squad' is not one of kserve, pipeline"),
+    ({"return_probabilities": True}, "parameters.return_probabilities: unknown, expected one of output_format"),
+]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"top_k": 0}, "parameters.top_k: 0 is too small, expected 1 or more"),
-        ({"top_k": True}, "parameters.top_k: expected a whole number, got a boolean"),
-        ({"max_answer_len": 0}, "parameters.max_answer_len: 0 is too small"),
-        ({"max_answer_len": 1.5}, "parameters.max_answer_len: expected a whole number"),
-        ({"handle_impossible_answer": 1}, "parameters.handle_impossible_answer: expected true or false, got a number"),
-        ({"align_to_words": "no"}, "parameters.align_to_words: expected true or false, got a string"),
-        ({"max_seq_len": 129}, "parameters.max_seq_len: 129 is too large, the model takes 128 tokens"),
-        ({"max_seq_len": 0}, "parameters.max_seq_len: 0 is too small"),
-        ({"max_seq_len": 3}, "3 tokens leave no room for text"),
-        ({"max_question_len": 0}, "parameters.max_question_len: 0 is too small"),
-        ({"doc_stride": -1}, "parameters.doc_stride: -1 is too small"),
-        ({"doc_stride": 129}, "parameters.doc_stride: 129 is larger than max_seq_len, 128"),
-        ({"doc_stride": 126}, "a stride of 126 tokens is too long for windows of 125 tokens"),
-        ({"stride": "4"}, "parameters.stride: expected a whole number, got a string"),
-        ({"stride": 4, "doc_stride": 4}, "parameters.stride: another name of doc_stride"),
-        ({"truncation": 1}, "parameters.truncation: expected true or false"),
-        ({"truncation": True, "doc_stride": 4}, "parameters.doc_stride: only windows have one"),
-        ({"output_format": "squad"}, "parameters.output_format: 'squad' is not one of kserve, pipeline"),
-        ({"return_probabilities": True}, "parameters.return_probabilities: unknown, expected one of output_format"),
-    ],
-)
-def test_wrong_parameters(squad: Service, parameters: dict[str, Any], message: str) -> None:
-    assert message in error(squad, [PARIS], parameters)
+def test_wrong_requests(squad: Service) -> None:
+    for wrong, message in WRONG_INSTANCES:
+        assert message in error(squad, [PARIS, wrong])
+    for parameters, message in WRONG_PARAMETERS:
+        assert message in error(squad, [PARIS], parameters)
 
 
 def test_answers_that_nobody_could_send(squad: Service) -> None:

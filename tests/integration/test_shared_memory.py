@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from hf_transformer.commands.local_triton import LocalTriton
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.errors import PredictorUnavailable
 from hf_transformer.predictor import PROTOCOLS
 from hf_transformer.predictor.base import Predictor, PredictorSettings, Transport
-from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.predictor.shared_memory import FOLDER, PREFIX, Pauses, SharedMemory
 from hf_transformer.types import Array, Tensor
 from tests.integration.conftest import OPTIONS
@@ -181,17 +180,6 @@ async def test_nobody_reads_what_an_abandoned_call_writes(loaded: LocalTriton, p
         assert predictor.use().batches["shared"] == 2
 
 
-@pytest.mark.parametrize("model", ["fault_raises", "bert"], ids=["the model fails", "the slot is too small"])
-async def test_an_answered_error_gives_the_slot_back(loaded: LocalTriton, protocol: str, model: str) -> None:
-    async with shared(loaded, protocol, 2**20, model) as predictor:
-        predictor.registration.want()
-        await until(lambda: predictor.use().registered)
-        with pytest.raises(PredictorError, match="deliberate failure" if model != "bert" else "should be at least"):
-            await infer(predictor, [ids(1, 4)], ["logits"], {"logits": 100})
-        assert predictor.use().slots == {"in_use": 0, "quarantined": 0}
-        assert predictor.use().bytes["free"] == 2**20
-
-
 async def test_a_smaller_output_than_announced_keeps_its_own_shape(loaded: LocalTriton, protocol: str) -> None:
     async with shared(loaded, protocol, 2**20, "fault_wrong_shape") as predictor:
         await registered(predictor)
@@ -199,20 +187,10 @@ async def test_a_smaller_output_than_announced_keeps_its_own_shape(loaded: Local
         assert predictor.use().batches["shared"] == 1
 
 
-async def test_a_timeout_takes_the_slot_along(loaded: LocalTriton, protocol: str) -> None:
-    async with shared(loaded, protocol, 2**20, "fault_slow") as predictor:
-        bounded = Resilience(predictor, "triton", 0.2)
-        predictor.registration.want()
-        await until(lambda: predictor.use().registered)
-        with pytest.raises(PredictorTimeout):
-            await logits(bounded, ids(1, 4))
-        assert predictor.use().slots == {"in_use": 0, "quarantined": 1}
-
-
 async def test_a_predictor_that_does_not_see_our_folder(
-    loaded: LocalTriton, protocol: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    loaded: LocalTriton, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with shared(loaded, protocol, 2**20, folder=tmp_path) as predictor:
+    async with shared(loaded, "v2", 2**20, folder=tmp_path) as predictor:
         for _ in range(3):
             assert (await logits(predictor, ids(1, 5))).shape == (1, 5, VOCABULARY)
             await until(lambda: list(tmp_path.iterdir()) == [])

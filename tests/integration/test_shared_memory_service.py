@@ -61,24 +61,18 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(loaded: 
     assert not alive.exists()
 
 
-def test_a_service_without_room_works_and_says_so_once(loaded: LocalTriton, protocol: str) -> None:
-    with start(loaded, protocol, "--predictor_shared_memory_bytes=1099511627776") as service:
+def test_of_several_workers_without_room_one_warns_and_all_work(loaded: LocalTriton) -> None:
+    with start(loaded, "v2", "--predictor_shared_memory_bytes=1099511627776", "--workers=2") as service:
         service.wait_until("/v1/models/bert")
-        assert [service.predict([TEXT]) for _ in range(3)] == [["paris"]] * 3
-        assert service.log.count("--predictor_shared_memory_bytes") == 1
+        assert [service.predict([TEXT]) for _ in range(6)] == [["paris"]] * 6
+        assert poll(lambda: service.log.count("outputs travel inline") == 2, 20.0), service.log
+        assert len(re.findall(r" WARNING .*outputs travel inline", service.log)) == 1
         assert "1099511627776 bytes do not fit" in service.log
         assert service.metric("hf_transformer_shared_memory_registered") == 0
 
 
-def test_of_several_workers_without_room_one_warns(loaded: LocalTriton) -> None:
-    with start(loaded, "v2", "--predictor_shared_memory_bytes=1099511627776", "--workers=2") as service:
-        service.wait_until("/v1/models/bert")
-        assert poll(lambda: service.log.count("outputs travel inline") == 2, 20.0), service.log
-        assert len(re.findall(r" WARNING .*outputs travel inline", service.log)) == 1
-
-
-def test_off_is_off(serve: Serve, protocol: str) -> None:
-    service = serve("bert", protocol, "--predictor_shared_memory=off", "--predictor_shared_memory_min_bytes=1")
+def test_off_is_off(serve: Serve) -> None:
+    service = serve("bert", "v2", "--predictor_shared_memory=off", "--predictor_shared_memory_min_bytes=1")
     assert service.predict([TEXT]) == ["paris"]
     assert PREFIX not in service.log
     assert "hf_transformer_shared_memory" not in service.client.get("/metrics").text

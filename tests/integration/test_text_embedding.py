@@ -26,10 +26,10 @@ def goldens() -> Any:
 
 
 @pytest.fixture
-def embed(serve: Serve, protocol: str) -> Any:
+def embed(serve: Serve) -> Any:
     """A service for a model, with its own folder and more flags."""
 
-    def start(model: str, *flags: str, folder: Path | None = None) -> Service:
+    def start(model: str, *flags: str, folder: Path | None = None, protocol: str = "v2") -> Service:
         return serve(model, protocol, f"--model_dir={folder or task_model_folder(model)}", *flags)
 
     return start
@@ -65,11 +65,15 @@ def test_alone(embed: Any, goldens: Any, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_in_one_mixed_request(embed: Any, goldens: Any, model: str) -> None:
+def test_in_one_mixed_request(embed: Any, protocol: str, goldens: Any, model: str) -> None:
     cases = cases_of(goldens, model, "default")
     assert len(cases) >= 40
-    found = embed(model).predict([case["text"] for case in cases])
-    assert_close(found, [case["default"] for case in cases])
+    service = embed(model, protocol=protocol)
+    assert_close(service.predict([case["text"] for case in cases]), [case["default"] for case in cases])
+    if model != MODELS[0]:
+        cases = cases_of(goldens, model, "normalized")
+        found = service.predict([case["text"] for case in cases], {"normalize": True})
+        assert_close(found, [case["normalized"] for case in cases])
 
 
 def test_a_model_that_pools_itself(embed: Any, goldens: Any) -> None:
@@ -88,9 +92,9 @@ def test_a_folder_without_files_of_sentence_transformers(embed: Any, goldens: An
     assert len(found) == 16 and np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("key", "parameters"),
-    [
+def test_parameters(embed: Any, goldens: Any) -> None:
+    service = embed("minibert_mean")
+    asked: list[tuple[str, dict[str, Any]]] = [
         ("prompt_query", {"prompt_name": "query"}),
         ("prompt_passage", {"prompt_name": "passage"}),
         ("prompt", {"prompt": "about: "}),
@@ -98,30 +102,11 @@ def test_a_folder_without_files_of_sentence_transformers(embed: Any, goldens: An
         ("dimensions_16_normalized", {"dimensions": 16, "normalize": True}),
         ("default", {"prompt": "", "dimensions": 48, "normalize": True, "truncation": True}),
         ("default", {"output_format": "pipeline"}),
-        ("default", {"output_format": "kserve"}),
-    ],
-    ids=[
-        "prompt_name",
-        "other-prompt_name",
-        "prompt",
-        "dimensions",
-        "cut-normalized",
-        "defaults",
-        "pipeline",
-        "kserve",
-    ],
-)
-def test_parameters(embed: Any, goldens: Any, key: str, parameters: Any) -> None:
-    cases = cases_of(goldens, "minibert_mean", key)
-    found = embed("minibert_mean").predict([case["text"] for case in cases], parameters)
-    assert_close(found, [case[key] for case in cases])
-
-
-@pytest.mark.parametrize("model", MODELS[1:])
-def test_normalize(embed: Any, goldens: Any, model: str) -> None:
-    cases = cases_of(goldens, model, "normalized")
-    found = embed(model).predict([case["text"] for case in cases], {"normalize": True})
-    assert_close(found, [case["normalized"] for case in cases])
+    ]
+    for key, parameters in asked:
+        cases = cases_of(goldens, "minibert_mean", key)
+        found = service.predict([case["text"] for case in cases], parameters)
+        assert_close(found, [case[key] for case in cases])
 
 
 def test_without_normalization(embed: Any, goldens: Any) -> None:
@@ -143,7 +128,7 @@ def test_the_default_prompt(embed: Any, goldens: Any, tmp_path_factory: pytest.T
     assert_close(service.predict([case["text"]], {"prompt": ""}), [case["default"]])
 
 
-def test_max_seq_length_lowers_the_limit(embed: Any, protocol: str, goldens: Any) -> None:
+def test_max_seq_length_lowers_the_limit(embed: Any) -> None:
     """minibert_cls: 64 by sentence_bert_config.json, 128 by the tokenizer; the goldens' very long texts show it too."""
     service = embed("minibert_cls")
     assert service.post({"instances": [LONG], "parameters": {"truncation": False}}).status_code == 413
@@ -175,29 +160,29 @@ def test_on_overflow_error(embed: Any) -> None:
     assert len(service.predict([LONG], {"truncation": True})[0]) == 48
 
 
-@pytest.mark.parametrize(
-    ("parameters", "status", "words"),
-    [
-        ({"prompt_name": "title"}, 400, ["parameters.prompt_name", "query, passage"]),
-        ({"prompt_name": "query", "prompt": "x"}, 400, ["parameters.prompt_name", "prompt"]),
-        ({"prompt_name": 3}, 400, ["parameters.prompt_name", "a number"]),
-        ({"prompt": ["x"]}, 400, ["parameters.prompt", "a list"]),
-        ({"prompt": "x" * 2001}, 413, ["parameters.prompt", "2001"]),
-        ({"dimensions": 49}, 400, ["parameters.dimensions", "49", "48"]),
-        ({"dimensions": 0}, 400, ["parameters.dimensions"]),
-        ({"dimensions": "16"}, 400, ["parameters.dimensions", "a string"]),
-        ({"normalize": 1}, 400, ["parameters.normalize", "a number"]),
-        ({"truncation": "no"}, 400, ["parameters.truncation"]),
-        ({"stride": 4}, 400, ["parameters.stride", "--on_overflow=window"]),
-        ({"output_format": "json"}, 400, ["parameters.output_format", "kserve, pipeline"]),
-        ({"top_k": 3}, 400, ["parameters.top_k", "normalize"]),
-    ],
-    ids=str,
-)
-def test_wrong_parameters(embed: Any, parameters: Any, status: int, words: list[str]) -> None:
-    response = embed("minibert_mean").post({"instances": ["a"], "parameters": parameters})
-    assert response.status_code == status
-    assert all(word in response.json()["error"] for word in words), response.text
+WRONG: list[tuple[Any, int, list[str]]] = [
+    ({"prompt_name": "title"}, 400, ["parameters.prompt_name", "query, passage"]),
+    ({"prompt_name": "query", "prompt": "x"}, 400, ["parameters.prompt_name", "prompt"]),
+    ({"prompt_name": 3}, 400, ["parameters.prompt_name", "a number"]),
+    ({"prompt": ["x"]}, 400, ["parameters.prompt", "a list"]),
+    ({"prompt": "x" * 2001}, 413, ["parameters.prompt", "2001"]),
+    ({"dimensions": 49}, 400, ["parameters.dimensions", "49", "48"]),
+    ({"dimensions": 0}, 400, ["parameters.dimensions"]),
+    ({"dimensions": "16"}, 400, ["parameters.dimensions", "a string"]),
+    ({"normalize": 1}, 400, ["parameters.normalize", "a number"]),
+    ({"truncation": "no"}, 400, ["parameters.truncation"]),
+    ({"stride": 4}, 400, ["parameters.stride", "--on_overflow=window"]),
+    ({"output_format": "json"}, 400, ["parameters.output_format", "kserve, pipeline"]),
+    ({"top_k": 3}, 400, ["parameters.top_k", "normalize"]),
+]
+
+
+def test_wrong_parameters(embed: Any) -> None:
+    service = embed("minibert_mean")
+    for parameters, status, words in WRONG:
+        response = service.post({"instances": ["a"], "parameters": parameters})
+        assert response.status_code == status
+        assert all(word in response.json()["error"] for word in words), response.text
 
 
 def test_more_refusals(embed: Any) -> None:
@@ -216,13 +201,10 @@ def test_more_refusals(embed: Any) -> None:
         assert response.status_code == 400 and says in response.json()["error"]
 
 
-def test_objects_and_strings(embed: Any) -> None:
+def test_objects_and_the_digits_of_a_float32(embed: Any) -> None:
     service = embed("minibert_mean")
     assert service.predict([{"text": TEXTS[0]}, TEXTS[0]])[0] == service.predict([TEXTS[0]])[0]
-
-
-def test_numbers_have_the_digits_of_a_float32(embed: Any) -> None:
-    text = embed("minibert_mean").post({"instances": [TEXTS[0]]}).text
+    text = service.post({"instances": [TEXTS[0]]}).text
     numbers = json.loads(text, parse_float=str)["predictions"][0]
     assert len(numbers) == 48 and all(len(one.lstrip("-0.")) <= 10 for one in numbers)
 
@@ -237,7 +219,7 @@ def test_the_files_choose_the_task(embed: Any, goldens: Any, tmp_path_factory: p
 
 
 def test_a_module_that_the_model_has_to_apply(
-    serve: Serve, embed: Any, protocol: str, tmp_path_factory: pytest.TempPathFactory
+    serve: Serve, embed: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Token vectors alone would give other embeddings; a model that gives the finished vector is fine."""
     kinds = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -248,5 +230,5 @@ def test_a_module_that_the_model_has_to_apply(
     folder = tmp_path_factory.mktemp("dense")
     copy_of("minibert_mean", folder, modules__json=modules)
     assert_close(embed("minibert_pooled", folder=folder).predict(TEXTS), embed("minibert_mean").predict(TEXTS))
-    service = serve("minibert_mean", protocol, f"--model_dir={folder}", ready=False)
+    service = serve("minibert_mean", "v2", f"--model_dir={folder}", ready=False)
     assert poll(lambda: "reads [embedding after Dense]" in service.post({"instances": ["a"]}).text, 20.0)

@@ -146,13 +146,12 @@ def test_errors(traced: Traced) -> None:
     assert ERROR not in (first.status.code, second.status.code)
 
 
-def test_a_predictor_that_fails(
-    triton: LocalTriton, load: Callable[[str], None], collector: Collector, protocol: str
-) -> None:
+def test_a_predictor_that_fails(triton: LocalTriton, load: Callable[[str], None], collector: Collector) -> None:
     load("fault_raises")
-    address = triton.http_address if protocol == "v2" else triton.grpc_address
-    trace_id = ("a" if protocol == "v2" else "b") * 32
-    flags = flags_for("fault_raises", MODEL_FOLDER, address, protocol, [f"--otlp_endpoint={collector.url}/"])
+    trace_id = "a" * 32
+    flags = flags_for(
+        "fault_raises", MODEL_FOLDER, triton.grpc_address, "grpc-v2", [f"--otlp_endpoint={collector.url}/"]
+    )
     with Service(*flags, "--predictor_request_retries=0") as service:
         service.wait_until("/v1/models/fault_raises")
         response = service.post(BODY, headers={"traceparent": f"00-{trace_id}-{PARENT}-01"})

@@ -25,7 +25,7 @@ def settles(service: Service, name: str, value: float) -> bool:
 
 def test_every_request_is_counted_whichever_worker_is_asked(triton: LocalTriton, load: Callable[[str], None]) -> None:
     load("bert")
-    flags = flags_for("bert", MODEL_FOLDER, triton.http_address, "v2", ["--workers=2"])
+    flags = flags_for("bert", MODEL_FOLDER, triton.grpc_address, "grpc-v2", ["--workers=2"])
     with Service(*flags) as service:
         service.wait_until("/v1/models/bert")
         for _ in range(30):

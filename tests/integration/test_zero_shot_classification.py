@@ -47,33 +47,29 @@ def assert_equal(found: Any, case: Any, golden: Any, near_tie: bool) -> None:
 
 
 @BOTH
-def test_alone(serve: Serve, protocol: str, multi: bool) -> None:
+def test_alone(serve: Serve, multi: bool) -> None:
     assert len(CASES) >= 40
-    service, key = start(serve, protocol), "multi" if multi else "single"
+    service, key = start(serve), "multi" if multi else "single"
     for case in CASES:
         (found,) = service.predict([instance(case)], {"multi_label": multi})
         assert_equal(found, case, case[key], key in case.get("near_tie", ()))
 
 
 @BOTH
-def test_in_one_mixed_request(serve: Serve, protocol: str, multi: bool) -> None:
-    service, key = start(serve, protocol, "--output_format=pipeline"), "multi" if multi else "single"
-    found = service.predict([instance(case) for case in CASES], {"multi_label": multi})
+def test_one_mixed_request_and_templates(serve: Serve, protocol: str, multi: bool) -> None:
+    service, key = start(serve, protocol), "multi" if multi else "single"
+    parameters = {"multi_label": multi, "output_format": "pipeline"}
+    found = service.predict([instance(case) for case in CASES], parameters)
     for answer, case in zip(found, CASES, strict=True):
         assert_equal(answer, case, case[key], key in case.get("near_tie", ()))
-
-
-@BOTH
-def test_templates(serve: Serve, protocol: str, multi: bool) -> None:
-    service, key = start(serve, protocol), "multi" if multi else "single"
     for case, template in templates():
         (found,) = service.predict([instance(case)], {"multi_label": multi, "hypothesis_template": template})
         near_tie = f"{template}/{key}" in case.get("near_tie", ())
         assert_equal(found, case, case["templates"][template][key], near_tie)
 
 
-def test_other_forms_of_an_instance(serve: Serve, protocol: str) -> None:
-    service = start(serve, protocol)
+def test_other_forms_of_an_instance(serve: Serve) -> None:
+    service = start(serve)
     labels = ["sport", "politics"]
     expected = service.predict([{"sequence": SEQUENCE, "candidate_labels": labels}])
     assert expected[0]["labels"][0] == "sport"
@@ -88,64 +84,53 @@ def test_other_forms_of_an_instance(serve: Serve, protocol: str) -> None:
     assert service.predict([own], {"candidate_labels": ["money"]}) == expected
 
 
-@pytest.mark.parametrize(
-    ("instances", "parameters", "says"),
-    [
-        pytest.param([7], {}, "instances[0]: expected a string or {", id="a number"),
-        pytest.param([SEQUENCE], {}, "instances[0]: no candidate_labels", id="no labels"),
-        pytest.param([{"sequence": SEQUENCE}], {}, "instances[0]: no candidate_labels", id="none in the object"),
-        pytest.param([{"candidate_labels": ["a"]}], {}, "instances[0]: expected a string or {", id="no text"),
-        pytest.param([{"text": SEQUENCE, "sequence": SEQUENCE}], {}, "the keys sequence, text", id="two texts"),
-        pytest.param([{"text": SEQUENCE, "labels": ["a"]}], {}, "the keys labels, text", id="an unknown key"),
-        pytest.param([{"text": 3}], {"candidate_labels": "a"}, "instances[0].text: expected a string", id="text"),
-        pytest.param([{"sequences": [SEQUENCE]}], {"candidate_labels": "a"}, "an instance for each", id="a list"),
-        pytest.param([SEQUENCE, ""], {"candidate_labels": "a"}, "instances[1]: the text is empty", id="empty text"),
-        pytest.param(
-            [{"text": SEQUENCE, "candidate_labels": []}], {}, "instances[0].candidate_labels: expected", id="no label"
-        ),
-        pytest.param([SEQUENCE], {"candidate_labels": " , "}, "parameters.candidate_labels: expected", id="commas"),
-        pytest.param([SEQUENCE], {"candidate_labels": {"a": 1}}, "parameters.candidate_labels: expected", id="object"),
-        pytest.param([SEQUENCE], {"candidate_labels": ["a", 1]}, "parameters.candidate_labels[1]: expected", id="type"),
-        pytest.param([], {"hypothesis_template": "no place"}, "parameters.hypothesis_template: expected", id="place"),
-        pytest.param([], {"hypothesis_template": "{} {}"}, "parameters.hypothesis_template: expected", id="places"),
-        pytest.param([], {"hypothesis_template": "{0.__class__}"}, "hypothesis_template: expected", id="attribute"),
-        pytest.param([], {"hypothesis_template": "{:>999999999}"}, "hypothesis_template: expected", id="width"),
-        pytest.param([], {"hypothesis_template": 5}, "parameters.hypothesis_template: expected a string", id="number"),
-        pytest.param([], {"multi_label": "yes"}, "parameters.multi_label: expected true or false", id="multi_label"),
-        pytest.param([], {"output_format": "xml"}, "parameters.output_format: 'xml'", id="format"),
-        pytest.param([], {"return_raw_logits": True}, "parameters.return_raw_logits: unknown", id="logits"),
-        pytest.param([], {"truncation": 1}, "parameters.truncation: expected true or false", id="truncation"),
-        pytest.param([], {"candidate_labels": "good " * 150}, "leaves no room for the first", id="hypothesis too long"),
-    ],
-)
-def test_bad_requests(serve: Serve, protocol: str, instances: Any, parameters: Any, says: str) -> None:
-    body = {
-        "instances": instances or [SEQUENCE],
-        "parameters": parameters if instances else {"candidate_labels": "a"} | parameters,
-    }
-    response = start(serve, protocol).post(body)
-    assert response.status_code == 400, response.text
-    assert says in response.json()["error"]
+BAD: list[tuple[Any, Any, str]] = [
+    ([7], {}, "instances[0]: expected a string or {"),
+    ([SEQUENCE], {}, "instances[0]: no candidate_labels"),
+    ([{"sequence": SEQUENCE}], {}, "instances[0]: no candidate_labels"),
+    ([{"candidate_labels": ["a"]}], {}, "instances[0]: expected a string or {"),
+    ([{"text": SEQUENCE, "sequence": SEQUENCE}], {}, "the keys sequence, text"),
+    ([{"text": SEQUENCE, "labels": ["a"]}], {}, "the keys labels, text"),
+    ([{"text": 3}], {"candidate_labels": "a"}, "instances[0].text: expected a string"),
+    ([{"sequences": [SEQUENCE]}], {"candidate_labels": "a"}, "an instance for each"),
+    ([SEQUENCE, ""], {"candidate_labels": "a"}, "instances[1]: the text is empty"),
+    ([{"text": SEQUENCE, "candidate_labels": []}], {}, "instances[0].candidate_labels: expected"),
+    ([SEQUENCE], {"candidate_labels": " , "}, "parameters.candidate_labels: expected"),
+    ([SEQUENCE], {"candidate_labels": {"a": 1}}, "parameters.candidate_labels: expected"),
+    ([SEQUENCE], {"candidate_labels": ["a", 1]}, "parameters.candidate_labels[1]: expected"),
+    ([], {"hypothesis_template": "no place"}, "parameters.hypothesis_template: expected"),
+    ([], {"hypothesis_template": "{} {}"}, "parameters.hypothesis_template: expected"),
+    ([], {"hypothesis_template": "{0.__class__}"}, "hypothesis_template: expected"),
+    ([], {"hypothesis_template": "{:>999999999}"}, "hypothesis_template: expected"),
+    ([], {"hypothesis_template": 5}, "parameters.hypothesis_template: expected a string"),
+    ([], {"multi_label": "yes"}, "parameters.multi_label: expected true or false"),
+    ([], {"output_format": "xml"}, "parameters.output_format: 'xml'"),
+    ([], {"return_raw_logits": True}, "parameters.return_raw_logits: unknown"),
+    ([], {"truncation": 1}, "parameters.truncation: expected true or false"),
+    ([], {"candidate_labels": "good " * 150}, "leaves no room for the first"),
+]
+TOO_MUCH: list[tuple[Any, str]] = [
+    ({"candidate_labels": ["a"] * 1001}, "1001 labels, at most 1000"),
+    ({"candidate_labels": ["a" * 1000]}, "makes 1017 characters, at most 1000"),
+    ({"candidate_labels": ["ab" * 50], "hypothesis_template": "{0}" * 11}, "makes 1100 characters"),
+]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
-    [
-        pytest.param({"candidate_labels": ["a"] * 1001}, "1001 labels, at most 1000", id="labels"),
-        pytest.param({"candidate_labels": ["a" * 1000]}, "makes 1017 characters, at most 1000", id="a label"),
-        pytest.param(
-            {"candidate_labels": ["ab" * 50], "hypothesis_template": "{0}" * 11}, "makes 1100 characters", id="template"
-        ),
-    ],
-)
-def test_too_many_labels(serve: Serve, protocol: str, parameters: Any, says: str) -> None:
-    response = start(serve, protocol).post({"instances": [SEQUENCE], "parameters": parameters})
-    assert response.status_code == 413, response.text
-    assert says in response.json()["error"]
+def test_bad_requests(serve: Serve) -> None:
+    service = start(serve)
+    for instances, parameters, says in BAD:
+        given = parameters if instances else {"candidate_labels": "a"} | parameters
+        response = service.post({"instances": instances or [SEQUENCE], "parameters": given})
+        assert response.status_code == 400, response.text
+        assert says in response.json()["error"]
+    for parameters, says in TOO_MUCH:
+        response = service.post({"instances": [SEQUENCE], "parameters": parameters})
+        assert response.status_code == 413, response.text
+        assert says in response.json()["error"]
 
 
-def test_a_sequence_that_is_too_long(serve: Serve, protocol: str) -> None:
-    service = start(serve, protocol)
+def test_a_sequence_that_is_too_long(serve: Serve) -> None:
+    service = start(serve)
     counter = 'hf_transformer_truncated_instances_total{model_name="nli"}'
     before = service.metric(counter)
     parameters = {"candidate_labels": ["sport", "money"]}

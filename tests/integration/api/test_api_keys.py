@@ -49,8 +49,12 @@ def service(serve: Serve, file: Path) -> Service:
     return service
 
 
-@pytest.mark.parametrize(("method", "path", "body"), CLOSED, ids=[f"{method} {path}" for method, path, _ in CLOSED])
-def test_what_takes_a_key(service: Service, method: str, path: str, body: Any) -> None:
+def test_what_takes_a_key(service: Service) -> None:
+    for method, path, body in CLOSED:
+        check_closed(service, method, path, body)
+
+
+def check_closed(service: Service, method: str, path: str, body: Any) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
         refused = service.client.request(method, path, json=body, headers=headers)
         assert refused.status_code == 401
@@ -63,14 +67,14 @@ def test_what_takes_a_key(service: Service, method: str, path: str, body: Any) -
         assert service.client.request(method, path, json=body, headers=headers).status_code != 401
 
 
-@pytest.mark.parametrize("path", OPEN)
-def test_what_takes_none(service: Service, path: str) -> None:
+def test_what_takes_none(service: Service) -> None:
     client = service.client
-    assert client.get(path).status_code == 200
-    assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 200
-    assert client.get(f"{path}?a=b").status_code == 200
-    assert client.post(path).status_code == 401
-    assert client.get(f"{path}/").status_code in (401, 200 if path == "/" else 401)
+    for path in OPEN:
+        assert client.get(path).status_code == 200
+        assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 200
+        assert client.get(f"{path}?a=b").status_code == 200
+        assert client.post(path).status_code == 401
+        assert client.get(f"{path}/").status_code in (401, 200 if path == "/" else 401)
 
 
 def test_refused_requests_are_counted(service: Service) -> None:

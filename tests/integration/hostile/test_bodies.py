@@ -89,35 +89,36 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("path", "body", "status", "says"), BAD.values(), ids=list(BAD))
-def test_the_documented_answer(serve: Serve, path: str, body: bytes, status: int, says: str) -> None:
+def test_the_documented_answer(serve: Serve) -> None:
     service = serve("bert")
-    response = service.client.post(path, content=body)
-    assert response.status_code == status, response.text[:500]
-    assert list(response.json()) == ["error"]
-    assert says in response.json()["error"]
-    assert len(response.content) < LONGEST_ERROR
+    for name, (path, body, status, says) in BAD.items():
+        response = service.client.post(path, content=body)
+        assert response.status_code == status, (name, response.text[:500])
+        assert list(response.json()) == ["error"]
+        assert says in response.json()["error"], name
+        assert len(response.content) < LONGEST_ERROR
     others_are_served(service)
 
 
-@pytest.mark.parametrize(
-    ("text", "as_json"),
-    [
-        pytest.param("\0", r"\u0000", id="an escaped NUL"),
-        pytest.param("\ufffd", r"\ufffd", id="a replacement character"),
-        pytest.param("\ufeff", r"\ufeff", id="a byte order mark within"),
-        pytest.param("\u202e", r"\u202e", id="a switch of direction"),
-        pytest.param("\U0001f600", r"\ud83d\ude00", id="a pair of surrogates"),
-        pytest.param("\uffff", r"\uffff", id="no character"),
-    ],
-)
-def test_characters_that_are_odd_and_right(serve: Serve, text: str, as_json: str) -> None:
+ODD = {
+    "\0": r"\u0000",
+    "\ufffd": r"\ufffd",
+    "\ufeff": r"\ufeff",
+    "\u202e": r"\u202e",
+    "\U0001f600": r"\ud83d\ude00",
+    "\uffff": r"\uffff",
+}
+"""NUL, a replacement character, a byte order mark, a switch of direction, a pair of surrogates, and no character."""
+
+
+def test_characters_that_are_odd_and_right(serve: Serve) -> None:
     """They are in a text like any other; escaped and as UTF-8 they are the same."""
     service = serve("bert")
-    escaped = f'{{"instances": ["{as_json} {TEXT}"]}}'.encode()
-    answer = service.client.post(PREDICT, content=escaped)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["predictions"] == service.predict([f"{text} {TEXT}"])
+    for text, as_json in ODD.items():
+        escaped = f'{{"instances": ["{as_json} {TEXT}"]}}'.encode()
+        answer = service.client.post(PREDICT, content=escaped)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["predictions"] == service.predict([f"{text} {TEXT}"])
 
 
 def test_of_a_key_that_comes_twice_the_last_counts(serve: Serve) -> None:
@@ -132,7 +133,7 @@ def test_a_body_without_end_of_garbage(serve: Serve, api: str) -> None:
     """A megabyte of each of 256 bytes: no answer but 400, 413 and 415, in the form of the API."""
     service = serve("bert")
     path = {"v1": PREDICT, "v2": INFER, "openai": "/openai/v1/embeddings"}[api]
-    for byte in range(0, 256, 5):
+    for byte in range(0, 256, 17):
         answer = service.client.post(path, content=bytes([byte]) * 2**20)
         assert answer.status_code in (400, 413), (byte, answer.text[:200])
         assert "error" in answer.json()

@@ -51,15 +51,6 @@ def descriptors(service: Service) -> int:
     return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
 
 
-def test_a_gigabyte_that_is_declared_is_refused_before_it_comes(serve: Serve) -> None:
-    service = serve("bert")
-    with connected(service) as connection:
-        send(connection, head(f"content-length: {GIGABYTE}"))
-        answer = next_answer(connection)
-        assert (answer.status, "--max_request_bytes" in answer.error) == (413, True)
-    others_are_served(service)
-
-
 def test_a_gigabyte_that_comes_all_the_same_is_not_kept(serve: Serve) -> None:
     """More than the limit is sent although it was refused: nothing of it is in memory."""
     service = serve("bert")

@@ -30,7 +30,7 @@ CHUNKED = f"POST {TARGET} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\
 
 
 class Gate:
-    """An application that answers /gate when it is open, /pieces piece by piece, and all else at once."""
+    """An application that answers /gate when it is open, and all else at once."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -45,12 +45,6 @@ class Gate:
         if scope["path"] == "/gate":
             self.waiting.set()
             await self.open.wait()
-        if scope["path"] == "/pieces":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            for piece in (b"one ", b"", b"two"):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body"})
-            return
         await send(ANSWER)
         await send({"type": "http.response.body"})
 

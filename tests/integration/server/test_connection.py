@@ -28,52 +28,12 @@ async def test_who_waits_for_an_answer_may_take_its_time_with_the_next_request()
             one.close()
 
 
-async def test_a_body_that_does_not_come_is_told_so_while_the_application_waits_for_it() -> None:
-    app = Gate()
-    async with serving(app, seconds=0.2) as (_, port):
-        reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(b"POST /gate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n123")
-        assert status_of(await reader.read()) == 408
-        writer.close()
-
-
 async def test_without_keep_alive_a_new_connection_is_not_closed_at_once() -> None:
     async with serving(Gate(), SECONDS, keep_alive=0) as (_, port):
         reader, writer = await asyncio.open_connection(HOST, port)
         await asyncio.sleep(0.3)
         writer.write(get("/"))
         assert status_of(await reader.read()) == 200  # and it is closed behind the answer
-        writer.close()
-
-
-@pytest.mark.parametrize("header", [(), ("Connection: keep-alive",)], ids=["", "keep-alive"])
-async def test_pieces_for_a_client_of_http_1_0_have_no_chunks(header: tuple[str, ...]) -> None:
-    """It would take the sizes of the chunks for a part of the text. (RFC 9112, 6.1)"""
-    async with serving(Gate(), SECONDS) as (_, port):
-        reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(get("/pieces", *header).replace(b"HTTP/1.1", b"HTTP/1.0"))
-        head, _, content = (await reader.read()).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200") and content == b"one two"
-        assert b"connection: close" in head.lower() and b"transfer-encoding" not in head.lower()
-        writer.close()
-
-
-async def test_a_length_is_told_to_a_client_of_http_1_0_too() -> None:
-    async with serving(Gate(), SECONDS) as (_, port):
-        reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(get("/").replace(b"HTTP/1.1", b"HTTP/1.0"))
-        head, _, content = (await reader.read()).partition(b"\r\n\r\n")
-        assert b"content-length: 0" in head and content == b""
-        writer.close()
-
-
-async def test_a_connection_goes_on_behind_pieces() -> None:
-    async with serving(Gate(), SECONDS) as (_, port):
-        reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(get("/pieces") + get("/"))
-        first = await reader.readuntil(b"0\r\n\r\n")
-        assert first.partition(b"\r\n\r\n")[2] == b"4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n"
-        assert b"content-length: 0" in await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
 

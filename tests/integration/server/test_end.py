@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -102,16 +101,6 @@ def test_workers_end_with_a_supervisor_that_is_killed() -> None:
         signal_to(service, signal.SIGKILL)
         assert exit_code_of(service) == -signal.SIGKILL
         assert service.log.count("Finished server process") == 2
-
-
-def test_a_worker_that_dies_is_replaced() -> None:
-    with service_with("--workers=2") as service:
-        assert poll(lambda: service.log.count("startup complete") == 2, SECONDS)
-        pids = re.findall(r"Started server process \[(\d+)\]", service.log)
-        subprocess.run(["kill", "-9", pids[0]], check=True)
-        assert poll(lambda: service.log.count("startup complete") == 3, SECONDS)
-        assert f"worker {pids[0]} has died (exit code -9) and is replaced" in service.log
-        assert service.stop() == 0
 
 
 def test_workers_that_can_not_start_end_the_service(tmp_path: Path) -> None:

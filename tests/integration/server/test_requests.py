@@ -40,77 +40,6 @@ async def test_the_bytes_of_a_response_and_what_the_application_gets() -> None:
     assert list(scope["headers"]) == [(b"host", b"x"), (b"x-name", b"Value"), (b"content-length", b"4")]
 
 
-async def test_one_after_the_other_on_one_connection() -> None:
-    app = Echo()
-    async with client_of(app) as client:
-        for number in range(5):
-            client.send(post(b"%d" % number))
-            assert (await client.answer())[1] == b"echo:%d" % number
-    assert len(app.bodies) == 5
-
-
-@pytest.mark.parametrize("cut", range(1, len(WHOLE), 7))
-async def test_a_request_in_two_pieces_has_all_its_body(cut: int) -> None:
-    async with client_of(Echo()) as client:
-        client.send(WHOLE[:cut])
-        await asyncio.sleep(PAUSE)
-        client.send(WHOLE[cut:])
-        assert (await client.answer())[1] == b"echo:text"
-        client.send(WHOLE)
-        assert (await client.answer())[1] == b"echo:text"
-
-
-async def test_a_large_body() -> None:
-    async with client_of(Echo()) as client:
-        client.send(post(b"a" * 2_000_000))
-        assert (await client.answer())[1] == b"echo:" + b"a" * 2_000_000
-
-
-async def test_chunks_are_one_body() -> None:
-    app = Echo()
-    async with client_of(app) as client:
-        client.send(CHUNKED + b"2\r\nte\r\n2\r\nxt\r\n0\r\nX-Behind: 1\r\n\r\n")
-        assert (await client.answer())[1] == b"echo:text"
-        assert all(name != b"x-behind" for name, _ in app.scopes[0]["headers"])
-        client.send(CHUNKED + b"2\r\nte\r\n")
-        await asyncio.sleep(PAUSE)
-        client.send(b"2\r\nxt\r\n0\r\n\r\n")
-        assert (await client.answer())[1] == b"echo:text"
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
-        post(b"", target="/echo?a=1"),
-        post(b"", target="/%65cho"),
-        post(b"", version="1.0"),
-        post(b"", "Connection: upgrade", "Upgrade: websocket"),
-    ],
-    ids=["GET", "PUT", "query", "escaped path", "HTTP/1.0", "upgrade"],
-)
-async def test_other_forms_of_a_request(request_bytes: bytes) -> None:
-    async with client_of(Echo()) as client:
-        client.send(request_bytes)
-        assert (await client.answer())[1] == b"echo:"
-
-
-async def test_a_client_that_waits_to_be_asked_for_the_body_is_asked() -> None:
-    async with client_of(Echo()) as client:
-        whole = post(b"text", "Expect: 100-continue")
-        client.send(whole[:-4])
-        assert (await client.head()).startswith(b"HTTP/1.1 100")
-        client.send(whole[-4:])
-        assert (await client.answer())[1] == b"echo:text"
-
-
-async def test_requests_in_one_write_are_answered_in_their_order() -> None:
-    async with client_of(Echo()) as client:
-        client.send(b"".join(post(b"%d" % number) for number in range(20)))
-        assert await bodies_of(client, 20) == [b"echo:%d" % number for number in range(20)]
-
-
 async def test_requests_behind_one_that_is_worked_on_wait_for_it() -> None:
     app = Echo()
     app.open.clear()
@@ -123,13 +52,6 @@ async def test_requests_behind_one_that_is_worked_on_wait_for_it() -> None:
         assert await bodies_of(client, 3) == [b"echo:1", b"echo:2", b"echo:3"]
         client.send(post(b"4"))
         assert (await client.answer())[1] == b"echo:4"
-
-
-async def test_connection_close_is_said_and_done() -> None:
-    async with client_of(Echo()) as client:
-        client.send(post(b"text", "Connection: close"))
-        answer = await client.rest()
-        assert answer.count(b"connection: close\r\n") == 1 and answer.endswith(b"echo:text")
 
 
 async def test_without_keep_alive_the_connection_is_closed_behind_the_response() -> None:
@@ -150,21 +72,6 @@ async def test_without_keep_alive_a_request_that_came_along_is_answered_before()
         assert answers.index(b"echo:1") < answers.index(b"echo:2")
 
 
-async def test_an_idle_connection_is_closed() -> None:
-    async with client_of(Echo(), keep_alive=1) as client:
-        client.send(WHOLE)
-        assert (await client.answer())[1] == b"echo:text"
-        assert await client.rest() == b""
-
-
-async def test_a_body_that_never_comes_whole_is_408() -> None:
-    app = Echo()
-    async with client_of(app, seconds=0.2) as client:
-        client.send(WHOLE[:-1])
-        assert status_of(await client.rest()) == 408
-    assert not app.bodies
-
-
 async def test_a_body_that_comes_byte_by_byte_is_408_too() -> None:
     app = Echo()
     async with client_of(app, seconds=0.3) as client:
@@ -178,24 +85,6 @@ async def test_a_body_that_comes_byte_by_byte_is_408_too() -> None:
         answer = await client.rest()
         assert status_of(answer) == 408 and answer.count(b"HTTP/1.1") == 1 and time.monotonic() - began > 0.3
     assert app.bodies == [b"text"]
-
-
-async def test_a_chunk_that_is_none_is_refused_before_anything_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    app = Echo()
-    async with client_of(app) as client:
-        client.send(CHUNKED + b"2\r\nte\r\nno size\r\n")
-        answer = await client.rest()
-        assert status_of(answer) == 400 and answer.count(b"HTTP/1.1") == 1
-    assert not app.bodies and not errors(caplog)
-
-
-async def test_fields_behind_a_body_that_are_too_long_end_all_that_comes(caplog: pytest.LogCaptureFixture) -> None:
-    app = Echo()
-    async with client_of(app) as client:
-        client.send(CHUNKED + b"2\r\nte\r\n0\r\n" + fields(9) + b"\r\n" + WHOLE)
-        answer = await client.rest()
-        assert status_of(answer) == 431 and answer.count(b"HTTP/1.1") == 1
-    assert not app.bodies and not errors(caplog)
 
 
 async def test_fields_behind_a_body_count_for_their_own_request_only() -> None:

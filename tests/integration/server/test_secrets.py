@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import httpx
 import pytest
 
 from hf_transformer.commands.local_triton import poll
 from tests.configuring import error
-from tests.integration.server.processes import MODEL_FOLDER, NOBODY, SECONDS, exit_code_of, service_with
+from tests.integration.server.processes import MODEL_FOLDER, NOBODY, SECONDS
 from tests.service import Service, flags_for
 
 BODY = {"instances": ["a text with [MASK]"]}
@@ -44,19 +43,6 @@ def test_keys_are_renewed_and_never_logged(tmp_path: Path) -> None:
         assert service.stop() == 0
         assert "POST /v1/models/bert:predict" in service.log
         assert "secret" not in service.log and "no key" not in service.log.replace("is no key", "")
-
-
-def test_a_file_of_keys_that_can_not_be_used_ends_the_start(tmp_path: Path) -> None:
-    with service_with(f"--api_keys_file={tmp_path / 'none'}") as service:
-        assert exit_code_of(service) == 2
-        assert service.log.count("\n") == 1
-        assert f"--api_keys_file={tmp_path / 'none'}: can't be read" in service.log
-
-
-def test_nothing_is_asked_for_without_a_file() -> None:
-    with service_with() as service:
-        service.wait_until("/")
-        assert httpx.get(f"{service.url}/v1/models", trust_env=False).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,7 @@ Server(config, impatient=False).run()
 """
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.parametrize("when", ["before", "closing"])
+@pytest.mark.parametrize(("when", "loop"), [("before", "asyncio"), ("closing", "uvloop")])
 def test_the_server_ends_in_order(when: str, loop: str) -> None:
     program = [sys.executable, "-W", "always", "-c", SIGNALLED, when, loop]
     folder = Path(__file__).parents[3]
