@@ -20,7 +20,6 @@ import uvloop
 
 from hf_transformer import credentials
 from hf_transformer.errors import (
-    ConfigError,
     PredictorDenied,
     PredictorError,
     PredictorTimeout,
@@ -30,18 +29,14 @@ from hf_transformer.errors import (
 from hf_transformer.predictor import failures
 from hf_transformer.predictor import grpc as transport
 from hf_transformer.predictor.base import Destination, UnknownRegion
-from hf_transformer.predictor.grpc import GrpcPredictor, metadata_of
+from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import RepositoryEntry, Tensor
-from tests.predictor.fault_server import HOST, Connection, nobody, scripted
+from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, nobody, scripted
 from tests.predictor.grpc_server import Fault, Handler, faulty, frame, head, predictor, serving, until_request
 
-pytestmark = pytest.mark.asyncio
-
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
-TLS = Path(__file__).with_name("tls")
-CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
 
 
 async def infer(
@@ -121,19 +116,15 @@ async def test_a_request_and_its_answer() -> None:
         return answer()
 
     headers = {"x-request-id": "7", "authorization": "Bearer x", "name": "é", "data-bin": "x", "te": "gzip"}
+    headers |= {"grpc-timeout": "1S", "new line": "x", "two": "a\nb", "empty": ""}
     async with serving(ModelInfer=handler) as host, predictor(host) as client:
         assert await infer(client, headers) == [0.5, 0.5]
     request, metadata, remaining = seen[0]
     assert (request.model_name, request.inputs[0].name) == ("bert", "input_ids")
     assert list(request.raw_input_contents) == [IDS.data.tobytes()]
-    assert (metadata["x-request-id"], metadata["authorization"]) == ("7", "Bearer x")
-    assert not {"name", "data-bin"} & set(metadata)
+    assert (metadata["x-request-id"], metadata["authorization"], metadata["empty"]) == ("7", "Bearer x", "")
+    assert not {"name", "data-bin", "te", "new line", "two"} & set(metadata)
     assert remaining is None, "a deadline on the wire can crash Triton"
-
-
-async def test_metadata() -> None:
-    headers = {"traceparent": "00-ab", "grpc-timeout": "1S", "a-bin": "x", "b": "é", "c": "a\nb", "d e": "x", "f": ""}
-    assert metadata_of(headers) == [("traceparent", "00-ab"), ("f", "")]
 
 
 def calls_at_once() -> Coroutine[Any, Any, None]:
@@ -265,11 +256,6 @@ async def test_refused() -> None:
         with pytest.raises(PredictorUnavailable, match="is unavailable: failed to connect") as caught:
             await infer(client, destination=where)
     assert (caught.value.kind, caught.value.connection, where.settled) == (failures.CONNECTION, None, True)
-
-
-async def test_a_host_that_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"^predictor_host is 'a\.\.b': that is no host name"):
-        predictor("a..b")
 
 
 # A connection that breaks. Only its own calls fail; the next one is answered.
@@ -562,30 +548,22 @@ async def test_spec_of_a_server_without_configuration() -> None:
     assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [(grpc.StatusCode.INTERNAL, PredictorError), (grpc.StatusCode.UNAVAILABLE, PredictorUnavailable)],
-    ids=["internal", "unavailable"],
-)
-async def test_a_configuration_that_fails_is_an_error(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    async with serving(ModelMetadata=about, ModelConfig=failing(code, "no memory")) as host:
-        async with predictor(host) as client:
-            with pytest.raises(expected, match="no memory"):
-                await client.model_spec()
+async def test_a_configuration_that_fails_is_an_error() -> None:
+    config = failing(grpc.StatusCode.INTERNAL, "no memory")
+    async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
+        with pytest.raises(PredictorError, match="no memory"):
+            await client.model_spec()
 
 
-@pytest.mark.parametrize("ready", [True, False])
-async def test_readiness(ready: bool) -> None:
+@pytest.mark.parametrize("says", [True, False, None], ids=["ready", "not ready", "unknown model"])
+async def test_readiness(says: bool | None) -> None:
     async def handler(request: bytes, context: Any) -> bytes:
-        return pb.ModelReadyResponse(ready=ready).SerializeToString()
+        if says is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
+        return pb.ModelReadyResponse(ready=says).SerializeToString()
 
     async with serving(ModelReady=handler) as host, predictor(host) as client:
-        assert await client.model_ready() is ready
-
-
-async def test_an_unknown_model_is_not_ready() -> None:
-    async with serving(ModelReady=failing(grpc.StatusCode.NOT_FOUND)) as host, predictor(host) as client:
-        assert await client.model_ready() is False
+        assert await client.model_ready() is bool(says)
 
 
 async def test_readiness_that_can_not_be_told() -> None:

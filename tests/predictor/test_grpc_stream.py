@@ -20,8 +20,6 @@ from hf_transformer.types import Tensor
 from tests.predictor.fault_server import Connection, nobody
 from tests.predictor.grpc_server import faulty, frame, head, message, predictor, serving, until_request
 
-pytestmark = pytest.mark.asyncio
-
 IDS = Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))
 
 

@@ -14,7 +14,6 @@ import orjson
 import pytest
 
 from hf_transformer.errors import (
-    ConfigError,
     PredictorDenied,
     PredictorError,
     PredictorTimeout,
@@ -30,9 +29,6 @@ from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
 from tests.predictor.rest_calls import FRAMING, HEADER, IDS, LOGITS, fails, good_answer, infer, predictor
-
-pytestmark = pytest.mark.asyncio
-
 
 # Requests.
 
@@ -107,19 +103,6 @@ async def test_large_outputs_are_aligned_views() -> None:
         found = (await rest.infer([IDS], ["logits"], {})).tensors["logits"].data
     assert found.base is not None and found.ctypes.data % 64 == 0
     assert np.array_equal(found, logits)
-
-
-async def test_a_chunked_answer() -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n{FRAMING}\r\n\r\n".encode())
-        whole = HEADER + LOGITS.tobytes()
-        for part in (whole[:5], whole[5:]):
-            await connection.send(b"%x\r\n%b\r\n" % (len(part), part))
-        await connection.send(b"0\r\n\r\n")
-
-    async with scripted(script) as host, predictor(host) as rest:
-        assert await infer(rest) == [0.25, 0.75]
 
 
 # Answers that are errors.
@@ -210,15 +193,6 @@ async def test_broken_answers(answer: bytes, kind: str, message: str) -> None:
     assert error.__cause__ is not None
 
 
-@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"], ids=["head", "body"])
-async def test_resets(head: bytes) -> None:
-    async def reset(connection: Connection) -> None:
-        await connection.send(head)
-        connection.reset()
-
-    assert kind_of(await fails(reset)) in ({"no_answer", "lost"} if head else {"no_answer"})
-
-
 @pytest.mark.parametrize("host", ["nobody", "predictor.invalid"])
 async def test_no_connection(host: str) -> None:
     async with predictor(nobody() if host == "nobody" else host) as rest:
@@ -283,22 +257,6 @@ async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, st
             gc.enable()
 
 
-async def test_a_large_request_on_a_stale_connection_is_sent_again_whole() -> None:
-    bodies: list[bytes] = []
-
-    async def script(connection: Connection) -> None:
-        bodies.append((await connection.request())[1])
-        await good_answer(connection)
-        if connection.number == 0:
-            bodies.append((await connection.request())[1])
-
-    large = Tensor("input_ids", "INT64", np.arange(200_000).reshape(1, -1))
-    async with scripted(script) as host, predictor(host) as rest:
-        for _ in range(2):
-            assert await infer(rest, [large]) == [0.25, 0.75]
-    assert len(bodies) == 3 and len(set(bodies)) == 1
-
-
 # The client's errors.
 
 EXPECTED: dict[str, tuple[type[RequestError], str]] = {
@@ -349,11 +307,6 @@ async def test_errors_of_the_client(name: str) -> None:
 async def test_messages(error: OSError | HttpError, text: str) -> None:
     with pytest.raises(RequestError, match=text):
         raise _mapped(error, "here")
-
-
-async def test_a_host_that_is_no_name() -> None:
-    with pytest.raises(ConfigError, match=r"^predictor_host is 'a\.\.b': that is no host name"):
-        RestPredictor(PredictorSettings("m", "a..b"))
 
 
 # Shared memory.
@@ -574,12 +527,6 @@ async def test_readiness(status: str, body: bytes, ready: bool) -> None:
 
     async with scripted(script) as host, predictor(host) as rest:
         assert await rest.model_ready() is ready
-
-
-async def test_readiness_that_can_not_be_told() -> None:
-    async with predictor(nobody()) as rest:
-        with pytest.raises(PredictorUnavailable):
-            await rest.model_ready()
 
 
 async def test_a_question_without_an_answer_in_time() -> None:

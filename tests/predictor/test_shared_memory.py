@@ -32,7 +32,6 @@ from hf_transformer.predictor.shared_memory import (
     Region,
     SharedMemory,
     Slot,
-    aligned,
     remove_leftovers,
     remove_own_and_leftovers,
 )
@@ -182,13 +181,6 @@ async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> No
     assert shares() == []
 
 
-async def test_an_output_larger_than_the_region_goes_inline(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        assert await shared.infer(1, 8 * QUARTER) == [1]
-        assert shared.batches("inline_full") == 1
-
-
 @pytest.mark.parametrize("end", [LOST, PredictorTimeout("late"), None], ids=["lost", "late", "cancelled"])
 async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exception | None) -> None:
     """What the predictor may still write there is read by nobody."""
@@ -211,28 +203,12 @@ async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exce
     assert len(shared.transport.regions) == 1, "a request may be under way in it, so the predictor keeps it"
 
 
-async def test_an_answered_error_gives_the_slot_back(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        shared.transport.gate(1).set_exception(PredictorError("bad"))
-        with pytest.raises(PredictorError, match="bad"):
-            await shared.infer(1)
-        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((0, 0), SIZE)
-
-
 async def test_a_stale_connection_quarantines_the_slot_and_the_call_goes_inline(shared: Shared) -> None:
     async with shared.predictor:
         await shared.registered()
         shared.transport.gate(1).set_exception(StaleConnection("it ended before an answer"))
         assert await shared.infer(1) == [1]
         assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 1))
-
-
-async def test_an_output_that_outgrows_its_slot_is_an_error(shared: Shared) -> None:
-    async with shared.predictor as predictor:
-        await shared.registered()
-        with pytest.raises(Exception, match="4096 bytes, but has room for 4000"):
-            await predictor.infer([Tensor("i", "INT64", np.zeros(1024))], ["logits"], {}, sizes={"logits": 4000})
 
 
 async def test_streams_are_those_of_the_transport(shared: Shared) -> None:
@@ -521,20 +497,6 @@ def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> N
     assert gaps.take(32 * ALIGNMENT) == 0
 
 
-def test_the_first_gap_that_is_large_enough_is_taken() -> None:
-    gaps = Gaps(640)
-    assert [gaps.take(size) for size in (64, 128, 64, 384)] == [0, 64, 192, 256]
-    assert gaps.take(64) is None
-    gaps.give_back(64, 128)
-    gaps.give_back(256, 384)
-    assert (gaps.take(192), gaps.take(64), gaps.take(64)) == (256, 64, 128)
-
-
-@pytest.mark.parametrize(("size", "wanted"), [(0, 0), (1, 64), (64, 64), (65, 128)], ids=str)
-def test_sizes_are_rounded_up(size: int, wanted: int) -> None:
-    assert aligned(size) == wanted
-
-
 def test_each_output_has_its_own_place(tmp_path: Path) -> None:
     region = filled(tmp_path)
     slot, other = taken(region, a=100, b=64, c=1), taken(region, a=100)
@@ -551,18 +513,6 @@ def test_each_output_has_its_own_place(tmp_path: Path) -> None:
     region.close()
     assert bytes(theirs.memory[:5]) == b"other", "what is mapped stays readable"
     assert region.take({"a": 1}) is None and list(tmp_path.iterdir()) == []
-
-
-def test_a_slot_that_may_still_be_written_is_never_handed_out_again(tmp_path: Path) -> None:
-    region = filled(tmp_path)
-    first, second = taken(region, a=SIZE // 2), taken(region, a=SIZE // 2)
-    region.give_back(first)
-    assert region.take({"a": 64}) is None
-    assert (region.taken_slots, region.lost_slots, region.lost_bytes) == (1, 1, SIZE // 2)
-    second.destination.settled = True
-    region.give_back(second)
-    assert taken(region, a=64).offset == SIZE // 2
-    region.close()
 
 
 def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
@@ -583,22 +533,6 @@ def test_every_user_can_write_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE(region.path.stat().st_mode) == 0o666
     region.close()
-
-
-def test_names_are_new_each_time(tmp_path: Path) -> None:
-    regions = [Region(SIZE, tmp_path) for _ in range(3)]
-    assert len({region.name for region in regions}) == 3
-    for region in regions:
-        assert region.name.startswith(PREFIX) and region.key == f"/{region.name}"
-        assert not region.name.startswith("triton_python_backend_shm_region_")
-        region.close()
-
-
-def test_an_absurd_size_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="do not fit") as caught:
-        Region(2**60, tmp_path)
-    assert caught.value.errno == errno.ENOSPC
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("free", [[SIZE + MARGIN - 1], [SIZE + MARGIN, MARGIN - 1]], ids=["before", "after"])
