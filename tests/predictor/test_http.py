@@ -674,31 +674,6 @@ async def test_a_slow_reader_holds_the_server_up() -> None:
         assert size == written == 64 * len(part)
 
 
-async def test_what_comes_behind_an_answer_before_it_is_left_is_no_answer() -> None:
-    """The reader has the last piece, and is slow to ask for the end."""
-    served: list[int] = []
-    taken = asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        served.append(connection.number)
-        await connection.answer("200 OK", b"right")
-        await taken.wait()
-        taken.clear()
-        await connection.answer("200 OK", b"foreign")
-        await connection.until_closed()
-
-    async with scripted(script) as host, client_of(host) as client:
-        for _ in range(2):
-            connection = await client.begin([GET])
-            assert await connection.read() == b"right"
-            taken.set()
-            await until(lambda: not connection.open)  # noqa: B023
-            assert await connection.read() == b""
-            connection.leave()
-    assert served == [0, 1]
-
-
 # TLS.
 
 

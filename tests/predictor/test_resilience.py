@@ -13,7 +13,7 @@ from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUna
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import failures, resilience
 from hf_transformer.predictor.resilience import Resilience
-from tests.predictor.scripted import OUTPUTS, SPEC, Scripted, until
+from tests.predictor.scripted import OUTPUTS, Scripted, until
 
 TOO_LATE = r"^the predictor at triton:8000 gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)$"
 
@@ -105,22 +105,6 @@ class Rig:
 
 
 # The ordinary way, and the bound
-
-
-async def test_an_answer_is_passed_on() -> None:
-    rig, sizes = Rig(retries=3, failures=3), {"logits": 4}
-
-    def wanted() -> bool:
-        return True
-
-    async with rig.predictor as predictor:
-        reply = await predictor.infer([], ["logits"], {}, sizes=sizes, wanted=wanted, cancellable=True)
-        assert reply.tensors is OUTPUTS
-        assert rig.inner.options == {"sizes": sizes, "wanted": wanted, "cancellable": True}
-        reply.release()
-        assert (await predictor.model_spec(), await predictor.model_ready()) == (SPEC, False)
-    assert rig.inner.events == ["open", "infer", "released", "close"]
-    assert (rig.metric("retries_total"), rig.metric("circuit_open"), rig.errors("connection")) == (0, 0, 0)
 
 
 async def test_all_tries_together_have_the_timeout() -> None:
@@ -249,37 +233,27 @@ async def test_the_circuit_opens_refuses_at_once_and_closes() -> None:
     assert (rig.errors("connection"), rig.errors("circuit_open")) == (3, 5)
 
 
-@pytest.mark.parametrize(
-    ("errors", "opens"),
-    [
-        *((down(3, kind), True) for kind in ("connection", "no_answer", "lost", "unavailable")),
-        ([PredictorTimeout("no connection", "connection")] * 3, True),
-        ([*down(2), PredictorTimeout("slow"), *down(1)], True),
-        ([*down(2), PredictorError("bad"), *down(2)], False),
-        ([*down(2), PredictorUnavailable("queue", "busy"), *down(2)], False),
-        ([PredictorError("bad")] * 9, False),
-        ([PredictorUnavailable("queue", "busy")] * 9, False),
-        ([PredictorTimeout("slow")] * 9, False),
-    ],
-    ids=[
-        "no connection",
-        "no answer",
-        "lost",
-        "unavailable",
-        "timeout while connecting",
-        "timeouts do not end a row",
-        "the model's errors end a row",
-        "a full queue ends a row",
-        "the model's errors",
-        "a full queue",
-        "timeouts",
-    ],
-)
-async def test_what_opens_the_circuit(errors: list[BaseException | None], opens: bool) -> None:
+OPEN: dict[str, list[BaseException | None]] = {
+    **{kind: down(3, kind) for kind in ("connection", "no_answer", "lost", "unavailable")},
+    "timeouts while connecting": [PredictorTimeout("no connection", "connection")] * 3,
+    "timeouts do not end a row": [*down(2), PredictorTimeout("slow"), *down(1)],
+}
+CLOSED: dict[str, list[BaseException | None]] = {
+    "the model's errors end a row": [*down(2), PredictorError("bad"), *down(2)],
+    "a full queue ends a row": [*down(2), PredictorUnavailable("queue", "busy"), *down(2)],
+    "the model's errors": [PredictorError("bad")] * 9,
+    "a full queue": [PredictorUnavailable("queue", "busy")] * 9,
+    "timeouts": [PredictorTimeout("slow")] * 9,
+}
+
+
+@pytest.mark.parametrize("name", OPEN | CLOSED)
+async def test_what_opens_the_circuit(name: str) -> None:
+    errors = (OPEN | CLOSED)[name]
     rig = Rig(*errors, failures=3)
     async with rig.predictor:
         await rig.fail(len(errors))
-        assert rig.predictor.is_open is opens
+        assert rig.predictor.is_open is (name in OPEN)
 
 
 async def test_an_answer_ends_a_row() -> None:
@@ -566,9 +540,3 @@ async def test_closing_a_stream_closes_the_one_inside_and_says_nothing() -> None
         assert rig.inner.events == ["stream"]
     assert rig.inner.events == ["stream", "closed"]
     assert not rig.predictor.is_open and await rig.read() == [1]
-
-
-async def test_nothing_is_sent_before_the_first_response_is_asked_for() -> None:
-    rig = Rig()
-    rig.predictor.stream([], ["n"], {})
-    assert rig.inner.events == []

@@ -7,10 +7,7 @@ import errno
 import fcntl
 import logging
 import os
-import signal
 import stat
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +30,10 @@ from hf_transformer.predictor.shared_memory import (
     SharedMemory,
     Slot,
     remove_leftovers,
-    remove_own_and_leftovers,
 )
 from hf_transformer.types import Tensor, TensorSpec
 from tests.predictor.scripted import SPEC, ScriptedTransport, until
 
-ROOT = Path(__file__).parents[2]
 SIZE = 64 * 2**10
 QUARTER = SIZE // 16
 """Elements of an output that takes a quarter of the region."""
@@ -141,21 +136,6 @@ async def test_nothing_is_made_for_small_outputs_or_unknown_sizes(shared: Shared
         assert await shared.infer(2, QUARTER, outputs=("unsized",)) == [2]
         assert shared.transport.attempts == 0 and shared.files == []
         assert sum(shared.predictor.use().batches.values()) == 0
-
-
-async def test_calls_side_by_side_have_their_own_slots_and_the_rest_goes_inline(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        gates = [shared.transport.gate(number) for number in range(6)]
-        calls = [asyncio.create_task(shared.infer(number)) for number in range(6)]
-        await until(lambda: shared.transport.calls == 7)
-        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((4, 0), 0)
-        assert shared.batches("inline_full") == 2
-        for gate in reversed(gates):
-            gate.set_result(None)
-        assert await asyncio.gather(*calls) == [[number] for number in range(6)]
-        assert shared.batches("shared") == 4
-        assert shared.predictor.use().bytes == {"in_use": 0, "quarantined": 0, "free": SIZE}
 
 
 async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> None:
@@ -297,21 +277,6 @@ async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: 
         assert shared.batches("inline_unregistered") == 3
 
 
-async def test_a_restarted_predictor_gets_one_new_region_and_every_call_is_answered(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        shared.transport.regions.clear()
-        answers = await asyncio.gather(*(shared.infer(number) for number in range(4)))
-        assert answers == [[number] for number in range(4)]
-        assert shared.batches("inline_resent") == 4
-        await until(lambda: shared.predictor.use().registered)
-        assert await shared.infer(5) == [5]
-        assert shared.batches("shared") == 1
-        assert len(set(shared.transport.registered)) == 2
-        assert shared.files == [shared.transport.registered[1]]
-        assert shared.slots() == (0, 0)
-
-
 async def test_registrations_do_not_follow_one_another_at_once(tmp_path: Path) -> None:
     shared = Shared(tmp_path, pauses=Pauses(registered=3600.0))
     async with shared.predictor:
@@ -406,18 +371,6 @@ async def test_room_that_a_dead_predecessor_takes_comes_back(
         assert list(shared.transport.regions) == ["of others", shared.transport.registered[1]]
         assert await shared.infer(2) == [2]
         assert caplog.text.count("do not fit") == 1
-
-
-async def test_leftovers_of_a_killed_predecessor_go_here_and_at_the_predictor(shared: Shared) -> None:
-    leftover = f"{PREFIX}dead"
-    (shared.folder / leftover).write_bytes(b"x")
-    shared.transport.regions = {leftover: shared.folder / leftover, "of others": shared.folder}
-    async with shared.predictor:
-        assert shared.files == []
-        await until(lambda: leftover not in shared.transport.regions)
-        assert shared.transport.attempts == 0, "also where no region is wanted"
-        await shared.registered()
-        assert list(shared.transport.regions) == ["of others", *shared.transport.registered]
 
 
 async def test_nothing_is_forgotten_at_a_predictor_that_does_not_see_our_folder(shared: Shared) -> None:
@@ -576,44 +529,3 @@ def test_a_file_that_is_taken_for_a_leftover_while_it_is_made_is_made_again(
     assert [path.name for path in tmp_path.iterdir()] == [region.name]
     assert len(removed[0]) == 1 and region.name not in removed[0]
     region.close()
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from hf_transformer.predictor.shared_memory import Region
-region = Region(65536, Path(sys.argv[1]))
-print(region.name, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ended without close"])
-def test_what_a_process_leaves(tmp_path: Path, killed: bool) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdin is not None and process.stdout is not None
-        name = process.stdout.readline().strip()
-        assert remove_leftovers(tmp_path) == []
-        if killed:
-            process.send_signal(signal.SIGKILL)
-        process.stdin.close()
-        process.wait()
-    assert [path.name for path in tmp_path.iterdir()] == ([name] if killed else [])
-    assert remove_leftovers(tmp_path) == ([name] if killed else [])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_process_that_ends_by_os_exit_removes_its_own_file_before(tmp_path: Path) -> None:
-    mine = Region(SIZE, tmp_path)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdin is not None and process.stdout is not None
-        theirs = process.stdout.readline().strip()
-        (tmp_path / f"{PREFIX}dead").write_bytes(b"x")
-        remove_own_and_leftovers(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == [theirs]
-        process.stdin.close()
-    mine.close()
