@@ -54,8 +54,14 @@ def answer(name: str = "logits", count: int = 2) -> bytes:
     return message.SerializeToString()
 
 
-async def good(request: bytes, context: Any) -> bytes:
-    return answer()
+def answering(response: bytes) -> Handler:
+    async def handler(request: bytes, context: Any) -> bytes:
+        return response
+
+    return handler
+
+
+good = answering(answer())
 
 
 def failing(code: grpc.StatusCode, message: str = "the model's own words") -> Handler:
@@ -136,10 +142,7 @@ async def test_a_request_and_its_answer() -> None:
     ids=["receive", "response", "send"],
 )
 async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return answer(count=2_000_000)
-
-    async with serving(ModelInfer=handler) as host:
+    async with serving(ModelInfer=answering(answer(count=2_000_000))) as host:
         async with predictor(host) as client:
             assert len(await infer(client)) == 2_000_000
         where = destination()
@@ -159,10 +162,7 @@ async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> No
     ids=["garbage", "empty", "other output"],
 )
 async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return response
-
-    async with serving(ModelInfer=handler) as host, predictor(host) as client:
+    async with serving(ModelInfer=answering(response)) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match=message):
             await infer(client)
 
@@ -487,11 +487,8 @@ async def test_a_configuration_that_fails_is_an_error() -> None:
 
 @pytest.mark.parametrize("says", [True, False, None], ids=["ready", "not ready", "unknown model"])
 async def test_readiness(says: bool | None) -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        if says is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
-        return pb.ModelReadyResponse(ready=bool(says)).SerializeToString()
-
+    answered = answering(pb.ModelReadyResponse(ready=bool(says)).SerializeToString())
+    handler = failing(grpc.StatusCode.NOT_FOUND) if says is None else answered
     async with serving(ModelReady=handler) as host, predictor(host) as client:
         assert await client.model_ready() is bool(says)
 
@@ -508,9 +505,7 @@ async def test_readiness_that_can_not_be_told() -> None:
 
 
 async def test_questions_with_malformed_answers() -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return b"\xff\xff"
-
+    handler = answering(b"\xff\xff")
     async with (
         serving(ModelReady=handler, ModelMetadata=handler, ServerMetadata=handler, RepositoryIndex=handler) as host,
         predictor(host) as client,
@@ -522,11 +517,7 @@ async def test_questions_with_malformed_answers() -> None:
 
 async def test_what_the_doctor_asks() -> None:
     def giving(message: Any) -> Handler:
-        async def handler(request: bytes, context: Any) -> bytes:
-            content: bytes = message.SerializeToString()
-            return content
-
-        return handler
+        return answering(message.SerializeToString())
 
     index = pb.RepositoryIndexResponse()
     index.models.add(name="bert", version="1", state="READY")

@@ -28,7 +28,6 @@ from hf_transformer.predictor.shared_memory import (
     Pauses,
     Region,
     SharedMemory,
-    Slot,
     remove_leftovers,
 )
 from hf_transformer.types import Tensor, TensorSpec
@@ -189,12 +188,6 @@ async def test_a_stale_connection_quarantines_the_slot_and_the_call_goes_inline(
         shared.transport.gate(1).set_exception(StaleConnection("it ended before an answer"))
         assert await shared.infer(1) == [1]
         assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 1))
-
-
-async def test_streams_are_those_of_the_transport(shared: Shared) -> None:
-    shared.transport.streams = [[1, 2]]
-    async with shared.predictor as predictor:
-        assert [int(one["n"].data[0]) async for one in predictor.stream([], ["n"], {})] == [1, 2]
 
 
 async def test_metrics(shared: Shared) -> None:
@@ -410,25 +403,6 @@ async def test_closing_while_a_region_is_made(shared: Shared, fails: bool) -> No
 # Files and slots
 
 
-def write(slot: Slot, data: bytes) -> None:
-    """What the predictor does."""
-    with slot.region.path.open("r+b") as file:
-        file.seek(slot.offset)
-        file.write(data)
-
-
-def filled(folder: Path, size: int = SIZE) -> Region:
-    region = Region(size, folder)
-    region.fill()
-    return region
-
-
-def taken(region: Region, **lengths: int) -> Slot:
-    slot = region.take(lengths)
-    assert slot is not None
-    return slot
-
-
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=60))
 def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> None:
     gaps = Gaps(32 * ALIGNMENT + 5)
@@ -448,24 +422,6 @@ def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> N
     for one in in_use:
         gaps.give_back(*one)
     assert gaps.take(32 * ALIGNMENT) == 0
-
-
-def test_each_output_has_its_own_place(tmp_path: Path) -> None:
-    region = filled(tmp_path)
-    slot, other = taken(region, a=100, b=64, c=1), taken(region, a=100)
-    assert [(one.region, one.offset, len(one.memory)) for one in slot.destination.placements.values()] == [
-        (region.name, 0, 100),
-        (region.name, 128, 64),
-        (region.name, 192, 1),
-    ]
-    assert (slot.destination.region, slot.size, other.offset) == (region.name, 256, 256)
-    write(other, b"other")
-    write(slot, b"logits")
-    place, theirs = slot.destination.placements["a"], other.destination.placements["a"]
-    assert bytes(place.memory[:6]) == b"logits" and place.memory.readonly
-    region.close()
-    assert bytes(theirs.memory[:5]) == b"other", "what is mapped stays readable"
-    assert region.take({"a": 1}) is None and list(tmp_path.iterdir()) == []
 
 
 def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
