@@ -1,4 +1,4 @@
-.PHONY: help install demo test test-quick test-models test-clients test-faults test-browser check bench clean
+.PHONY: help install demo test test-quick test-models test-clients test-faults test-browser check docs bench clean
 
 help:
 	@echo "make demo     start a real Triton and the service in front of it, to ask and to try in a browser (ARGS=--task=...)"
@@ -9,6 +9,7 @@ help:
 	@echo "make test-faults  Triton killed, hung, restarted, its model failing, ...: under load, with every answer checked"
 	@echo "make test-browser  the playground in Chromium, in front of a real Triton"
 	@echo "make check    style, types, generated code"
+	@echo "make docs     the site of the documentation, in build/site  (at 127.0.0.1:8000 while you write: scripts/docs serve)"
 	@echo "make bench    compare the speed with Triton alone and with others  (quickly: ARGS=--quick)"
 	@echo "              (streams of generated tokens: .venv/bin/python -m benchmarks.generation; more in benchmarks/README.md)"
 	@echo "make install  the environments that these need   (they do it themselves)"
@@ -42,10 +43,13 @@ test-browser:
 check: install
 	@scripts/check
 
+docs:
+	@scripts/docs
+
 bench:
 	@scripts/bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-plain .venv-browser .venv-bench build dist
+	rm -rf .venv .venv-triton .venv-models .venv-models-4 .venv-models-triton .venv-clients .venv-langchain .venv-plain .venv-browser .venv-bench .venv-docs build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

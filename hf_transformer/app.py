@@ -23,11 +23,12 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import ConfigError, without_userinfo
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.observability.board import Board
 from hf_transformer.observability.logging import ACCESS_LOGGER, LatencyLog
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_predictor
-from hf_transformer.predictor.base import Predictor
+from hf_transformer.predictor.base import Predictor, parse_address
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
 from hf_transformer.types import Json
@@ -72,7 +73,7 @@ def build_app(
     executor = ThreadPoolExecutor(config.max_asyncio_workers, "tokenizer")
     latency_log = LatencyLog() if config.enable_latency_logging else None
     model = _served_model(config, parts, predictor, metrics, executor, latency_log, board, diagnose)
-    tracing = open_tracing(config)
+    tracing = open_tracing(config, infers=not isinstance(parts.task, TextGeneration))
     if tracing is not None:
         beside.append(tracing)
     service = _service(config, model, metrics, executor, tracing)
@@ -140,12 +141,14 @@ def _service(
         max_texts=max(config.max_instances, config.max_sequences),
         streams=OpenStreams(),
         server_timing=config.enable_server_timing,
+        token_inputs=config.enable_token_inputs,
+        max_instances=config.max_instances,
         tracing=tracing,
         executor=executor,
     )
 
 
-def open_tracing(config: Config) -> Tracing | None:
+def open_tracing(config: Config, *, infers: bool = True) -> Tracing | None:
     """Tracing where there is a collector, to be entered; None without --otlp_endpoint, and OpenTelemetry is not loaded.
 
     Raises:
@@ -154,13 +157,21 @@ def open_tracing(config: Config) -> Tracing | None:
     if config.otlp_endpoint is None:
         return None
     try:
-        from hf_transformer.observability.tracing import Tracing
+        from hf_transformer.observability.tracing import Tracing, attributes_of_calls
     except ImportError as error:
         shown = without_userinfo(config.otlp_endpoint)
         raise ConfigError(
             f"--otlp_endpoint={shown}: OpenTelemetry is not installed ({error}): pip install 'hf-transformer[otel]'"
         ) from error
-    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio)
+    address = parse_address(predictor_settings(config))
+    calls = attributes_of_calls(
+        f"{'https' if address.use_ssl else 'http'}://{address}/v2/models/{config.model_name}/infer",
+        address.host,
+        address.port,
+        grpc=config.predictor_protocol == "grpc-v2",
+        infers=infers,
+    )
+    return Tracing(config.otlp_endpoint, config.model_name, config.otlp_sample_ratio, calls)
 
 
 def gateway(config: Config, service: Service, inner: Starlette, settings: GatewaySettings) -> Gateway:
@@ -292,6 +303,5 @@ def grpc_server(config: Config, service: Service, keys: ApiKeys | None = None) -
         connections=config.max_connections,
         handshake=config.client_timeout_seconds,
         patience=config.client_timeout_seconds,
-        concurrent=config.max_concurrent_requests,
     )
     return GrpcServer(service, settings, keys, config.access_log_format)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from hf_transformer.errors import ConfigError, TransformerError
+from hf_transformer.errors import ConfigError, LoadError, TransformerError
 from hf_transformer.server.signals import handle_signals
 
-WIDTHS = (60, 120)
-"""Columns of --help, at least and at most."""
+HELP = ("-h", "--help")
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ COMMANDS: Mapping[str, Command] = {
         "hf_transformer.commands.doctor.command", "check tokenizer, flags and Triton's model against each other"
     ),
     "export": Command("hf_transformer.commands.export.command", "write a model's weights as a folder for Triton"),
+    "bench": Command("hf_transformer.commands.bench.command", "measure a running service, and find its best settings"),
     "demo": Command("hf_transformer.commands.demo", "start Triton with a tiny BERT, and the service in front"),
 }
 
@@ -38,44 +37,97 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and gives the exit code.
 
     That is 2 for a bad flag or variable and 1 for anything else that the service knows to be wrong, each with
-    one line on stderr; 130 after Ctrl-C.
+    one line on stderr that ends with where to look; 130 after Ctrl-C.
     """
     # gRPC's core would write lines of its own to stderr, such as one for each failed TLS handshake with the predictor.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return run(sys.argv[1:] if argv is None else list(argv), os.environ)
+        return run(words, os.environ)
     except TransformerError as exc:
-        print(f"hf-transformer: error: {' '.join(str(exc).split())}", file=sys.stderr)
+        from hf_transformer.commands.terminal import Terminal  # here, because few starts fail
+
+        message = " ".join(str(exc).split())
+        error = Terminal(os.environ, sys.stderr).styled("error:", "bold", "red")
+        print(f"hf-transformer: {error} {message}{where_to_look(exc, message, command_of(words))}", file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
 
 
+def command_of(argv: Sequence[str]) -> str:
+    """The subcommand that is called; without one it is serve."""
+    return argv[0] if argv and not argv[0].startswith("-") else "serve"
+
+
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
     """Like main, but errors are raised."""
-    name = "serve"
-    if argv and not argv[0].startswith("-"):
-        name, argv = argv[0], argv[1:]
-    if name not in COMMANDS:
-        raise ConfigError(f"unknown subcommand {name!r}, expected one of {', '.join(COMMANDS)}")
-    if name == "serve" and ("-h" in argv or "--help" in argv):  # other commands print their own
-        print_help()
-        return 0
-    if "--version" in argv:
+    name = command_of(argv)
+    if argv and argv[0] == name:
+        argv = argv[1:]
+    if name == "help":
+        name, argv = asked_help(argv)
+    if name == "version" or (name in COMMANDS and "--version" in argv):
         from hf_transformer import __version__
 
         print(f"hf-transformer {__version__}")
         return 0
+    if name not in COMMANDS:
+        raise ConfigError(f"unknown subcommand {name!r}, expected one of {', '.join(COMMANDS)}, help, version")
     if name == "serve":
+        topic = help_topic(argv)
+        if topic is not None:  # other commands print their own
+            print_help(topic, environ)
+            return 0
         handle_signals()  # before the imports, which may take a second
     code: int = import_module(COMMANDS[name].module).run(argv, environ)
     return code
 
 
-def print_help() -> None:
-    from hf_transformer.config.manual import help_text
-    from hf_transformer.config.options import all_options  # here, because --version and demo do not need it
+def asked_help(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The command and its arguments that ``help``, ``help COMMAND`` and ``help TOPIC`` stand for."""
+    topic = argv[0] if argv else ""
+    if topic in COMMANDS:
+        return topic, ["--help"]
+    return "serve", [f"--help={topic}" if topic else "--help"]
 
-    least, most = WIDTHS
-    columns = min(most, max(least, shutil.get_terminal_size().columns))
-    print(help_text(all_options(), {name: command.does for name, command in COMMANDS.items()}, columns), end="")
+
+def help_topic(argv: Sequence[str]) -> str | None:
+    """What --help is asked about: a group of flags, a flag, "all", or "" for the overview; None without --help."""
+    for word in argv:
+        flag, equals, topic = word.partition("=")
+        if flag in HELP:
+            return topic if equals else ""
+    return None
+
+
+def print_help(topic: str, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a topic that there is not."""
+    from hf_transformer.commands.terminal import Terminal  # here, because --version and demo do not need them
+    from hf_transformer.config.manual import help_about, overview
+    from hf_transformer.config.options import all_options
+
+    terminal = Terminal(environ)
+    if topic:
+        text = help_about(topic, all_options(), terminal.columns)
+    else:
+        text = overview(all_options(), {name: command.does for name, command in COMMANDS.items()}, terminal.columns)
+    for line in text.splitlines():
+        # Headings stand at the margin, in one or two words.
+        heading = line[:1].isalpha() and not line.endswith(".") and len(line) < 40
+        print(terminal.styled(line, "bold") if heading else line)
+
+
+def where_to_look(error: TransformerError, message: str, command: str) -> str:
+    """The end of an error message: the help on the flag that it names, or the command that finds the cause."""
+    if command not in COMMANDS:
+        return " (see hf-transformer help)"
+    if command not in ("serve", "doctor"):
+        return f" (see hf-transformer {command} --help)"
+    if isinstance(error, LoadError):
+        return " (hf-transformer doctor, with the same flags, checks all that the service needs)"
+    from hf_transformer.config.manual import named_option  # here, because few starts fail
+    from hf_transformer.config.options import all_options
+
+    named = named_option(message, all_options())
+    return f" (see hf-transformer --help={named.name})" if named else " (see hf-transformer --help)"

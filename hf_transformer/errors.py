@@ -26,6 +26,12 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+_FORGING = (*range(32), *range(127, 160), 0x2028, 0x2029)
+"""Control characters (C0, C1), which terminals obey, and all that readers of logs take for the end of a line."""
+_BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""What changes the direction of a line, so that it reads as another one (UAX 9)."""
+ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*_FORGING, *_BIDI)}
+"""For str.translate: foreign text that a log or a message quotes can't forge a line of it."""
 _USERINFO = re.compile(r"(?<=//)[^/?#\s]*@")
 
 

@@ -34,11 +34,12 @@ from hf_transformer.generation.inputs import FIELDS
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import ALL_TASKS, TextGeneration
 from hf_transformer.generation.types import Generator, GeneratorSettings
+from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks import find_task
-from hf_transformer.tasks.base import GenerationSettings, Servable, Task, TaskSettings
-from hf_transformer.tasks.flags import check_stride, flags_without_effect
+from hf_transformer.tasks.base import GenerationSettings, OutputFormat, Servable, Task, TaskSettings
+from hf_transformer.tasks.flags import check_stride, flags_without_effect, reads
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tokenizer.engine import strings
 from hf_transformer.tokenizer.files import find_model_files
@@ -138,7 +139,7 @@ def load_parts(config: Config) -> Parts:
     settings = TaskSettings(
         model_config=files.config,
         vocabulary=tokenizer,
-        output_format=config.output_format,
+        output_format=config.output_format or _implied_format(config, task),
         return_probabilities=config.return_probabilities,
         return_raw_logits=config.return_raw_logits,
         return_offsets_mapping=config.return_offsets_mapping,
@@ -168,6 +169,17 @@ def load_parts(config: Config) -> Parts:
     elif config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
     return Parts(tokenizer, made, generation)
+
+
+def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
+    """The format without --output_format. Entities exist in the pipeline format alone, so a strategy for them asks for
+    it, as in KServe's runtime guide."""
+    strategy = config.aggregation_strategy
+    numbers = config.return_probabilities or config.return_raw_logits
+    if strategy == "none" or numbers or not reads(task.name, "aggregation_strategy"):
+        return "kserve"
+    logger.info("answers have the pipeline format, since --aggregation_strategy=%s is given", strategy)
+    return "pipeline"
 
 
 # To the predictor's model
@@ -388,5 +400,5 @@ def _log_texts(longest: int | None, texts: Sequence[TextInput], context: Context
     shown = [
         text[:longest] if isinstance(text, str) else tuple(one[:longest] for one in strings(text)) for text in texts
     ]
-    named = {"request_id": context.request_id}
+    named = names_of(context.request_id, context.headers.get("traceparent"))
     texts_logger.info("requestId: %s, instances: %s", context.request_id, shown, extra=named)

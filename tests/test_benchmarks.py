@@ -76,13 +76,9 @@ def test_the_commands_and_files_that_are_named_exist() -> None:
     assert found
 
 
-@pytest.mark.parametrize("page", ["benchmarks/README.md", "docs/by_hand.md"])
-def test_the_pages_link_to_what_exists(page: str) -> None:
-    text = (ROOT / page).read_text()
-    for link in re.findall(r"\]\(([^)#]+)", text):
-        if not link.startswith("https://"):
-            assert ((ROOT / page).parent / link).exists(), link
-    for part in re.findall(r"^\| `([\w/]+\.py)`", text, re.MULTILINE):
+def test_parts_written_by_hand_exist() -> None:
+    page = (ROOT / "docs" / "by_hand.md").read_text()
+    for part in re.findall(r"^\| `([\w/]+\.py)`", page, re.MULTILINE):
         assert (ROOT / "hf_transformer" / part).is_file(), part
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
+from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.base import Servable
@@ -57,6 +59,10 @@ FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization")) | {
 JSON = b"application/json"
 V2_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """How paths of V2 and of the generate extension name a model."""
+
+TIMEOUT: Final = "timeout"
+CLIENTS_OWN = frozenset((TIMEOUT, "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output"))
+"""Parameters that clients of Triton send with any request. All but ``timeout`` change nothing here."""
 
 
 class Model(Protocol):
@@ -110,9 +116,9 @@ class Service:
     """What every API is given.
 
     ``max_bytes`` is the size of a request (--max_request_bytes), after decompression too; ``max_texts`` how many texts
-    one may have in any form: the larger of --max_instances and --max_sequences. ``server_timing`` says whether answers
-    tell how long they took; without ``tracing`` there are no spans. ``executor`` has the threads for long work, None
-    is the event loop's own. ``streams`` are those that run.
+    one may have in any form: the larger of ``max_instances`` and --max_sequences. ``server_timing`` says whether
+    answers tell how long they took, ``token_inputs`` whether embeddings take token ids. Without ``tracing`` there are
+    no spans. ``executor`` has the threads for long work, None is the event loop's own. ``streams`` are those that run.
     """
 
     models: Models
@@ -122,6 +128,8 @@ class Service:
     max_texts: int
     streams: OpenStreams
     server_timing: bool = True
+    token_inputs: bool = False
+    max_instances: int = 1024
     tracing: Tracing | None = None
     executor: Executor | None = None
 
@@ -234,12 +242,12 @@ class renamed:
             raise type(error)(self._rename(str(error))) from error
 
 
-def as_request_error(error: Exception, request_id: str) -> RequestError:
+def as_request_error(error: Exception, request_id: str, traceparent: str | None = None) -> RequestError:
     """The error that a client is told. An unexpected one is a fault of the service: the log has all of it, and the
     client learns where to look."""
     if isinstance(error, RequestError):
         return error
-    named = {"request_id": request_id}
+    named = names_of(request_id, traceparent)
     logger.error("request %s failed by a fault of the service", request_id, extra=named, exc_info=error)
     return RequestError(f"internal error; the log has it under {request_id}")
 
@@ -251,6 +259,26 @@ def context_of(request: Request) -> Context:
         for name in FORWARDED & request.headers.keys():
             headers[name.decode("latin-1")] = request.headers[name].decode("latin-1")
     return Context(request.id, headers)
+
+
+def without_clients_own(parameters: Mapping[str, Json], context: Context) -> Mapping[str, Json]:
+    """A request's parameters without those of Triton's clients; ``timeout``, in microseconds, sets the deadline.
+
+    Raises:
+        InvalidInput: ``timeout`` is no whole number, or negative.
+
+    Sources: extension_schedule_policy.md and extension_sequence.md in
+    https://github.com/triton-inference-server/server/tree/main/docs/protocol
+    """
+    if CLIENTS_OWN.isdisjoint(parameters):
+        return parameters
+    timeout = parameters.get(TIMEOUT)
+    if timeout is not None and (type(timeout) is not int or timeout < 0):
+        raise InvalidInput(f"parameters.{TIMEOUT}: expected microseconds, a whole number from 0 on")
+    if timeout:  # 0 is none, as in Triton
+        deadline = asyncio.get_running_loop().time() + timeout / 1e6
+        context.deadline = deadline if context.deadline is None else min(deadline, context.deadline)
+    return {name: value for name, value in parameters.items() if name not in CLIENTS_OWN}
 
 
 def new_request_id() -> str:

@@ -19,13 +19,18 @@ CHARSETS = frozenset(
     ("utf-8", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "ascii", "iso8859-1", "cp1252")
 )
 """The charsets that JSON comes in. Not all that Python knows: some of its codecs take quadratic time."""
-GZIP = frozenset((b"gzip", b"x-gzip"))
-ENCODINGS = GZIP | {b"", b"identity"}
-USUAL_TYPES = frozenset((b"application/json", b""))
-MAX_MEMBERS = 16
-"""Members of one gzip body: the rest is copied after each, so their number has to be bounded."""
 GZIP_WINDOW = zlib.MAX_WBITS | 16
 """zlib's way of asking for a gzip header (zlib manual, inflateInit2)."""
+COMPRESSIONS: Mapping[bytes, tuple[str, int]] = {
+    b"gzip": ("gzip", GZIP_WINDOW),
+    b"x-gzip": ("gzip", GZIP_WINDOW),
+    b"deflate": ("deflate", zlib.MAX_WBITS),
+}
+"""Name and window of each compression. ``deflate`` is zlib's format, as in RFC 9110 and in Triton's clients."""
+ENCODINGS = COMPRESSIONS.keys() | {b"", b"identity"}
+USUAL_TYPES = frozenset((b"application/json", b""))
+MAX_MEMBERS = 16
+"""Members of one compressed body: the rest is copied after each, so their number has to be bounded."""
 
 
 async def read_body(request: Request, limit: int, place: Place) -> bytes:
@@ -36,13 +41,13 @@ async def read_body(request: Request, limit: int, place: Place) -> bytes:
         place: counts the bytes that are there; whoever made it gives them back.
 
     Returns:
-        The body, decompressed if it was sent as gzip.
+        The body, decompressed if it was sent as gzip or deflate.
 
     Raises:
         ClientGone: the connection was closed before the body's end.
         TooLarge: over the limit; nothing beyond it was kept.
         TooManyRequests: there is no room for it, or for another request.
-        InvalidInput: not the gzip that the header says.
+        InvalidInput: not compressed as the header says.
         UnsupportedEncoding: compressed in another way.
     """
     headers, admission = request.headers, place.admission
@@ -54,16 +59,18 @@ async def read_body(request: Request, limit: int, place: Place) -> bytes:
     encoding = headers.get(b"content-encoding", b"")
     if encoding and (encoding := encoding.strip().lower()) not in ENCODINGS:
         shown = encoding[:40].decode("latin-1")
-        raise UnsupportedEncoding(f"Content-Encoding: {shown!r} is not understood; send gzip or no compression")
+        raise UnsupportedEncoding(
+            f"Content-Encoding: {shown!r} is not understood; send gzip, deflate or no compression"
+        )
     body = await request.read()
     place.hold(len(body))
     if not request.at_end:
         body = await _read_on(request, body, limit, place)
     if len(body) > limit:
         raise _too_large(limit)
-    if not encoding or encoding not in GZIP:
+    if not encoding or encoding not in COMPRESSIONS:
         return body
-    plain = _inflate(body, limit)
+    plain = _inflate(body, limit, *COMPRESSIONS[encoding])
     place.hold(len(plain) - len(body))
     return plain
 
@@ -78,22 +85,22 @@ async def _read_on(request: Request, body: bytes, limit: int, place: Place) -> b
     return b"".join(pieces)
 
 
-def _inflate(body: bytes, limit: int) -> bytes:
+def _inflate(body: bytes, limit: int, kind: str, window: int) -> bytes:
     inflated = bytearray()
     for _ in range(MAX_MEMBERS):  # a gzip file may have several members, one behind the other (RFC 1952, 2.2)
-        inflater = zlib.decompressobj(GZIP_WINDOW)
+        inflater = zlib.decompressobj(window)
         try:
             inflated += inflater.decompress(body, limit + 1 - len(inflated))
         except zlib.error:
-            raise InvalidInput("Content-Encoding: says gzip, but the body is not gzip") from None
+            raise InvalidInput(f"Content-Encoding: says {kind}, but the body is not {kind}") from None
         if len(inflated) > limit:
             raise _too_large(limit)
         if not inflater.eof:
-            raise InvalidInput("Content-Encoding: says gzip, but the body ends before the gzip stream does")
+            raise InvalidInput(f"Content-Encoding: says {kind}, but the body ends before the {kind} stream does")
         body = inflater.unused_data
         if not body:
             return bytes(inflated)
-    raise InvalidInput(f"Content-Encoding: the gzip body has more than {MAX_MEMBERS} members")
+    raise InvalidInput(f"Content-Encoding: the {kind} body has more than {MAX_MEMBERS} members")
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -83,7 +83,7 @@ class Endpoint:
         """Gives back what a request holds, and counts it."""
         if context.place is not None:
             context.place.leave()
-        self.service.metrics.count_request(self._api, status)
+        self.service.metrics.count_request(self._api, status, context.arrived)
         if trace is not None and self.service.tracing is not None:
             self.service.tracing.end_http(trace, request, status, context)
 
@@ -108,7 +108,7 @@ class Endpoint:
             except Exception as error:
                 if not has_begun:
                     raise  # it has a status of its own
-                told = as_request_error(error, context.request_id)
+                told = as_request_error(error, context.request_id, context.headers.get("traceparent"))
                 status, last = told.status, stream.error(str(told), told.status)
                 del told  # it may refer to this frame
                 yield last
@@ -126,7 +126,7 @@ class Endpoint:
 
     def _failed(self, error: Exception, context: Context) -> Response:
         """The answer to a request that has failed."""
-        told = as_request_error(error, context.request_id)
+        told = as_request_error(error, context.request_id, context.headers.get("traceparent"))
         answer = error_response(self._render_error, str(told), told.status)
         if told.retry_after is not None:
             answer.headers.append((b"retry-after", b"%d" % told.retry_after))

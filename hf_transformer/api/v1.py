@@ -16,27 +16,34 @@ Lines of different texts come as they are made, those of one text in their order
 (stop, length) and ``generated_text``, which all of its ``text`` make together. An error in the middle is {"error": ...}
 and the last line.
 
+A CloudEvent in binary mode (ce-* headers) is answered as one.
+
 Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from urllib.parse import quote
 
 import orjson
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from hf_transformer.api.base import (
+    JSON,
     Call,
     JsonResponse,
     Model,
     Service,
     error_json,
     generating_task,
+    new_request_id,
     readiness,
     reply,
     require_few,
+    without_clients_own,
 )
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.streaming import LINES, TextStream, wants_stream
@@ -49,6 +56,9 @@ from hf_transformer.types import Answers, Context, Json, Query, Response
 INSTANCES = ("instances", "inputs")
 """The two names that clients use for the list; KServe reads the second for V2-minded clients."""
 
+CLOUD_EVENT = frozenset((b"ce-specversion", b"ce-source", b"ce-type", b"ce-id"))
+"""The attributes that make a request a CloudEvent in binary mode."""
+
 
 def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by the templates of their paths."""
@@ -57,11 +67,13 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def predict(call: Call) -> Response | TextStream:
         model = models[call.path["model"]]
         query = parse(call.json())
+        query.parameters = without_clients_own(query.parameters, call.context)
         if len(query.instances) > service.max_texts and isinstance(model.task, TextGeneration):
             require_few(query.name, query.instances, service.max_texts)  # it would read them before it counts them
         if query.parameters and wants_stream(model.task, query.parameters):
             return V1Stream(model, query, call.context)
-        return reply(render(await model.predict(query, call.context)))
+        body = render(await model.predict(query, call.context))
+        return reply(body, JSON, *(cloud_event(model.name) if call.headers.keys() >= CLOUD_EVENT else ()))
 
     return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
 
@@ -79,6 +91,21 @@ def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = No
         return await readiness([model], {"name": model.name, **({} if cards is None else cards[model.name])})
 
     return [Route("/v1/models", list_models), Route("/v1/models/{model}", model_ready)]
+
+
+def cloud_event(model: str) -> tuple[tuple[bytes, bytes], ...]:
+    """The attributes of an answer to a CloudEvent, as KServe gives them. Knative's brokers and channels route by them.
+
+    Source: https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md
+    """
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    return (
+        (b"ce-specversion", b"1.0"),
+        (b"ce-id", new_request_id().encode()),
+        (b"ce-source", b"io.kserve.inference." + quote(model).encode()),
+        (b"ce-type", b"io.kserve.inference.response"),
+        (b"ce-time", now.encode()),
+    )
 
 
 def render(answers: Answers) -> bytes:

@@ -1,21 +1,26 @@
 """The open inference protocol (V2) over REST.
 
-    GET  /v2                                        {"name", "version", "extensions"}
+    GET  /v2[/]                                     {"name", "version", "extensions"}
     GET  /v2/health/live                            {"live": true}
     GET  /v2/health/ready                           {"ready": true}, 503 while a model is not
     GET  /v2/models                                 {"models": ["bert"]}
     GET  /v2/models/{m}[/versions/{v}]              {"name", "versions", "platform", "inputs", "outputs"}
     GET  /v2/models/{m}[/versions/{v}]/config       the same as Triton's configuration has it, for its clients
+    GET  /v2/models/{m}[/versions/{v}]/stats        how many requests, and how long they took, as Triton has it
     GET  /v2/models/{m}[/versions/{v}]/ready        {"name": "bert", "ready": true}, 503 while it is not
     POST /v2/models/{m}[/versions/{v}]/infer        tensors -> tensors, in JSON or raw
+    POST /v2/repository/index                       {"ready": false} -> [{"name", "version", "state", "reason"}]
 
-Source: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
+Sources: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md, and
+extension_statistics.md and extension_model_repository.md in
+https://github.com/triton-inference-server/server/tree/main/docs/protocol
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import orjson
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
@@ -28,13 +33,16 @@ from hf_transformer.api.base import (
     Models,
     Service,
     error_json,
+    find_not_ready,
     readiness,
     reply,
+    without_clients_own,
 )
 from hf_transformer.api.body import to_utf8
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.tensors import infer
 from hf_transformer.errors import InvalidInput
+from hf_transformer.observability.metrics import Totals
 from hf_transformer.protocol.descriptions import data_type
 from hf_transformer.protocol.inbound import InferRequest
 from hf_transformer.protocol.rest import HEADER_LENGTH, parse_header_length
@@ -43,7 +51,7 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Json, ModelDescription, Response, TensorSpec
 
 SERVER = "hf_transformer"
-EXTENSIONS = ("binary_tensor_data", "model_configuration")
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
 """What of Triton's extensions to the protocol is understood."""
 PLATFORM = "hf_transformer"
 """What the protocol calls the framework and format of a model."""
@@ -58,18 +66,27 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     async def answer(call: Call) -> Response:
         model = _find(service.models, call.path)
         request = _parse(call, service.max_texts)
+        request.parameters = without_clients_own(request.parameters, call.context)
         if request.model_name or request.model_version:
             _check_named(model, request)
         body, length = encode_infer_response(await infer(model, request, call.context), request)
         return reply(body) if length is None else reply(body, BINARY, (HEADER, b"%d" % length))
 
+    async def list_repository(call: Call) -> Response:
+        wanted = call.json() if call.body else {}
+        ready = wanted.get("ready", False) if isinstance(wanted, dict) else None
+        if not isinstance(ready, bool):
+            raise InvalidInput('body: expected nothing or {"ready": true}')
+        return reply(orjson.dumps(await repository_index(service.models, only_ready=ready)))
+
     endpoint = Endpoint("v2", answer, error_json, service)
-    return [(f"{path}/infer", endpoint) for path in V2_PATHS]
+    index = Endpoint("repository", list_repository, error_json, service)
+    return [("/v2/repository/index", index), *[(f"{path}/infer", endpoint) for path in V2_PATHS]]
 
 
 def routes(service: Service) -> list[BaseRoute]:
     """The other routes of this API."""
-    return [*_server_routes(service.models), *_model_routes(service.models)]
+    return [*_server_routes(service.models), *_model_routes(service)]
 
 
 def _server_routes(models: Models) -> list[BaseRoute]:
@@ -87,18 +104,24 @@ def _server_routes(models: Models) -> list[BaseRoute]:
 
     return [
         Route("/v2", server),
+        Route("/v2/", server),
         Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
         Route("/v2/models", list_models),
     ]
 
 
-def _model_routes(models: Models) -> list[BaseRoute]:
+def _model_routes(service: Service) -> list[BaseRoute]:
+    models = service.models
+
     async def show(request: Request) -> JsonResponse:
         return JsonResponse(metadata(_find(models, request.path_params).describe()))
 
     async def show_config(request: Request) -> JsonResponse:
-        return JsonResponse(configuration(_find(models, request.path_params).describe()))
+        return JsonResponse(configuration(_find(models, request.path_params).describe(), service.max_instances))
+
+    async def show_statistics(request: Request) -> JsonResponse:
+        return JsonResponse(statistics(_find(models, request.path_params).describe(), service.metrics.totals()))
 
     async def ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
@@ -113,6 +136,7 @@ def _model_routes(models: Models) -> list[BaseRoute]:
         for route in (
             Route(f"{path}/ready", ready),
             Route(f"{path}/config", show_config),
+            Route(f"{path}/stats", show_statistics),
             Route(path, show),
         )
     ]
@@ -124,32 +148,69 @@ def _find(models: Models, path: Mapping[str, str]) -> Model:
 
 
 def metadata(about: ModelDescription) -> dict[str, Json]:
-    """A model's metadata."""
+    """A model's metadata: the inputs that a request needs. Clients without configuration would send the others too."""
     return {
         "name": about.name,
         **({"versions": [about.version]} if about.version else {}),
         "platform": PLATFORM,
-        "inputs": _tensors(about.inputs),
+        "inputs": _tensors(_required(about)),
         "outputs": _tensors(about.outputs),
     }
 
 
-def configuration(about: ModelDescription) -> dict[str, Json]:
-    """A model in the form of Triton's configuration, for perf_analyzer and other clients. There is no batch axis of
-    Triton's own, so shapes are whole."""
+def configuration(about: ModelDescription, max_instances: int) -> dict[str, Json]:
+    """A model in the form of Triton's configuration, for perf_analyzer and other clients. The axis of instances is the
+    batch axis, so ``dims`` have it not."""
 
     def tensor(one: TensorSpec) -> dict[str, Json]:
-        return {"name": one.name, "data_type": data_type(one.datatype), "dims": list(one.shape)}
+        return {"name": one.name, "data_type": data_type(one.datatype), "dims": list(one.shape[1:])}
 
     return {
         "name": about.name,
         "platform": PLATFORM,
         "backend": PLATFORM,
-        "max_batch_size": 0,
-        "input": [{**tensor(one), "optional": one.optional} for one in about.inputs],
+        "max_batch_size": max_instances,
+        "input": [{**tensor(one), "optional": False} for one in _required(about)],
         "output": [tensor(one) for one in about.outputs],
         "model_transaction_policy": {"decoupled": False},
     }
+
+
+def statistics(about: ModelDescription, totals: Totals) -> dict[str, Json]:
+    """What the service has done, as Triton tells it. Statistics by batch size are left out."""
+
+    def spent(count: int, seconds: float) -> dict[str, int]:
+        return {"count": count, "ns": round(seconds * 1e9)}
+
+    count = totals.answered
+    stats = {
+        "success": spent(count, totals.preprocess + totals.predict + totals.postprocess),
+        "fail": spent(totals.failed, 0.0),
+        "queue": spent(count, totals.queue),
+        "compute_input": spent(count, totals.preprocess),
+        "compute_infer": spent(count, max(totals.predict - totals.queue, 0.0)),
+        "compute_output": spent(count, totals.postprocess),
+        "cache_hit": spent(0, 0.0),
+        "cache_miss": spent(0, 0.0),
+    }
+    model = {"name": about.name, "version": about.version, "inference_stats": stats, "batch_stats": []}
+    return {"model_stats": [{**model, "inference_count": totals.instances, "execution_count": totals.batches}]}
+
+
+async def repository_index(models: Models, *, only_ready: bool) -> list[dict[str, Json]]:
+    """The served models with their states; the reason where one is not ready."""
+    found: list[dict[str, Json]] = []
+    for model in models.values():
+        error = await find_not_ready([model])
+        if error is None:
+            found.append({"name": model.name, "version": model.describe().version, "state": "READY", "reason": ""})
+        elif not only_ready:
+            found.append({"name": model.name, "version": "", "state": "UNAVAILABLE", "reason": str(error)})
+    return found
+
+
+def _required(about: ModelDescription) -> list[TensorSpec]:
+    return [one for one in about.inputs if not one.optional]
 
 
 def _tensors(specs: Iterable[TensorSpec]) -> list[Json]:

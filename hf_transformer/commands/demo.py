@@ -111,7 +111,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             say("Stopped before there was an answer.")
             return 130
         except LoadError as exc:
-            print(f"The demo failed: {exc}", file=sys.stderr, flush=True)
+            print(f"The demo failed: {exc}\n(see hf-transformer demo --help)", file=sys.stderr, flush=True)
             return 1
     return 0
 

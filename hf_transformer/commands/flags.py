@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from hf_transformer.config.option import Converter
 
@@ -14,6 +14,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(prog=f"hf-transformer {command}", description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with one line that says where to look, and without the usage, which would hide it."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def add(self, flag: str, convert: Converter | None = None, **more: Any) -> None:
         """Add a flag, named with underscores; ``more`` are arguments of argparse's ``add_argument``."""

@@ -17,6 +17,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -466,16 +467,28 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-def exchange(port: int, method: str, path: str, body: str | None = None, *, seconds: float = 5.0) -> tuple[int, str]:
-    """One HTTP request to HOST; the status and the body of the response.
+def exchange(
+    port: int,
+    method: str,
+    path: str,
+    body: str | bytes | None = None,
+    *,
+    seconds: float = 5.0,
+    host: str = HOST,
+    tls: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
+    """One HTTP request, over TLS with a context for it; the status and the body of the response.
 
     Raises:
         OSError: there is no connection, or no response within ``seconds``.
         http.client.HTTPException: the response is not HTTP.
     """
-    connection = http.client.HTTPConnection(HOST, port, timeout=seconds)
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    if tls is not None:
+        connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=tls)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, headers or {})
         response = connection.getresponse()
         return response.status, response.read().decode("utf-8", "replace")
     finally:

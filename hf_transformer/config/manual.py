@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 
 from hf_transformer.config.option import PREFIX, Option
+from hf_transformer.config.parser import nearest
+from hf_transformer.errors import ConfigError
 
 USAGE = """\
 Usage: hf-transformer [serve] --predictor_host=HOST:PORT [flags]
-{others}
+       hf-transformer COMMAND [flags]
 
 Puts tokenizing and decoding in front of a model that Triton Inference Server runs.
+
+Examples
+  hf-transformer demo
+  hf-transformer --predictor_host=triton:8000 --model_name=bert --model_id=ORG/BERT
+  hf-transformer doctor --predictor_host=triton:8000 --model_name=bert
+  hf-transformer bench --url=http://localhost:8080
 """
+FURTHER_COMMANDS = {
+    "help": "explain a command, flags or a flag: help export, help limits",
+    "version": "show the version",
+}
 RULES = f"""\
 Flags may be written with hyphens or underscores, as --flag value or --flag=value; a true/false flag may be
 bare. A flag wins over its variable, a variable over the default. Every flag has the variable {PREFIX}<FLAG IN
 CAPITALS>; further ones are named below. An empty variable counts as unset. Unknown flags are ignored with a
-warning.
+warning, unless --strict_flags is set.
 """
+MOST_USED = {
+    "predictor_host": "where Triton listens",
+    "predictor_protocol": "REST (v2, the default) or gRPC (grpc-v2)",
+    "model_name": "the model's name, here and at Triton",
+    "model_dir": "folder with config.json and the tokenizer",
+    "model_id": "model on the Hugging Face hub instead",
+    "task": "what the model does (told by config.json)",
+    "http_port": "port to listen on (8080)",
+    "workers": "processes that share the port (1)",
+}
+"""The flags of the overview, and what it says of them."""
 PAGE = f"""\
 # Configuration
 
@@ -33,30 +57,101 @@ This page is generated from the declarations in `hf_transformer/config/options.p
 - A flag wins over its variable, a variable over the default. Of several variables the first one
   listed wins. An empty variable counts as unset, except `KSERVE_OPENAI_ROUTE_PREFIX`.
 - Unknown flags, and unknown variables that begin with `{PREFIX}`, are ignored. A warning
-  names the most similar known one.
-- After a bad value the service exits with one line on stderr and exit code 2.
+  names the most similar known one. With `--strict_flags` they end the start instead.
+- `hf-transformer --help=GROUP` explains the flags of one section below, named by one of its words
+  (`--help=limits`), `--help=FLAG` one flag, and `--help=all` all of them.
+- After a bad value the service exits with one line on stderr and exit code 2. The line ends with
+  where to look.
+- Colours and progress are for terminals. `NO_COLOR` switches colours off.
 """
 
 
-def help_text(options: Sequence[Option], commands: Mapping[str, str], width: int) -> str:
-    """The text of --help.
+def overview(options: Sequence[Option], commands: Mapping[str, str], width: int) -> str:
+    """The text of --help, on one screen: commands, the flags most used, and the groups of all others.
 
     Args:
         options: all of them.
         commands: what each subcommand does, by name.
         width: columns of the terminal.
     """
-    others = "\n".join(f"       hf-transformer {name} [flags]" for name in commands if name != "serve")
-    commands_width = max(map(len, commands), default=0) + 2
-    parts = [USAGE.format(others=others), "Subcommands"]
-    parts += [f"  {name:<{commands_width}}{does}" for name, does in commands.items()]
-    parts += ["", textwrap.fill(" ".join(RULES.split()), width), ""]
-    parts += ["  -h, --help  show this text and exit", "  --version   show the version and exit"]
-    for group, members in groupby(options, attrgetter("group")):
-        parts += ["", group]
-        for option in members:
-            parts.append(option_help(option, width))
+    named = {option.name: option for option in options}
+    used = {f"--{name} {named[name].convert.metavar}": text for name, text in MOST_USED.items()}
+    groups = {}
+    for title, members in groups_of(options).items():
+        shown = ", ".join(option.name for option in members if option.name not in MOST_USED)
+        groups[group_key(title)] = f"{title}: {shown}"
+    groups["all"] = "Every flag there is"
+    parts = [
+        USAGE,
+        "Commands",
+        *entries({**commands, **FURTHER_COMMANDS}, width),
+        "",
+        "Flags most used",
+        *entries(used, width),
+        "",
+        "More flags: hf-transformer --help=GROUP",
+        *entries(groups, width),
+        "",
+        f"One flag: --help=FLAG. Each has a variable, such as {PREFIX}WORKERS.",
+    ]
     return "\n".join(parts) + "\n"
+
+
+def entries(texts: Mapping[str, str], width: int) -> list[str]:
+    """One line for each name and its text. A list of names that does not fit ends after a whole one, with dots."""
+    column = max(map(len, texts)) + 2
+    lines = []
+    for name, text in texts.items():
+        room = width - column - 2
+        if len(text) > room:
+            text = f"{text[: room - 4].rpartition(', ')[0]}, ..."
+        lines.append(f"  {name:<{column}}{text}")
+    return lines
+
+
+def groups_of(options: Sequence[Option]) -> dict[str, list[Option]]:
+    """The options by the title of their group, in order."""
+    return {title: list(members) for title, members in groupby(options, attrgetter("group"))}
+
+
+def group_key(title: str) -> str:
+    """The word that names a group after --help=."""
+    return title.lower().split()[-1 if title.startswith("Text ") else 0]
+
+
+def help_about(topic: str, options: Sequence[Option], width: int) -> str:
+    """The text of --help=TOPIC: all flags, those of a group, or one.
+
+    Raises:
+        ConfigError: there is no such topic; the message names those that there are.
+    """
+    groups = groups_of(options)
+    word = topic.lower().lstrip("-").replace("-", "_")
+    by_name = {name: option for option in options for name in (option.name, *option.aliases)}
+    if word in by_name:
+        return option_help(by_name[word], width) + "\n"
+    wanted = {
+        title: members
+        for title, members in groups.items()
+        if word == "all" or word.replace("_", " ") == title.lower() or word in title.lower().split()
+    }
+    if not wanted:
+        known = ", ".join([*map(group_key, groups), "all"])
+        raise ConfigError(
+            f"--help={topic}: expected a flag or one of {known}{nearest(word, {name: name for name in by_name})}"
+        )
+    parts = [textwrap.fill(" ".join(RULES.split()), width), ""] if word == "all" else []
+    for title, members in wanted.items():
+        parts += [title, *(option_help(option, width) for option in members), ""]
+    return "\n".join(parts[:-1]) + "\n"
+
+
+def named_option(message: str, options: Sequence[Option]) -> Option | None:
+    """The option whose flag or variable an error message names first."""
+    known = {name: option for option in options for name in (option.name, *option.aliases)}
+    known |= {variable.name: option for option in options for variable in option.all_variables}
+    words = (word.removeprefix("--").replace("-", "_") for word in re.findall(r"--[\w-]+|\b[A-Z][A-Z_]+\b", message))
+    return next((known[word] for word in words if word in known), None)
 
 
 def option_help(option: Option, width: int) -> str:

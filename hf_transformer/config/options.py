@@ -8,13 +8,16 @@ its services. A flag wins over a variable, a variable over the default.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import unquote, urlsplit
 
 from hf_transformer.config.option import (
     BOOLEAN,
     LOG_LEVEL,
+    Converter,
     Option,
     Variable,
     integer,
@@ -35,6 +38,25 @@ PREDICTOR, SERVER, LIMITS, LOGGING = "Predictor", "Server", "Limits", "Logging"
 PATH = plain_text("FILE", "the path of a file")
 SECONDS = number(0, 10**6, metavar="SECONDS")
 NAMES = name_list("NAME,...", "different names separated by commas, such as input_ids,attention_mask")
+
+
+def local_folder(text: str) -> str:
+    """The path of a local folder or of a file:// URI. Raises ValueError for another URI."""
+    uri = re.match(r"(\w+)://", text)
+    if uri is None:
+        return text
+    parts = urlsplit(text)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
+        raise ValueError(text)
+    return unquote(parts.path)
+
+
+LOCAL_FOLDER = Converter(
+    "FOLDER",
+    "a local folder, also as file:///FOLDER (KServe's init container storage-initializer downloads other storage to "
+    "/mnt/models; a model on the hub is --model_id)",
+    local_folder,
+)
 
 
 def scheme_as_switch(text: str) -> str | None:
@@ -62,8 +84,9 @@ class Config:
         plain_text("NAME", "a name without spaces and / ? # %", r"[^\s/?#%]+"), "model",
         variables=["INFERENCE_SERVICE_NAME"])
     model_dir: str = option(
-        MODEL, "Local folder with config.json and the tokenizer's files. Ignored if --model_id is given.",
-        plain_text("FOLDER", "a local folder (a model on the hub is --model_id)", r"(?!\w+://).+"),
+        MODEL, "Local folder with config.json and the tokenizer's files, also as file:///FOLDER. Ignored if "
+        "--model_id is given.",
+        LOCAL_FOLDER,
         "/mnt/models")
     model_id: str | None = option(
         MODEL, "Model on the Hugging Face hub, such as bert-base-uncased.", plain_text("ID"))
@@ -97,9 +120,10 @@ class Config:
     return_probabilities: bool = option(ANSWERS, "Answer with probabilities.", BOOLEAN, False)
     return_raw_logits: bool = option(
         ANSWERS, "Answer with the raw logits. Excludes --return_probabilities.", BOOLEAN, False)
-    output_format: Literal["kserve", "pipeline"] = option(
+    output_format: Literal["kserve", "pipeline"] | None = option(
         ANSWERS, "Answers in the form of KServe's runtime, or of a Hugging Face pipeline.",
-        one_of("kserve", "pipeline"), "kserve")
+        one_of("kserve", "pipeline"),
+        default_text="kserve; for token_classification with --aggregation_strategy pipeline")
     return_offsets_mapping: bool = option(
         ANSWERS, "Include the offsets of tokens in answers (token_classification).", BOOLEAN, False)
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = option(
@@ -215,6 +239,9 @@ class Config:
         SERVER, "Path before /v1 in the routes of the OpenAI API; may be empty.",
         plain_text("PREFIX", "a path without spaces and ? # % { }", r"[^\s?#%{}]*"), "openai",
         may_be_empty=True, variables=["KSERVE_OPENAI_ROUTE_PREFIX"])
+    enable_token_inputs: bool = option(
+        SERVER, "Take token ids as input of OpenAI's embeddings. They must be of this model's tokenizer; clients that "
+        "count tokens with tiktoken send other ids.", BOOLEAN, False)
     enable_playground: bool = option(
         SERVER, "Serve a page at /playground to try the model in a browser; / leads browsers there.", BOOLEAN, False)
     enable_docs_url: bool = option(
@@ -245,6 +272,10 @@ class Config:
         SERVER, "Threads for tokenizing.", integer(1, 1024), factory=default_threads,
         default_text="min(32, CPUs + 4)")
 
+    strict_flags: bool = option(
+        SERVER, "Refuse to start with unknown flags or variables, instead of a warning about each.", BOOLEAN,
+        False)
+
     max_connections: int = option(
         LIMITS, "Open connections per worker, over HTTP and over gRPC each. Further ones are closed, over "
         "HTTP after a 503.", integer(1), 16384)
@@ -256,7 +287,7 @@ class Config:
         LIMITS, "Bytes of all request bodies that one worker holds, incomplete ones included; further "
         "requests get 429. At least --max_request_bytes.", integer(1, 2**40), 256 * 2**20)
     max_instances: int = option(LIMITS, "Instances in one request.", integer(1), 1024)
-    max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 1_000_000)
+    max_text_length: int = option(LIMITS, "Characters of one text.", integer(1), 250_000)
     max_total_length: int = option(
         LIMITS, "Characters of all sequences of one request; a text counts once for each sequence that "
         "contains it.", integer(1), 4_000_000)
@@ -290,8 +321,8 @@ class Config:
         default_text="4194304 (8388608 through shared memory); 268435456 for texts made from logits")
     max_cache_bytes: int = option(
         LIMITS, "Bytes of the key-value caches of all texts being generated, for models that take "
-        "past_key_values. A text that finds no room to begin gets 429; one whose cache can't grow waits until "
-        "others have ended; one that never fits gets 413.", integer(1), 2**30)
+        "past_key_values. A text takes those of its prompt and max_tokens when it begins; one that finds no room "
+        "waits, one that never fits gets 413.", integer(1), 2**30)
 
     log_level: int = option(
         LOGGING, "Logging level: debug, info, warning, error, critical or a number.", LOG_LEVEL, 20,

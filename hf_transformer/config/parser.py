@@ -14,11 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from hf_transformer.config.option import PREFIX, Given, Option
 from hf_transformer.errors import ConfigError
 
+STRICT = "strict_flags"
+"""The option that refuses what is unknown."""
 LEFTOVERS_SHOWN = 3
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 """How the values begin that Kubernetes gives <SERVICE>_PORT variables, for every service of the namespace."""
 SERVICE_LINK_NAME = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_.*)$")
-OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT"})
+OTHER_VARIABLES = frozenset({f"{PREFIX}TRITON_ENVIRONMENT", f"{PREFIX}BENCH_API_KEY"})
 """Variables of the other commands, which are no mistake here."""
 
 
@@ -28,11 +30,26 @@ def collect(
     """What was given, by option name, and notes for the log.
 
     Raises:
-        ConfigError: a flag stands without its value.
+        ConfigError: a flag stands without its value, or something is unknown and --strict_flags is set.
     """
     from_flags, flag_notes = read_flags(options, argv)
     from_variables, variable_notes = read_variables(options, environ)
-    return from_variables | from_flags, flag_notes + variable_notes
+    given, notes = from_variables | from_flags, flag_notes + variable_notes
+    unknown = [note for note in notes if isinstance(note, UnknownNote)]
+    if unknown and STRICT in given and given[STRICT].value():
+        raise ConfigError("; ".join(note.refusal for note in unknown))
+    return given, notes
+
+
+class UnknownNote(str):
+    """A note about something that no option is known for. --strict_flags makes an error of it."""
+
+    __slots__ = ()
+
+    @property
+    def refusal(self) -> str:
+        """The error's text."""
+        return re.sub(r" (is|are) ignored", r" \1 refused (--strict_flags)", self, count=1)
 
 
 def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str, Given], list[str]]:
@@ -54,7 +71,7 @@ def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str
         name = spelled.removeprefix("--").replace("-", "_")
         option = known.get(name) if spelled.startswith("--") else None
         if option is None:
-            notes.append(unknown_flag_note(spelled, known))
+            notes.append(UnknownNote(unknown_flag_note(spelled, known)))
             if not equals:
                 following_values(words)
             continue
@@ -66,7 +83,7 @@ def read_flags(options: Iterable[Option], argv: Sequence[str]) -> tuple[dict[str
     if leftovers:
         shown = ", ".join(repr(word[:40]) for word in leftovers[:LEFTOVERS_SHOWN])
         more = f" and {len(leftovers) - LEFTOVERS_SHOWN} more" if len(leftovers) > LEFTOVERS_SHOWN else ""
-        notes.append(f"arguments that belong to no flag are ignored: {shown}{more}")
+        notes.append(UnknownNote(f"arguments that belong to no flag are ignored: {shown}{more}"))
     return given, list(dict.fromkeys(notes))
 
 
@@ -115,7 +132,7 @@ def read_variables(options: Iterable[Option], environ: Mapping[str, str]) -> tup
     for name in sorted(environ.keys() - known.keys() - OTHER_VARIABLES):
         link = SERVICE_LINK_NAME.search(name.removeprefix(PREFIX)) or SERVICE_LINK.match(environ[name])
         if name.startswith(PREFIX) and not link:
-            notes.append(f"unknown variable {name} is ignored{nearest(name, known)}")
+            notes.append(UnknownNote(f"unknown variable {name} is ignored{nearest(name, known)}"))
     return given, notes
 
 

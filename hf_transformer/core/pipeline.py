@@ -203,8 +203,7 @@ class Pipeline:
         size = request.size + self._task.beside_size(encodings, options)
         if not request.query.tensors:
             return size
-        lengths = [sum([len(one) for own in texts for one in own]) for texts in encodings]
-        return max(size, self._task.tensor_size(lengths, options))
+        return max(size, self._task.tensor_size(encodings, options))
 
     def _check_each(self, request: RequestState) -> None:
         """Raises RequestError for an encoding that can't be predicted, and counts the items that were truncated."""

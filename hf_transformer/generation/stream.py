@@ -293,12 +293,17 @@ class Generation:
         assembler, usage = plan.assembler, self._usage
         if plan.sampling.max_tokens == 0:
             return assembler.nothing()
-        first = 0.0
+        first = last = 0.0
         async with aclosing(self._generator.generate(plan.prompt, plan.sampling, self._context)) as steps:
             async for step in steps:
+                now = perf_counter()
                 at_once = not first
                 if at_once:
-                    first = self._begin_one()
+                    first = now
+                    self._begin_one(now)
+                else:
+                    self._metrics.between.observe(now - last)
+                last = now
                 if step.ids:
                     usage.add(len(step.ids))
                 elif step.text:
@@ -309,7 +314,6 @@ class Generation:
                 if not self._context.predict:
                     self._context.predict = perf_counter() - self._made
                 if piece.finish is not None:
-                    last = perf_counter()
                     break
                 await self._put(piece)
             else:
@@ -323,10 +327,8 @@ class Generation:
             self._metrics.per_token.observe((last - first) / (count - 1))
         return piece
 
-    def _begin_one(self) -> float:
+    def _begin_one(self, now: float) -> None:
         """Notes the first step of a sequence; the first of a request ends the time to its first token."""
-        now = perf_counter()
         if not self._has_begun:
             self._has_begun = True
             self._metrics.first_token.observe(now - self._context.arrived)
-        return now

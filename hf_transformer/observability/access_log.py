@@ -12,15 +12,13 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from hf_transformer.errors import ConfigError
-from hf_transformer.observability.logging import REQUEST_ID
+from hf_transformer.errors import ESCAPES, ConfigError
+from hf_transformer.observability.logging import names_of
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key"})
 CLIENT_CLOSED = 499
 """The status of a request whose client left before the answer, as in nginx."""
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
-CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-"""Written as escapes, so that a request can't forge a line of the log."""
 
 
 class Exchange:
@@ -111,7 +109,7 @@ class Atoms(dict[str, Any]):
 
 def printable(value: bytes) -> str:
     """A header or a query without control characters."""
-    return value.decode("latin-1").translate(CONTROL_CHARACTERS)
+    return value.decode("latin-1").translate(ESCAPES)
 
 
 def check_format(format: str, source: str = "--access_log_format") -> None:
@@ -132,4 +130,5 @@ def check_format(format: str, source: str = "--access_log_format") -> None:
 def write_line(logger: logging.Logger, format: str, exchange: Exchange) -> None:
     """Logs one request that has been answered."""
     request_id = exchange.header("x-request-id", sent=True)
-    logger.info("%s", format % exchange.atoms(), extra=None if request_id == "-" else {REQUEST_ID: request_id})
+    extra = None if request_id == "-" else names_of(request_id, exchange.header("traceparent"))
+    logger.info("%s", format % exchange.atoms(), extra=extra)

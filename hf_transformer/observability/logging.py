@@ -12,6 +12,7 @@ import configparser
 import json
 import logging
 import logging.config
+import re
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -21,13 +22,14 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ESCAPES, ConfigError
 from hf_transformer.types import Context
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-REQUEST_ID = "request_id"
-"""The attribute of a record, given as ``extra``, that names the request it is about."""
+REQUEST_ID, TRACE_ID, SPAN_ID = NAMES = ("request_id", "trace_id", "span_id")
+"""Attributes of a record, given as ``extra``, that name the request it is about."""
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 ACCESS_LOGGER = "hf_transformer.access"
 """The logger of --access_log_format. Its lines go to stdout as they are, as KServe's do, or in JSON like all others."""
 LATENCY_LOGGER = "hf_transformer.latency"
@@ -66,12 +68,13 @@ def configure_logging(level: int, format: Literal["text", "json"] = "text", file
 def default_logging(level: int, format: Literal["text", "json"] = "text") -> dict[str, Any]:
     """The service's own dictConfig."""
     as_json = {"()": f"{JsonFormatter.__module__}.{JsonFormatter.__qualname__}"}
+    as_text = {"()": f"{LineFormatter.__module__}.{LineFormatter.__qualname__}", "fmt": FORMAT, "datefmt": TIME_FORMAT}
     lines = f"{LineHandler.__module__}.{LineHandler.__qualname__}"
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "line": as_json if format == "json" else {"format": FORMAT, "datefmt": TIME_FORMAT},
+            "line": as_json if format == "json" else as_text,
             "bare": as_json if format == "json" else {"format": "%(message)s"},
         },
         "handlers": {
@@ -105,14 +108,19 @@ def _load_file(path: Path) -> None:
     logging.config.dictConfig({"disable_existing_loggers": False, **value})
 
 
+class LineFormatter(logging.Formatter):
+    """One line for a record, whatever foreign text is in its message; a traceback still has its own lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).translate(ESCAPES)
+
+
 class JsonFormatter(logging.Formatter):
-    """``time``, ``level``, ``logger``, ``message``, and where there are any ``request_id``, ``exception`` and
-    ``stack``, as one JSON object in one line."""
+    """``time``, ``level``, ``logger``, ``message``, and where there are any ``request_id``, ``trace_id``, ``span_id``,
+    ``exception`` and ``stack``, as one JSON object in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        more: dict[str, object] = {}
-        if (request_id := getattr(record, REQUEST_ID, None)) is not None:
-            more[REQUEST_ID] = request_id
+        more: dict[str, object] = {name: found for name in NAMES if (found := getattr(record, name, None)) is not None}
         if record.exc_info:
             more["exception"] = self.formatException(record.exc_info)
         elif record.exc_text:
@@ -120,6 +128,14 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             more["stack"] = self.formatStack(record.stack_info)
         return json_line(record.created, record.levelname, record.name, record.getMessage(), more)
+
+
+def names_of(request_id: str, traceparent: str | None) -> dict[str, object]:
+    """What a record's ``extra`` says of a request: its id, and the trace and the span that its traceparent names."""
+    found = _TRACEPARENT.match(traceparent) if traceparent else None
+    if found is None:
+        return {REQUEST_ID: request_id}
+    return {REQUEST_ID: request_id, TRACE_ID: found[1], SPAN_ID: found[2]}
 
 
 def json_line(seconds: float, level: str, logger: str, message: str, more: Mapping[str, object]) -> str:
@@ -176,14 +192,15 @@ class LatencyLog:
             f"predict_ms: {predict:.3f}, postprocess_ms: {after:.3f}"
         )
         if self._handler is None:
-            self._logger.info("%s", message, extra={REQUEST_ID: context.request_id})
+            extra = names_of(context.request_id, context.headers.get("traceparent"))
+            self._logger.info("%s", message, extra=extra)
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(PERIOD, self.flush)
         now = time.time()
         if self._json:
             more = {
-                REQUEST_ID: context.request_id,
+                **names_of(context.request_id, context.headers.get("traceparent")),
                 "preprocess_ms": round(before, 3),
                 "queue_ms": round(context.queue * 1e3, 3),
                 "predict_ms": round(predict, 3),

@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import numpy as np
-import orjson
 
 from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import failures, http
@@ -29,7 +28,8 @@ from hf_transformer.predictor.failures import call_codec, quoted, verified
 from hf_transformer.predictor.tls import ssl_context
 from hf_transformer.protocol import rest as codec
 from hf_transformer.protocol.generate import EventReader, decode_generate_response, encode_generate_request
-from hf_transformer.protocol.tensors import NOWHERE, Malformed
+from hf_transformer.protocol.json_text import parse_answer
+from hf_transformer.protocol.tensors import NOWHERE, Malformed, shorten
 from hf_transformer.types import ModelSpec, RepositoryEntry, ServerDescription, Tensor
 
 _NOT_THERE: Final = frozenset({400, 404, 405, 501})
@@ -52,7 +52,7 @@ _ALIGNMENT, _WORTH_ALIGNING = 64, 2**14
 """Bytes, and those of a body from which on alignment saves more than finding the address costs."""
 
 _ERROR_BYTES: Final = 2**16
-"""How much is read of a stream's answer that is an error."""
+"""How much is read of an error that is no JSON, and of a stream's answer that is an error."""
 
 _LENGTH_KEY: Final = codec.HEADER_LENGTH.lower().encode()
 
@@ -322,10 +322,10 @@ def _reason(exc: OSError | http.HttpError) -> str:
 
 
 def _object_in(body: bytes | memoryview) -> dict[str, Any]:
-    """The JSON object in a body; an empty one where there is none."""
+    """The JSON object in a body; an empty one where there is none, or one that is too large."""
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        value = parse_answer(body)
+    except Malformed:
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -338,5 +338,5 @@ def _message_of(body: memoryview, encoding: str) -> str:
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, 2**16)
         except zlib.error:
             return "a message in broken gzip"
-    error = _object_in(data).get("error", data.decode("utf-8", "replace"))
-    return quoted(error if isinstance(error, str) else repr(error))
+    error = _object_in(data).get("error", data[:_ERROR_BYTES].decode("utf-8", "replace"))
+    return quoted(error if isinstance(error, str) else shorten(error))

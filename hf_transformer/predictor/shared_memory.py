@@ -201,6 +201,10 @@ class SharedMemory(Predictor):
             self.registration.want()
             self._batches["inline_unregistered"] += 1
             return None
+        if not region.is_whole:
+            self.registration.cut(region)
+            self._batches["inline_unregistered"] += 1
+            return None
         slot = region.take(lengths)
         if slot is None:
             self._batches["inline_full"] += 1
@@ -269,6 +273,13 @@ class Registration:
             self._unknown.add(region.name)
             self._retire(region)
             self.want()
+
+    def cut(self, region: Region) -> None:
+        """Somebody else has made the region's file shorter, so that neither side can use it."""
+        logger.warning("the shared memory %s was cut by another process; it is replaced", region.path)
+        self._lost.add(region.name)
+        self._retire(region)
+        self.want()
 
     def give_back(self, slot: Slot) -> None:
         """Ends a slot. Its region may then be of no more use."""
@@ -520,7 +531,8 @@ class Region:
         self.taken_bytes += size
         placements, position = {}, offset
         for name, length in lengths.items():
-            placements[name] = Placement(self.name, position, self._memory[position : position + length])
+            memory = self._memory[position : position + length]
+            placements[name] = Placement(self.name, position, memory, self._file)
             position += aligned(length)
         return Slot(self, offset, size, Destination(self.name, placements))
 
@@ -534,9 +546,18 @@ class Region:
             self.lost_slots += 1
             self.lost_bytes += slot.size
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has its size. Whoever sees this /dev/shm may write it, and may cut it too."""
+        return os.fstat(self._file).st_size >= self.size
+
     def close(self) -> None:
-        """Removes the file. What is mapped stays readable as long as somebody holds a view of it."""
-        self._end()
+        """Removes the file. What is mapped stays readable as long as somebody holds a view of it; a call that is still
+        under way keeps the file open until it is over."""
+        if self.taken_slots:
+            self.path.unlink(missing_ok=True)
+        else:
+            self._end()
         self._memory, self.gaps = memoryview(b""), Gaps(0)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import orjson
 
-from hf_transformer.protocol.json_text import json_object, parse
+from hf_transformer.protocol.json_text import json_object, parse_answer
 from hf_transformer.protocol.tensors import Malformed, Unwritable, json_kind, shorten
 from hf_transformer.types import Json, Tensor
 
@@ -25,6 +25,9 @@ _RAW_ONLY: Final = frozenset({"FP16", "BF16"})
 
 _RESERVED: Final = frozenset({"id", "model_name", "model_version"})
 """The keys of a response beside its outputs."""
+
+_MOST_LINES: Final = 10_000
+"""Of data in one event. Each takes 40 bytes more than it has; Triton's events have one."""
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
@@ -55,10 +58,10 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     Raises:
         Malformed: the body is no such response.
     """
-    response = json_object(parse(body))
+    response = json_object(parse_answer(body))
     if "error" in response and "error" not in outputs:
         error = response["error"]
-        return (error if isinstance(error, str) and error else repr(error)), {}
+        return (error if isinstance(error, str) else shorten(error, 500)) or "''", {}
     names = outputs or response.keys() - _RESERVED
     return "", {name: _tensor(name, response[name]) for name in names if name in response}
 
@@ -91,7 +94,7 @@ class EventReader:
     def __init__(self, limit: int) -> None:
         """limit: the most bytes of one event."""
         self._limit = limit
-        self._rest = b""
+        self._rest = bytearray()
         self._data: list[bytes] = []
         self._size = 0
 
@@ -100,13 +103,15 @@ class EventReader:
 
         An empty line completes an event, the stream's end does not. Raises Malformed for one larger than the limit.
         """
-        buffer = self._rest + data
+        buffer = self._rest
+        begin = max(0, len(buffer) - 1)  # a line's end is not looked for twice, but CR may get its LF
+        buffer += data
         events: list[bytes] = []
         position = 0
-        for end in _LINE_END.finditer(buffer):
+        for end in _LINE_END.finditer(buffer, begin):
             if end.end() == len(buffer) and buffer.endswith(b"\r"):
                 break  # its LF may come with the next bytes
-            line = buffer[position : end.start()]
+            line = bytes(buffer[position : end.start()])
             position = end.end()
             name, _, value = line.partition(b":")
             if name == b"data":
@@ -115,7 +120,10 @@ class EventReader:
             elif not line and self._data:
                 events.append(b"\n".join(self._data))
                 self._data, self._size = [], 0
-        self._rest = buffer[position:]
+        if position:
+            self._rest = buffer[position:]
+        if len(self._data) > _MOST_LINES:
+            raise Malformed(f"an event of its stream has more than {_MOST_LINES} lines")
         if self._size + len(self._rest) > self._limit:
             raise Malformed(f"an event of its stream has more than {self._limit} bytes")
         return events

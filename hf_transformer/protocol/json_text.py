@@ -1,4 +1,4 @@
-"""Limits for clients' JSON, checked before it is parsed.
+"""Limits for JSON, of clients and of the predictor, checked before it is parsed.
 
 A list of two bytes, ``[]``, becomes an object of 56 bytes that Python's garbage collector tracks, and a key becomes a
 string and an entry of a hash table. 16 MB of these take a second and a gigabyte. Nothing else is answered meanwhile:
@@ -54,12 +54,32 @@ class JsonLimits:
         return cls(parts, parts)
 
 
+ANSWER = JsonLimits(parts=100_000, values=4_000_000)
+"""Of an answer of the predictor's: some lists for each token of a batch, and numbers as in 16 MB of outputs. Triton's
+tensors are binary, and its JSON has a few hundred bytes."""
+ANSWER_BYTES = 2**27
+"""Bytes of JSON in an answer; counting what is in a gigabyte would hold the event loop for seconds too."""
+
+
 def parse_json(text: bytes | memoryview, limits: JsonLimits) -> Json:
     """The value in a JSON text. Raises TooLarge, before parsing, for more than the limits allow, and Malformed for
     anything but JSON in UTF-8."""
     if len(text) <= SMALL:
         return parse(text)
     check_size(bytes(text), limits)
+    with collector_paused():
+        return parse(text)
+
+
+def parse_answer(text: bytes | memoryview) -> Json:
+    """The value in a JSON text of the predictor's. Raises Malformed, before parsing, for more than ANSWER allows, and
+    for anything but JSON in UTF-8."""
+    if len(text) <= SMALL:
+        return parse(text)
+    if len(text) > ANSWER_BYTES:
+        raise Malformed(f"body: {len(text)} bytes of JSON, at most {ANSWER_BYTES} are taken")
+    if excess := excess_of(bytes(text), ANSWER):
+        raise Malformed(f"body: {excess} are taken of a predictor")
     with collector_paused():
         return parse(text)
 
@@ -93,7 +113,15 @@ def collector_paused() -> Iterator[None]:
 
 
 def check_size(text: bytes, limits: JsonLimits) -> None:
-    """Raises TooLarge for more than the limits allow.
+    """Raises TooLarge for more than the limits allow."""
+    if excess := excess_of(text, limits):
+        raise TooLarge(
+            f"body: {excess} are taken, which follows from --max_instances, --max_sequences and --max_request_bytes"
+        )
+
+
+def excess_of(text: bytes, limits: JsonLimits) -> str:
+    """What a text has more than the limits allow, in words; empty if nothing.
 
     In a text that is not JSON the count is right up to the first mistake, where parsers stop.
     """
@@ -106,10 +134,8 @@ def check_size(text: bytes, limits: JsonLimits) -> None:
         (values, limits.values, "values"),
     ):
         if found > most:
-            raise TooLarge(
-                f"body: {found} {what}, at most {most} are taken, which follows from --max_instances, --max_sequences "
-                "and --max_request_bytes"
-            )
+            return f"{found} {what}, at most {most}"
+    return ""
 
 
 def count_outside_strings(text: bytes) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import orjson
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.protocol.descriptions import from_json, model_spec, repository_entries, server_description
-from hf_transformer.protocol.json_text import json_object, parse
+from hf_transformer.protocol.json_text import json_object, parse_answer
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import (
     NOWHERE,
@@ -82,7 +82,7 @@ def decode_infer_response(
         PredictorError: it is an error in spite of its status.
     """
     text, raw = split_body(body, header_length)
-    header = json_object(parse(text))
+    header = json_object(parse_answer(text))
     if "error" in header:
         raise PredictorError(f"the predictor's error: {shorten(header['error'], 500)}")
     entries = header.get("outputs")
@@ -153,24 +153,24 @@ def split_body(body: memoryview, header_length: int | None) -> tuple[memoryview,
 
 def parse_model_spec(metadata: memoryview, config: memoryview | None) -> ModelSpec:
     """The model in the answers of GET /v2/models/{m} and of Triton's /v2/models/{m}/config."""
-    about = from_json(pb.ModelMetadataResponse, parse(metadata))
-    return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse(config)))
+    about = from_json(pb.ModelMetadataResponse, parse_answer(metadata))
+    return model_spec(about, None if config is None else from_json(pb.ModelConfig, parse_answer(config)))
 
 
 def parse_server(body: memoryview) -> ServerDescription:
     """The answer of GET /v2."""
-    return server_description(from_json(pb.ServerMetadataResponse, parse(body)))
+    return server_description(from_json(pb.ServerMetadataResponse, parse_answer(body)))
 
 
 def parse_index(body: memoryview) -> list[RepositoryEntry]:
     """The answer of POST /v2/repository/index, Triton's extension."""
-    return repository_entries(from_json(pb.RepositoryIndexResponse, {"models": parse(body)}))
+    return repository_entries(from_json(pb.RepositoryIndexResponse, {"models": parse_answer(body)}))
 
 
 def parse_region_names(body: memoryview) -> list[str]:
     """The names in the status of all regions."""
     try:
-        return [str(entry["name"]) for entry in parse(body)]
+        return [str(entry["name"]) for entry in parse_answer(body)]
     except (TypeError, KeyError) as exc:
         raise Malformed(f"an entry has no name: {exc}") from exc
 

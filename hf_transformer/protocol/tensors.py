@@ -10,6 +10,7 @@ BF16 the upper half of a float32; BYTES each element behind its length as an uns
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_transformer.errors import TooLarge
+from hf_transformer.errors import ESCAPES, TooLarge
 from hf_transformer.types import NUMPY_DTYPES, Array, Json, Tensor
 
 _AS_VALUES = {**NUMPY_DTYPES, "BF16": np.dtype("<f4")}
@@ -302,9 +303,9 @@ def _flattened(name: str, shape: Sequence[int], data: Json) -> tuple[list[Any], 
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """A value, cut to the length that it may have in an error message."""
+    """A value, cut to the length that it may have in an error message, with control characters as escapes."""
     text = value if isinstance(value, str) else _SHORT.repr(value)
-    return text if len(text) <= limit else text[:limit] + "..."
+    return (text if len(text) <= limit else text[:limit] + "...").translate(ESCAPES)
 
 
 def json_kind(value: Json) -> str:
@@ -314,6 +315,9 @@ def json_kind(value: Json) -> str:
 
 # Outputs in shared memory
 
+COPIED = 2**18
+"""Bytes of an output in shared memory up to which it is copied. That takes 18 us, where looking at the file's size
+takes 1; four times as much takes 80 us, and 16 times as much 2 ms."""
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
 
@@ -321,7 +325,9 @@ REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "sha
 class Placement:
     """The place in shared memory that the predictor writes one output to, instead of into its response.
 
-    ``memory`` is the part of the region, from ``offset`` on, that belongs to the output. Three parameters of the
+    ``memory`` is the part of the region, from ``offset`` on, that belongs to the output. ``file`` is the descriptor of
+    the region's file: whoever else may write it can also cut it, and a read of mapped memory behind its end would end
+    the process (SIGBUS). Three parameters of the
     requested output name the place; the response then has the output's name, datatype and shape, and nothing else.
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_shared_memory.md
@@ -330,6 +336,23 @@ class Placement:
     region: str
     offset: int
     memory: memoryview
+    file: int | None = None
+
+    def read(self, size: int) -> memoryview:
+        """The first ``size`` bytes. Few are copied, by a call that can't fail in this way; of more it is checked that
+        they are there, and a file that is cut after that is not found out.
+
+        Raises Malformed where the file is shorter.
+        """
+        if self.file is None:
+            return self.memory[:size]
+        if size <= COPIED:
+            copied = os.pread(self.file, size, self.offset)
+            if len(copied) == size:
+                return memoryview(copied)
+        elif os.fstat(self.file).st_size >= self.offset + size:
+            return self.memory[:size]
+        raise Malformed(f"the shared memory {self.region} was cut: {size} bytes at {self.offset} are not there")
 
     @property
     def parameters(self) -> dict[str, str | int]:
@@ -351,4 +374,4 @@ def placed_tensor(name: str, datatype: str, shape: Sequence[int], placement: Pla
     room = len(placement.memory)
     if size > room:
         raise Malformed(f"tensor {name!r} is {datatype} {list(shape)}, {size} bytes, but has room for {room}")
-    return Tensor(name, datatype, decode_raw(name, datatype, shape, placement.memory[:size]))
+    return Tensor(name, datatype, decode_raw(name, datatype, shape, placement.read(size)))

@@ -19,6 +19,7 @@ import uvicorn
 from hf_transformer.credentials import KeyPair, Renewable, keep_renewing, read_server_pair
 from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.server.http import ClientLimits, HttpConnection
+from hf_transformer.server.memory import keep_trimmed
 from hf_transformer.types import Application
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Server(uvicorn.Server):
         else:
             await super().startup(sockets)
         self.loop = asyncio.get_running_loop()
-        self._tasks.append(asyncio.create_task(self._sweep()))
+        self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(keep_trimmed())]
         if self.config.certificate is not None:
             self._tasks.append(asyncio.create_task(keep_renewing(self.config.certificate, self._use)))
 

@@ -269,9 +269,8 @@ class Task(Servable, Generic[Item, Options, Part]):
     def answer(self, item: Item, parts: Sequence[Sequence[Part]], options: Options) -> Json:
         """One instance's prediction, from its decoded parts: a list per text, with an element per window."""
 
-    def tensor_size(self, lengths: Sequence[int], options: Options) -> int:
-        """How many values ``tensor`` holds for instances of these lengths in tokens, padding included; 0 where
-        ``answer_size`` says it."""
+    def tensor_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> int:
+        """How many values ``tensor`` holds, padding included; 0 where ``answer_size`` says it."""
         return 0
 
     def beside(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> Sequence[Tensor]:
@@ -281,6 +280,11 @@ class Task(Servable, Generic[Item, Options, Part]):
     def beside_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: Options) -> int:
         """How many values the tensors of ``beside`` hold."""
         return 0
+
+
+def longest(encodings: Sequence[Sequence[Sequence[Encoding]]]) -> int:
+    """The tokens of the longest instance, from the encodings per instance, text and window."""
+    return max((sum(len(one) for windows in texts for one in windows) for texts in encodings), default=0)
 
 
 def single(parts: Sequence[Sequence[Part]]) -> Part:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, read_text, single
+from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, longest, read_text, single
 from hf_transformer.tasks.parameters import Parameters, read_truncation, refuse_logit_flags
 from hf_transformer.tasks.pooling import hidden_axis, hidden_size, require_finite_vectors
 from hf_transformer.tasks.tensors import FREE, ragged_tensor
@@ -72,8 +72,8 @@ class FeatureExtraction(Task[str, FeatureExtractionOptions, Array]):
         """FP32 [instances, 1, tokens, hidden]; zeros behind the last token of a shorter text."""
         return ragged_tensor([one[0] for one in predictions], "FP32", 0)
 
-    def tensor_size(self, lengths: Sequence[int], options: FeatureExtractionOptions) -> int:
-        return len(lengths) * max(lengths) * self._size
+    def tensor_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: FeatureExtractionOptions) -> int:
+        return len(encodings) * longest(encodings) * self._size
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:

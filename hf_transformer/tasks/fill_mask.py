@@ -11,8 +11,8 @@ from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole, Overflow, Task, TaskSettings, read_text, single
 from hf_transformer.tasks.numerics import argmax, softmax, softmax_at, top_k
 from hf_transformer.tasks.parameters import Form, Parameters, read_form, read_truncation
-from hf_transformer.tasks.tensors import bytes_tensor
-from hf_transformer.types import Array, Encoding, Json, Tensor, TextInput
+from hf_transformer.tasks.tensors import FREE, OUTPUT, bytes_tensor, ragged_json_tensor
+from hf_transformer.types import Array, Encoding, Json, Tensor, TensorSpec, TextInput
 
 PARAMETERS = ("output_format", "return_probabilities", "return_raw_logits", "top_k", "targets", "truncation")
 DEFAULT_TOP_K = 5
@@ -139,10 +139,23 @@ class FillMask(Task[str, FillMaskOptions, Json]):
         return single(parts)
 
     def tensor(self, predictions: Sequence[Json], options: FillMaskOptions) -> Tensor:
-        """BYTES [instances]: the text of the best tokens, else JSON text."""
+        """BYTES [instances]: the text of the best tokens, or JSON text in the pipeline format. Probabilities and logits
+        are BYTES [instances, masks, vocabulary], JSON text per token of the vocabulary."""
         if options.form == "plain":
             return bytes_tensor([one.encode() for one in predictions])
-        return super().tensor(predictions, options)
+        return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
+
+    def tensor_size(self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: FillMaskOptions) -> int:
+        if options.form in ("plain", "pipeline"):
+            return 0
+        masks = max((single(texts).ids.count(self._mask_id) for texts in encodings), default=0)
+        return len(encodings) * masks * self.settings.vocabulary.vocab_size
+
+    @property
+    def tensor_specs(self) -> tuple[TensorSpec, ...]:
+        if self.options({}).form in ("plain", "pipeline"):
+            return super().tensor_specs
+        return (TensorSpec(OUTPUT, "BYTES", (FREE, FREE, self._columns or FREE)),)
 
     def _best(self, logits: Array, options: FillMaskOptions) -> Array:
         """The ids of one mask's candidates, the best first."""

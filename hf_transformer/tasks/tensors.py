@@ -21,7 +21,8 @@ FREE = -1
 class Field:
     """One part of an instance: a string, or with ``many`` a list of strings.
 
-    As a tensor it is BYTES [instances] or [instances, strings], under its name or one of ``other_names``.
+    As a tensor it is BYTES [instances, 1] or [instances], or [instances, strings], under its name or one of
+    ``other_names``.
     """
 
     name: str
@@ -31,8 +32,9 @@ class Field:
 
     @property
     def spec(self) -> TensorSpec:
-        """The tensor that holds it."""
-        return TensorSpec(self.name, "BYTES", (FREE, FREE) if self.many else (FREE,), self.optional)
+        """The tensor that holds it. The second axis is there for clients that take the first one for the batch and
+        have to send something of a known shape for each instance."""
+        return TensorSpec(self.name, "BYTES", (FREE, FREE if self.many else 1), self.optional)
 
 
 TEXT = Field("text", ("input-0", "input_0", "input", "inputs", "instances", "text_input", "INPUT0"))
@@ -43,19 +45,22 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     """The instances in a request's input tensors.
 
     An input with one row, or a list without the axis of instances, holds for all instances. An instance with nothing
-    but the first field is the string itself, any other an object with a key per field.
+    but the first field is the string itself, any other an object with a key per field. The only input may have any
+    name if one field is required.
 
     Raises:
         InvalidInput: an input is unknown, missing, not BYTES, or of a shape that does not fit.
     """
     columns: dict[str, list[Json]] = {}
+    required = [field for field in fields if not field.optional]
+    only = required[0] if len(required) == 1 and len(inputs) == 1 else None
     for name, tensor in inputs.items():
-        field = _find(name, fields)
+        field = _find(name, fields, only if isinstance(tensor, Texts) else None)
         if field.name in columns:
             raise InvalidInput(f"inputs: {field.name!r} comes twice, once as {name!r}")
         columns[field.name] = _read_column(tensor, field)
-    for field in fields:
-        if field.name not in columns and not field.optional:
+    for field in required:
+        if field.name not in columns:
             given = ", ".join(map(repr, inputs)) or "none"
             raise InvalidInput(f"inputs: {field.name!r} is missing, expected {_expected(fields)}, got {given}")
     first = fields[0]
@@ -69,10 +74,13 @@ def read_instances(inputs: Mapping[str, Tensor | Texts], fields: Sequence[Field]
     return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
 
 
-def _find(name: str, fields: Sequence[Field]) -> Field:
+def _find(name: str, fields: Sequence[Field], otherwise: Field | None) -> Field:
+    """The field of this name, or ``otherwise``."""
     for field in fields:
         if name == field.name or name in field.other_names:
             return field
+    if otherwise is not None:
+        return otherwise
     raise InvalidInput(f"inputs: {name[:100]!r} is unknown, expected {_expected(fields)}")
 
 
@@ -124,3 +132,18 @@ def ragged_tensor(rows: Sequence[Array], datatype: str, filling: float) -> Tenso
     for place, row in zip(data, rows, strict=True):
         place[0, : len(row)] = row
     return Tensor(OUTPUT, datatype, data)
+
+
+def ragged_json_tensor(predictions: Sequence[Sequence[Json]]) -> Tensor:
+    """``output-0`` of a list of values, or of lists of equal length, for each instance, as KServe has them.
+
+    BYTES [instances, values] or [instances, values, columns]: each element as JSON text, ``null`` behind the last one
+    of a shorter list.
+    """
+    first = predictions[0][0]
+    columns = (len(first),) if isinstance(first, list) else ()
+    data = np.full((len(predictions), max(map(len, predictions)), *columns), b"null", np.object_)
+    for place, values in zip(data, predictions, strict=True):
+        for number, value in enumerate(values):
+            place[number] = [orjson.dumps(one) for one in value] if columns else orjson.dumps(value)
+    return Tensor(OUTPUT, "BYTES", data)

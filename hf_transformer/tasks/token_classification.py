@@ -11,12 +11,12 @@ from typing import cast
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe, read_text
+from hf_transformer.tasks.base import TOKENS, OutputRole, Overflow, Task, TaskSettings, describe, longest, read_text
 from hf_transformer.tasks.entities import STRATEGIES, EntityFinder, Labels, Sentence, Strategy, merge_entities
 from hf_transformer.tasks.labels import labels_axis, read_labels
 from hf_transformer.tasks.numerics import require_finite, softmax
 from hf_transformer.tasks.parameters import Form, Parameters, read_form
-from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_tensor
+from hf_transformer.tasks.tensors import FREE, OUTPUT, ragged_json_tensor, ragged_tensor
 from hf_transformer.types import PLAIN, Array, Encoding, Json, Tensor, TensorSpec, TextInput, Tokenization, Words
 
 PIPELINE_PARAMETERS = ("aggregation_strategy", "ignore_labels", "delimiter")
@@ -189,7 +189,7 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         """Numbers in ``offset_mapping`` at most, padding included; windows share tokens, which are given once."""
         if not options.offsets:
             return 0
-        return len(encodings) * max((sum(map(len, texts[0])) for texts in encodings), default=0) * 2
+        return len(encodings) * longest(encodings) * 2
 
     def decode(
         self, item: Sentence, encoding: Encoding, outputs: Mapping[str, Array], options: TokenClassificationOptions
@@ -221,18 +221,25 @@ class TokenClassification(Task[Sentence, TokenClassificationOptions, WindowAnswe
         return [values] if options.form == "plain" else values
 
     def tensor(self, predictions: Sequence[Json], options: TokenClassificationOptions) -> Tensor:
-        """INT64 [instances, 1, tokens], NO_LABEL behind the last token of a shorter text; else JSON text."""
+        """INT64 [instances, 1, tokens], NO_LABEL behind the last token of a shorter text. Probabilities and logits are
+        BYTES [instances, tokens], JSON text per token. The pipeline format is BYTES [instances]."""
         if options.form == "plain":
             return ragged_tensor([np.array(one[0], np.int64) for one in predictions], "INT64", NO_LABEL)
-        return super().tensor(predictions, options)
+        return super().tensor(predictions, options) if options.form == "pipeline" else ragged_json_tensor(predictions)
 
-    def tensor_size(self, lengths: Sequence[int], options: TokenClassificationOptions) -> int:
-        return len(lengths) * max(lengths) if options.form == "plain" else 0
+    def tensor_size(
+        self, encodings: Sequence[Sequence[Sequence[Encoding]]], options: TokenClassificationOptions
+    ) -> int:
+        if options.form == "pipeline":
+            return 0
+        return len(encodings) * longest(encodings) * (1 if options.form == "plain" else len(self._columns))
 
     @property
     def tensor_specs(self) -> tuple[TensorSpec, ...]:
-        plain = self.options({}).form == "plain"
-        labels = TensorSpec(OUTPUT, "INT64", (FREE, 1, FREE)) if plain else TensorSpec(OUTPUT, "BYTES", (FREE,))
+        form = self.options({}).form
+        labels = TensorSpec(OUTPUT, "BYTES", (FREE,) if form == "pipeline" else (FREE, FREE))
+        if form == "plain":
+            labels = TensorSpec(OUTPUT, "INT64", (FREE, 1, FREE))
         return (labels, TensorSpec("offset_mapping", "INT64", (FREE, FREE, 2), optional=True))
 
     def beside(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -11,8 +13,15 @@ from typing import Any, Self
 import tokenizers
 
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tokenizer.words import SPACE, WordCache
+from hf_transformer.tokenizer.words import SPACE, Separable, WordCache, separable
 from hf_transformer.types import PLAIN, Cut, Encoding, TextInput, TokenIds, Tokenization, Words
+
+LONG = 32_768
+"""In characters. Of longer texts only the beginning is encoded, where its tokens are enough."""
+FIRST_TRY, GROWTH = 16_384, 4
+"""How many characters of a long text are tried first, and how many times as many next."""
+EXPANSION = 32
+"""Words that one character of an added token becomes at most; NFKC makes 18 characters of one (UAX 15)."""
 
 LISTS = ("ids", "type_ids", "offsets", "special_mask", "word_ids", "sequence_ids")
 """What an encoding has for each token."""
@@ -103,6 +112,9 @@ class RustEngine(Engine):
         self._from_left = truncation_side == "left"
         self._keeps_space = keeps_space(backend)
         self._words = WordCache.of(backend, special_tokens) if word_cache else None
+        self._long_text = threading.Lock()
+        how = separable(backend)
+        self._beginning = None if how is None or self._from_left else Beginning.of(backend, how)
 
     def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """See Engine. TooLarge is raised before the windows are made."""
@@ -125,9 +137,14 @@ class RustEngine(Engine):
 
     def _encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
         """``encode`` without the word cache."""
-        if how.whole:
-            return self._whole(texts, how)
         limit = min(how.max_length or self.max_length, self.max_length)
+        texts = [self._shortened(text, limit, how) for text in texts]
+        # The library takes up to 450 bytes for a character until it is done: one long text at a time.
+        with self._long_text if sum(map(characters, texts)) > LONG else nullcontext():
+            return self._whole(texts, how) if how.whole else self._cut(texts, limit, how)
+
+    def _cut(self, texts: Sequence[TextInput], limit: int, how: Tokenization) -> list[list[Encoding]]:
+        """The texts in ``limit`` tokens each, or in windows of so many."""
         stride = min(limit // 2, 128) if how.stride is None else how.stride
         if how.windows or how.max_length:
             self._check_room(limit, stride, pair=how.one_side)
@@ -146,6 +163,24 @@ class RustEngine(Engine):
             whole = _convert(one, how.detail, truncated=len(one) > limit and not how.windows)
             found.append([self._window(whole, ranges) if ranges else whole for ranges in windows])
         return found
+
+    def _shortened(self, text: TextInput, limit: int, how: Tokenization) -> TextInput:
+        """A long text without an end that would be cut off anyway: more than ``limit`` tokens are left of it.
+
+        Where the longer text of a pair is cut first, both lengths count: the other text has to be short enough to be
+        the shorter one still.
+        """
+        if self._beginning is None or how.windows or how.whole or characters(text) <= LONG:
+            return text
+        if isinstance(text, str):
+            return self._beginning.of_text(text, limit)
+        if not isinstance(text, tuple):
+            return text
+        first, second = text
+        cuts_first = how.only_first or (not how.only_second and len(first) > len(second))
+        long, short = (first, second) if cuts_first else (second, first)
+        long = self._beginning.of_text(long, limit if how.one_side else limit + EXPANSION * len(short))
+        return (long, short) if cuts_first else (short, long)
 
     def _window(self, whole: Encoding, ranges: Sequence[range]) -> Encoding:
         """An encoding without some ranges of its tokens; see keeps_space for the offsets."""
@@ -246,6 +281,45 @@ class RustEngine(Engine):
         except Exception as exc:  # the library raises TypeError for lone surrogates, else bare Exception
             raise InvalidInput(f"the tokenizer can't encode a text: {_reason(texts) or exc}") from exc
         return [next(found[kind]) for kind in in_words]
+
+
+class Beginning:
+    """Finds a part of a long text whose first tokens are those of the whole text.
+
+    A million characters take some 400 MB to encode, and all but the model's length of it is cut off. Where a tokenizer
+    is separable, its words (pre-tokens) depend on the text before them and on little behind them: an end of the text
+    can change the last word, the last but one of GPT-2's ('r before e), and words that an added token would have
+    covered. So all tokens but those of the last ``uncertain`` words are the same without the rest of the text.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, how: Separable) -> None:
+        self._backend = backend
+        self._uncertain = 2 + EXPANSION * max(map(len, how.added), default=0)
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer, how: Separable) -> Beginning | None:
+        """None where a text is refused for a word that the model does not know, which may be at its end."""
+        unknown = backend.model.unk_token
+        if unknown is None:
+            refuses = not isinstance(backend.model, tokenizers.models.BPE)
+        else:
+            refuses = backend.model.token_to_id(unknown) is None
+        return None if refuses else cls(backend, how)
+
+    def of_text(self, text: str, tokens: int) -> str:
+        """A beginning with more than so many tokens that are certain; the whole text if there is no shorter one, or if
+        it is not Unicode, which the library then says."""
+        size = max(FIRST_TRY, 4 * tokens)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return text
+        while 2 * size <= len(text):
+            found = self._backend.encode(text[:size], add_special_tokens=False).word_ids
+            if len(found) > tokens and found[tokens] < found[-1] - self._uncertain:  # type: ignore[operator]  # no None
+                return text[:size]
+            size *= GROWTH
+        return text
 
 
 Plan = tuple[int, Iterable[Sequence[range]]]

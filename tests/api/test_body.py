@@ -49,6 +49,16 @@ async def test_gzip_is_honoured(encoding: bytes) -> None:
     assert await read(gzip.compress(BODY), encoding=encoding) == BODY
 
 
+async def test_deflate_is_zlibs_format() -> None:
+    """As Triton's clients send it; a raw stream and gzip are something else."""
+    assert await read(zlib.compress(BODY), encoding=b"Deflate") == BODY
+    for other in (BODY, zlib.compress(BODY)[2:-4], gzip.compress(BODY), zlib.compress(BODY)[:-3]):
+        with pytest.raises(InvalidInput, match="says deflate"):
+            await read(other, encoding=b"deflate")
+    with pytest.raises(TooLarge):
+        await read(zlib.compress(b"x" * 1001), encoding=b"deflate")
+
+
 async def test_gzip_members_are_joined() -> None:
     assert await read(gzip.compress(BODY[:7]) + gzip.compress(BODY[7:]), encoding=b"gzip") == BODY
 

@@ -21,10 +21,11 @@ from hf_transformer.types import Context
 
 LABELS = {
     **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
-    **{"store": False, "service_tier": "auto"},
+    **{"store": True, "service_tier": "auto", "priority": 0},
     "metadata": {"team": "search"},
 }
-"""Fields of every endpoint but rerank that ask for nothing."""
+"""Fields of every endpoint that ask for nothing; some of them are not rerank's."""
+JINAS = {"embedding_type": "float", "late_chunking": False, "truncate_prompt_tokens": -1, "add_special_tokens": True}
 
 
 def models(task: str = "text_embedding") -> Models:
@@ -79,8 +80,13 @@ def test_wrong_bodies(body: Any, kind: type[RequestError], says: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("store", True, "nothing is stored here, expected false, got true"),
-        ("store", 0, "nothing is stored here, expected false, got a number"),
+        ("store", 0, "nothing is stored here, expected true or false, got a number"),
+        ("priority", 1, "requests have none here, expected 0, got a number"),
+        ("priority", False, "requests have none here, expected 0, got false"),
+        ("truncate_prompt_tokens", 8, "texts are cut at the model's length, expected -1, got a number"),
+        ("embedding_type", "binary", "vectors are not quantized, expected float, got 'binary'"),
+        ("input_type", 1, "expected a string, got a number"),
+        ("add_special_tokens", False, "they are added (--disable_special_tokens), expected true, got false"),
         ("service_tier", "flex", "there is one here, expected auto or default, got 'flex'"),
         ("service_tier", 1, "there is one here, expected auto or default, got a number"),
         ("user", 7, "expected a string, got a number"),
@@ -101,7 +107,7 @@ def test_what_asks_for_something_that_is_not_done(name: str, value: Any, says: s
 
 def test_what_asks_for_nothing() -> None:
     assert set(LABELS) < set(embeddings.FIELDS)
-    query, _ = embeddings.read_query(read({"model": "mini", "input": "a", **LABELS}), 9)
+    query, _ = embeddings.read_query(read({"model": "mini", "input": "a", **LABELS, **JINAS}), 9)
     assert query == embeddings.read_query(read({"model": "mini", "input": "a", "service_tier": "default"}), 9)[0]
 
 

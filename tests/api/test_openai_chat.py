@@ -35,6 +35,11 @@ def asked(made: Bench) -> str:
     return text
 
 
+def logprobs_of(chunks: list[Any]) -> list[Any]:
+    """Those of the first choices that have any."""
+    return [one for chunk in chunks if (one := chunk["choices"][0]["logprobs"])]
+
+
 def deltas(chunks: list[Any], index: int = 0) -> list[Any]:
     return [one["delta"] for chunk in chunks for one in chunk["choices"] if one["index"] == index]
 
@@ -46,12 +51,11 @@ async def test_the_shape_is_that_of_kserve_s_example() -> None:
         assert isinstance(created, int)
         prompt, new = len(made.generator.asked[0][0].ids), len(made.tokenizer.encode(["Paris."])[0].ids)
         assert used == {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-        message = {"content": "Paris.", "tool_calls": None, "role": "assistant", "function_call": None}
+        message = {"content": "Paris.", "role": "assistant", "refusal": None}
         assert found == {
             "id": "chatcmpl-7",
             "object": "chat.completion",
             "model": "gpt2",
-            "system_fingerprint": None,
             "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         }
 
@@ -107,10 +111,12 @@ async def test_logprobs(stream: bool) -> None:
             told = [one for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
             assert bytes(byte for one in told for byte in one["bytes"]).decode() == "Paré."
             assert {one["logprob"] for one in told} == {-0.5}
+            assert all(one["refusal"] is None for one in logprobs_of(chunks))
             assert all(len(one["top_logprobs"]) == top for one in told)
             assert not top or all(one["top_logprobs"][0]["bytes"] == one["bytes"] for one in told)
 
 
+MARK = {"cache_control": {"type": "ephemeral"}}
 NOTHING = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
 
 
@@ -127,8 +133,9 @@ NOTHING = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "to
         ({"role": "assistant", "refusal": "I can't.", "content": ""}, "assistant: I can't."),
         ({"role": "assistant", "content": "x", "refusal": ""}, "assistant: x"),
         ({"content": "x", "tool_calls": [], "annotations": []}, "user: x"),
+        ({"content": [{"type": "text", "text": "x", **MARK}], **MARK}, "user: x"),
     ],
-    ids=["parts", "developer", "name", "nulls", "empty lists", "refusal", "refused", "no refusal", "no calls"],
+    ids="parts developer name nulls empty_lists refusal refused no_refusal no_calls cache_control".split(),
 )
 async def test_forms_of_messages(message: dict[str, Any], rendered: str) -> None:
     seen = "{{ m.role }}{{ ' ' + m.name if m.name else '' }}: {{ m.content }}"
@@ -140,7 +147,8 @@ async def test_forms_of_messages(message: dict[str, Any], rendered: str) -> None
 
 async def test_tools_are_rendered_and_calls_come_back() -> None:
     async with bench(text=f"Let me see.\n{CALL}") as made:
-        [choice] = (await chat(made, tools=TOOLS))["choices"]
+        [choice] = (await chat(made, tools=[{**one, **MARK} for one in TOOLS]))["choices"]
+        assert "cache_control" not in asked(made)
         assert '"name": "weather"' in asked(made)
         assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me see."
         [call] = choice["message"]["tool_calls"]
@@ -175,7 +183,7 @@ async def test_without_tools_a_call_is_text() -> None:
     async with bench(text=CALL) as made:
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             message = (await chat(made, **fields))["choices"][0]["message"]
-            assert message["content"] == CALL and message["tool_calls"] is None
+            assert message["content"] == CALL and "tool_calls" not in message
             assert "weather" not in asked(made)
 
 
@@ -261,6 +269,12 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"user": 7}, "user: expected a string, got a number"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: nothing"),
     ({"modalities": ["text", "audio"]}, 'modalities: the model writes text alone, expected ["text"], got a list'),
+    ({"use_beam_search": True}, "use_beam_search: beams are not searched, expected false, got true"),
+    ({"length_penalty": 0.5}, "length_penalty: beams are not searched, expected 1.0, got a number"),
+    ({"length_penalty": True}, "length_penalty: beams are not searched, expected 1.0, got true"),
+    ({"skip_special_tokens": False}, "skip_special_tokens: special tokens are no part of a text, expected true"),
+    ({"add_generation_prompt": False}, "add_generation_prompt: the answer is a message of its own, expected true"),
+    ({"priority": 1}, "priority: requests have none here, expected 0, got a number"),
     ({"verbosity": "low"}, "verbosity: it can't be asked for here, expected medium, got 'low'"),
     ({"reasoning_effort": "low"}, "reasoning_effort: it can't be asked for here; a chat template that knows it"),
 ]
@@ -278,7 +292,11 @@ async def test_what_asks_for_nothing_is_taken() -> None:
     async with bench(honours=()) as made:
         for fields in (
             {"modalities": ["text"], "verbosity": "medium", "response_format": {"type": "text"}, "prediction": None},
-            {"user": "me", "store": False, "service_tier": "auto", "metadata": {"a": "b"}, "stop_token_ids": []},
+            {"user": "me", "store": True, "service_tier": "auto", "metadata": {"a": "b"}, "stop_token_ids": []},
+            {"use_beam_search": False, "length_penalty": 1, "early_stopping": False, "priority": 0},
+            {"skip_special_tokens": True, "spaces_between_special_tokens": True, "add_special_tokens": False},
+            {"add_generation_prompt": True, "continue_final_message": False, "echo": False},
+            {"reasoning_effort": "none", "include_stop_str_in_output": False, "length_penalty": 1.0},
             {"logprobs": False, "top_logprobs": 0, "logit_bias": {}, "chat_template_kwargs": {}, "tools": []},
         ):
             await chat(made, **fields)
@@ -299,6 +317,8 @@ CITED = [{"type": "url_citation"}]
         ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: beside a content, expected one of the two"),
         ({"role": "assistant", "refusal": 7}, "refusal: expected a string, got a number"),
         ({"refusal": "y"}, "refusal: only a message of the assistant has one"),
+        ({"content": "x", "cache_control": 5}, 'cache_control: expected {"type": "ephemeral"}, got a number'),
+        ({"content": "x", "cache_control": {"type": "x"}}, 'cache_control: expected {"type": "ephemeral"}, got an'),
         ({"content": "x", "annotations": CITED}, "annotations: they can't be told to the model, expected an empty"),
         ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
         ({"content": "x", "tool_calls": [{}]}, "tool_calls: only a message of the assistant has them"),

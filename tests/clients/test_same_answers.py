@@ -116,7 +116,8 @@ def test_the_same_answers(service: Service, client: Run, task: str) -> None:
 
 
 def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> None:
-    embedding = serve("minibert_mean", "grpc-v2", f"--model_dir={task_model_folder('minibert_mean')}")
+    flags = (f"--model_dir={task_model_folder('minibert_mean')}", "--enable_token_inputs=true")
+    embedding = serve("minibert_mean", "grpc-v2", *flags)
     instances = instances_of("text_embedding")
     golden = [expected("text_embedding", embedding.predict([one])[0]) for one in instances]
     said = client("openai_sdk", service=embedding, texts=instances)

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from hf_transformer import __version__, cli
-from hf_transformer.config.manual import help_text, option_help
+from hf_transformer.config.manual import groups_of, help_about, option_help, overview
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError
 
@@ -66,6 +66,7 @@ def python(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["serve", "--http_port=1"], "serve", ["--http_port=1"]),
         (["demo"], "demo", []),
         (["demo", "--http_port", "0"], "demo", ["--http_port", "0"]),
+        (["help", "doctor"], "doctor", ["--help"]),
     ],
 )
 def test_subcommands(monkeypatch: pytest.MonkeyPatch, argv: list[str], command: str, rest: list[str]) -> None:
@@ -90,11 +91,21 @@ def test_signals_are_handled_before_the_service_is_imported(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("raised", "code", "stderr"),
     [
-        (ConfigError("--a: expected\n b"), 2, "hf-transformer: error: --a: expected b\n"),
-        (LoadError("no tokenizer"), 1, "hf-transformer: error: no tokenizer\n"),
+        (ConfigError("--a: expected\n b"), 2, "hf-transformer: error: --a: expected b (see hf-transformer --help)\n"),
+        (
+            ConfigError("LOG_LEVEL: expected c"),
+            2,
+            "hf-transformer: error: LOG_LEVEL: expected c (see hf-transformer --help=log_level)\n",
+        ),
+        (
+            LoadError("no tokenizer"),
+            1,
+            "hf-transformer: error: no tokenizer (hf-transformer doctor, with the same flags, checks all that the "
+            "service needs)\n",
+        ),
         (KeyboardInterrupt(), 130, ""),
     ],
-    ids=["config", "load", "interrupt"],
+    ids=["config", "a variable", "load", "interrupt"],
 )
 def test_known_errors_are_one_line_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch,
@@ -116,30 +127,43 @@ def test_unknown_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_unknown_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sreve"]) == 2
-    expected = "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, doctor, export, demo\n"
+    expected = (
+        "hf-transformer: error: unknown subcommand 'sreve', expected one of serve, doctor, export, bench, demo, help, "
+        "version (see hf-transformer help)\n"
+    )
     assert capsys.readouterr() == ("", expected)
 
 
-@pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"]])
+@pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"], ["version"]])
 def test_version(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     assert cli.main(argv) == 0
     assert capsys.readouterr().out == f"hf-transformer {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["serve", "--http_port=abc", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["serve", "--http_port=abc", "--help"], ["help"]])
 def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert cli.main(argv) == 0
-    assert capsys.readouterr().out == help_text(all_options(), COMMANDS, 100)
+    assert capsys.readouterr().out == overview(all_options(), COMMANDS, 100)
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_help_fits_the_terminal_and_names_everything(width: int) -> None:
-    text = help_text(all_options(), COMMANDS, width)
+def test_the_overview_fits_one_screen_and_names_commands_and_groups(width: int) -> None:
+    text = overview(all_options(), COMMANDS, width)
     assert text.startswith("Usage: hf-transformer [serve] --predictor_host=")
-    assert max(len(line) for line in text.splitlines()) <= max(width, 84)
-    for name in COMMANDS:
+    lines = text.splitlines()
+    assert len(lines) <= 48 and max(map(len, lines)) <= max(width, 84)
+    for name in (*COMMANDS, "help", "version"):
         assert re.search(rf"^  {name} +\w", text, re.MULTILINE)
+    for title in groups_of(all_options()):
+        [key] = re.findall(rf"^  (\w+) +{title}: ", text, re.MULTILINE)
+        assert help_about(key, all_options(), width).startswith(f"{title}\n")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_whole_help_fits_the_terminal_and_names_everything(width: int) -> None:
+    text = help_about("all", all_options(), width)
+    assert max(len(line) for line in text.splitlines()) <= max(width, 84)
     for option in all_options():
         entry = option_help(option, width)
         assert entry in text and entry.startswith(f"  {option.flag}")
@@ -148,6 +172,19 @@ def test_help_fits_the_terminal_and_names_everything(width: int) -> None:
         assert f"default: {option.shown_default}" in words or not option.shown_default
         assert all(variable.name in words for variable in option.all_variables)
         assert all(f"--{alias}" in words for alias in option.aliases)
+
+
+@pytest.mark.parametrize("argv", [["--help=max-batch-tokens"], ["help", "max_batch_tokens"]])
+def test_help_about_one_flag(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert cli.main(argv) == 0
+    assert re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE) == ["max_batch_tokens"]
+
+
+def test_help_about_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help=max_batch_token"]) == 2
+    said = capsys.readouterr().err
+    assert "one of model, answers, generation, predictor, server, limits, logging, accepted, all" in said
+    assert "did you mean max_batch_tokens?" in said
 
 
 def test_help_and_version_import_nothing_heavy() -> None:
@@ -162,10 +199,12 @@ def test_help_and_version_import_nothing_heavy() -> None:
 
 def test_a_bad_value_or_variable_ends_the_process_with_one_line() -> None:
     answer = python("-m", "hf_transformer", "--http_port=abc")
-    expected = "hf-transformer: error: --http_port: expected an integer from 0 to 65535, got 'abc'\n"
+    expected = "hf-transformer: error: --http_port: expected an integer from 0 to 65535, got 'abc' (see hf-transformer "
+    expected += "--help=http_port)\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
     answer = python("-m", "hf_transformer", "--predictor_host=triton", HF_TRANSFORMER_WORKERS="0")
-    expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0'\n"
+    expected = "hf-transformer: error: HF_TRANSFORMER_WORKERS: expected an integer from 1 to 1024, got '0' "
+    expected += "(see hf-transformer --help=workers)\n"
     assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", expected)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.config.option import Option
-from hf_transformer.config.options import IGNORED
+from hf_transformer.config.options import IGNORED, parse_config
+from hf_transformer.errors import ConfigError
 from tests.configuring import config, error, example, notes, parse
 
 
@@ -166,3 +167,28 @@ def test_certificates_of_the_predictor(tmp_path: Path) -> None:
     assert config(REQUESTS_CA_BUNDLE="/no/file").predictor_ca_file == "/no/file"
     assert error(tls, REQUESTS_CA_BUNDLE="/no/file").startswith("REQUESTS_CA_BUNDLE: expected a file that exists")
     assert error(tls, SSL_CERT_DIR="/no/folder").startswith("SSL_CERT_DIR: expected a folder that exists")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "says"),
+    [
+        (["--htp_port=1"], {}, "unknown flag --htp_port is refused (--strict_flags); did you mean --http_port?"),
+        (["a", "b"], {}, "arguments that belong to no flag are refused (--strict_flags): 'a', 'b'"),
+        ([], {"HF_TRANSFORMER_WORKER": "2"}, "unknown variable HF_TRANSFORMER_WORKER is refused (--strict_flags)"),
+    ],
+    ids=["flag", "argument", "variable"],
+)
+def test_strict_flags_refuse_what_is_unknown(argv: list[str], environ: dict[str, str], says: str) -> None:
+    given = [*argv, "--predictor_host=triton"]
+    with pytest.raises(ConfigError) as raised:
+        parse_config([*given, "--strict_flags"], environ)
+    assert says in str(raised.value)
+    parse_config(given, environ | {"HF_TRANSFORMER_STRICT_FLAGS": "false"})
+    with pytest.raises(ConfigError):
+        parse_config(given, environ | {"HF_TRANSFORMER_STRICT_FLAGS": "true"})
+
+
+def test_strict_flags_allow_what_is_known() -> None:
+    """Flags of KServe without effect, and deprecated names, stay notes."""
+    _, said = parse_config(["--predictor_host=triton", "--strict_flags", "--dtype=auto", "--protocol=v2"], {})
+    assert len(said) == 2

@@ -51,6 +51,17 @@ def test_the_default_of_every_option() -> None:
     assert {name: getattr(parsed, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize("uri", ["file:///models/a%20b", "file://localhost/models/a b"])
+def test_a_model_folder_as_a_uri(uri: str) -> None:
+    assert config(f"--model_dir={uri}").model_dir == "/models/a b"
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/model", "file://host/models", "hf://org/model"])
+def test_a_model_elsewhere_is_the_init_containers_work(uri: str) -> None:
+    said = error(f"--model_dir={uri}")
+    assert "storage-initializer" in said and "--model_id" in said
+
+
 def test_the_defaults_that_kserve_has_too() -> None:
     parsed = config()
     assert (parsed.http_port, parsed.workers, parsed.timeout_keep_alive) == (8080, 1, 65)

@@ -97,6 +97,9 @@ class Line:
 
 
 class GeneratingLine(Line):
+    interface = "logits"
+    honours = frozenset[str]()
+
     async def start(self, request: Any, context: Context) -> Any:
         if request is None:
             raise InvalidInput("wrong in itself")

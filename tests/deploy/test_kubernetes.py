@@ -65,10 +65,13 @@ def test_all_select_the_same_pods() -> None:
 def test_ports_are_those_that_the_service_listens_on(parts: Any) -> None:
     ports = {port["name"]: port["containerPort"] for port in parts.container["ports"]}
     assert ports == {"http": usual().http_port, "grpc": usual().grpc_port}
+    [metrics] = parts.triton["ports"]
+    assert str(metrics["containerPort"]) == parts.options["metrics-port"]
+    ports[metrics["name"]] = metrics["containerPort"]
     assert {port["targetPort"]: port["port"] for port in spec("service")["ports"]} == ports
     rules = spec("networkpolicy")["ingress"]
     assert {port["port"] for rule in rules for port in rule["ports"]} == set(ports)
-    assert [endpoint["port"] for endpoint in spec("servicemonitor")["endpoints"]] == ["http"]
+    assert [endpoint["port"] for endpoint in spec("servicemonitor")["endpoints"]] == ["http", "triton-metrics"]
 
 
 def test_arguments_are_a_configuration(parts: Any) -> None:

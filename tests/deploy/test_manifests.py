@@ -97,7 +97,7 @@ def test_container_is_named_as_kserve_requires_and_small(manifest: dict[str, Any
     assert container["image"] == "hf-transformer:latest"
     assert "command" not in container, "the image's entrypoint takes the arguments"
     assert container["resources"]["requests"] == {"cpu": "100m", "memory": "128Mi"}
-    assert container["resources"]["limits"]["memory"] == "256Mi"
+    assert container["resources"]["limits"]["memory"] == ("640Mi" if collocated else "512Mi")
     assert container["securityContext"] == RIGHTS
 
 

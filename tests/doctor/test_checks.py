@@ -10,10 +10,11 @@ import pytest
 from hf_transformer.commands.doctor import model
 from hf_transformer.commands.doctor.command import CHECKS
 from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine
+from hf_transformer.commands.doctor.inference import with_labels
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor.rest import RestPredictor
-from hf_transformer.types import ModelSpec, RepositoryEntry
+from hf_transformer.types import Json, ModelSpec, RepositoryEntry
 from hf_transformer.wiring import predictor_settings
 
 
@@ -145,3 +146,18 @@ async def test_a_predictor_without_a_configuration_endpoint(subject: Subject) ->
     [finding] = await model.description(subject)
     assert finding.status == "ok"
     assert "nothing -> nothing (metadata alone" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (1, "good"),
+        ({"0": 0.2, "1": 0.8}, {"bad": 0.2, "good": 0.8}),
+        ([0, 1], ["bad", "good"]),
+        ("paris", "paris"),
+        ({"answer": "here", "score": 1.0}, {"answer": "here", "score": 1.0}),
+    ],
+    ids=["index", "probabilities", "tokens", "word", "other"],
+)
+def test_labels_of_an_answer(answer: Json, expected: Json) -> None:
+    assert with_labels(answer, ("bad", "good")) == expected

@@ -14,7 +14,8 @@ import pytest
 from hf_transformer.cli import main
 from hf_transformer.commands.export import command
 from hf_transformer.commands.export.settings import TOP_K, parse
-from hf_transformer.errors import ConfigError
+from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.tokenizer.files import find_model_files
 
 ROOT = Path(__file__).parents[2]
 GIVEN = ["--model_id=org/bert-base", "--output=models"]
@@ -78,7 +79,7 @@ def test_what_does_not_go_together(capsys: pytest.CaptureFixture[str], flags: li
         parse([*GIVEN, *flags], {})
     assert says in str(raised.value)
     assert main(["export", *GIVEN, *flags]) == 2
-    assert capsys.readouterr().err == f"hf-transformer: error: {raised.value}\n"
+    assert capsys.readouterr().err == f"hf-transformer: error: {raised.value} (see hf-transformer export --help)\n"
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,23 @@ def test_missing_libraries(
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     flags = [f"--model_id={tmp_path}", f"--output={tmp_path / 'models'}", f"--format={form}"]
     assert main(["export", *flags]) == 1
-    expected = f"hf-transformer: error: export needs {names}: pip install 'hf-transformer[export]'\n"
+    expected = (
+        f"hf-transformer: error: export needs {names}: pip install 'hf-transformer[export]' (see hf-transformer "
+        "export --help)\n"
+    )
     assert capsys.readouterr() == ("", expected)
     assert not (tmp_path / "models").exists()
+
+
+def test_errors_of_shared_code_name_its_own_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(settings: object, target: Path, terminal: object) -> None:
+        find_model_files(str(tmp_path), str(tmp_path))
+
+    monkeypatch.setattr(command, "find_spec", lambda name: sys)
+    monkeypatch.setattr(command, "export", export)
+    with pytest.raises(LoadError) as raised:
+        command.run([f"--model_id={tmp_path}", f"--output={tmp_path / 'models'}", "--model_name=new"], {})
+    assert "--model_dir" not in str(raised.value) and "--model_id" in str(raised.value)
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
@@ -136,7 +151,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the
 from hf_transformer.commands.export import command
 from hf_transformer.commands.export.repository import new_folder
 
-def half(settings, target):
+def half(settings, target, terminal):
     with new_folder(target, force=False) as made:
         (made / "half").write_text("")
         print("writing", flush=True)

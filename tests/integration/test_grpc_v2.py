@@ -90,7 +90,7 @@ def test_tritonclient(serve: Serve, how: str) -> None:
     assert said["answers"] == [service.predict([text]) for text in (FRANCE, ITALY)]
     assert said["ids"] == ["0", "1"]
     [tensor] = said["config"]["input"]
-    assert (tensor["name"], tensor["data_type"], tensor["dims"]) == ("text", "TYPE_STRING", ["-1"])
+    assert (tensor["name"], tensor["data_type"], tensor["dims"]) == ("text", "TYPE_STRING", ["1"])
 
 
 def test_a_stream(serve: Serve, protocol: str) -> None:
@@ -113,7 +113,7 @@ def test_a_stream(serve: Serve, protocol: str) -> None:
     [
         pytest.param(request("other", TEXT), grpc.StatusCode.NOT_FOUND, "served: bert", id="model"),
         pytest.param(request("bert", {}), INVALID, "'text' is missing", id="no input"),
-        pytest.param(request("bert", {"txt": [FRANCE]}), INVALID, "'txt' is unknown", id="input"),
+        pytest.param(request("bert", {**TEXT, "txt": [FRANCE]}), INVALID, "'txt' is unknown", id="input"),
         pytest.param(request("bert", TEXT, outputs=["logits"]), INVALID, "'logits' is unknown", id="output"),
         pytest.param(request("bert", TEXT, parameters={"topk": 1}), INVALID, "parameters.topk", id="parameter"),
         pytest.param(request("bert", {"text": ["no mask"]}), INVALID, "instances[0]: no [MASK]", id="mask"),

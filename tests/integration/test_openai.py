@@ -24,7 +24,8 @@ RERANK = {"model": "cross", "query": QUERY, "documents": DOCUMENTS}
 
 
 def embeddings(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
-    return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", *flags)
+    """Takes token ids."""
+    return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", "--enable_token_inputs=true", *flags)
 
 
 def rerank(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
@@ -81,6 +82,15 @@ def test_forms_of_input(serve: Serve) -> None:
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
+@pytest.mark.parametrize("given", [[3, 4], [[3, 4]], ["a", [3]]], ids=str)
+def test_token_ids_need_a_flag(serve: Serve, given: Any) -> None:
+    """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
+    service = serve(MODEL, "v2", f"--model_dir={task_model_folder(MODEL)}")
+    found = error(service.client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
+    assert found["param"].startswith("input")
+    assert "check_embedding_ctx_length=False" in found["message"] and "--enable_token_inputs" in found["message"]
+
+
 def test_parameters(serve: Serve) -> None:
     service = embeddings(serve)
     for parameters in (
@@ -92,6 +102,8 @@ def test_parameters(serve: Serve) -> None:
         found = vectors(ask(service, "embeddings", BODY | parameters))
         assert found == service.predict([TEXTS[0]], parameters)
     assert len(vectors(ask(service, "embeddings", BODY | {"dimensions": 16}))[0]) == 16
+    raw = vectors(ask(service, "embeddings", BODY | {"normalized": False, "truncate_prompt_tokens": -1}))
+    assert raw == service.predict([TEXTS[0]], {"normalize": False})
     truncated = ask(service, "embeddings", BODY | {"input": LONG})["usage"]
     assert truncated == {"prompt_tokens": 128, "total_tokens": 128}
 
@@ -118,6 +130,9 @@ def test_parameters(serve: Serve) -> None:
         pytest.param({"dimensions": 49}, 400, "dimensions", "have 48", id="many dimensions"),
         pytest.param({"dimensions": "16"}, 400, "dimensions", "got a string", id="dimensions' type"),
         pytest.param({"user": 7}, 400, "user", "got a number", id="user"),
+        pytest.param({"input_type": "query"}, 400, "input_type", "expected prompt_name in its place", id="input_type"),
+        pytest.param({"normalized": 1}, 400, "normalized", "expected true or false", id="normalized"),
+        pytest.param({"normalize": True, "normalized": True}, 400, "normalized", "means the same", id="twice"),
         pytest.param({"normalize": 1}, 400, "normalize", "expected true or false", id="normalize"),
         pytest.param({"top_k": 1}, 400, "top_k", "unknown, expected some of model, input", id="unknown"),
         pytest.param({"output_format": "kserve"}, 400, "output_format", "unknown", id="not of this API"),
@@ -194,6 +209,8 @@ def test_what_rerank_takes(serve: Serve) -> None:
     assert ask(service, "rerank", RERANK | {"top_n": 1})["results"] == everything[:1]
     short = ask(service, "rerank", RERANK | {"return_documents": False})["results"]
     assert short == [{name: one[name] for name in ("index", "relevance_score")} for one in everything]
+    same = {"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}
+    assert ask(service, "rerank", RERANK | same)["results"] == everything
     raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
     assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
 
@@ -209,6 +226,7 @@ def test_what_rerank_takes(serve: Serve) -> None:
         pytest.param({"documents": ["a" * 1_000_001]}, 413, "documents[0]", "--max_text_length", id="long document"),
         pytest.param({"documents": ["a", LONG], "truncation": False}, 413, "documents[1]", "longer", id="truncation"),
         pytest.param({"top_n": 0}, 400, "top_n", "0 is too small", id="top_n"),
+        pytest.param({"max_tokens_per_doc": 8}, 400, "max_tokens_per_doc", "8 is too small", id="max_tokens_per_doc"),
         pytest.param({"return_documents": "no"}, 400, "return_documents", "expected true", id="return_documents"),
         pytest.param({"texts": ["a"]}, 400, "texts", "unknown, expected some of model, query", id="unknown"),
     ],

@@ -27,6 +27,10 @@ def padded(prediction: Any, filling: Any, length: int) -> list[Any]:
     return [[*rows, *[filling] * (length - len(rows))]]
 
 
+def folder_flag(model: str) -> tuple[str, ...]:
+    return () if model == "bert" else (f"--model_dir={task_model_folder(model)}",)
+
+
 @dataclass(frozen=True)
 class Case:
     """The same request through V1 and V2. ``rows`` are instances; the inputs are columns of them."""
@@ -39,8 +43,7 @@ class Case:
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def service(self, serve: Serve) -> Service:
-        folder = () if self.model == "bert" else (f"--model_dir={task_model_folder(self.model)}",)
-        return serve(self.model, "v2", *folder, *((f"--task={self.task}",) if self.task else ()))
+        return serve(self.model, "v2", *folder_flag(self.model), *((f"--task={self.task}",) if self.task else ()))
 
     def expected(self, predictions: list[Any]) -> list[Any]:
         """What output-0 holds of V1's predictions."""
@@ -140,6 +143,27 @@ def test_one_text_alone(serve: Serve, case: Case) -> None:
         assert ([json.loads(one) for one in found] if case.parameters else found) == golden
 
 
+@pytest.mark.parametrize("form", ["return_probabilities", "return_raw_logits"])
+@pytest.mark.parametrize("model", ["ner", "bert"])
+def test_numbers_have_kserves_shapes(serve: Serve, model: str, form: str) -> None:
+    """[instances, tokens], and [instances, masks, vocabulary]; null behind the last one of a shorter text."""
+    texts = TEXTS if model == "ner" else [FRANCE, f"{ITALY} {FRANCE}"]
+    service = Case(model, texts, {}, "BYTES").service(serve)
+    predictions = service.predict(texts, {form: True})
+    most = max(map(len, predictions))
+    missing = None if model == "ner" else [None] * len(predictions[0][0])
+    golden = [[*one, *[missing] * (most - len(one))] for one in predictions]
+    assert any(len(one) < most for one in predictions)
+    header, outputs = read(post(service, {"text": texts}, parameters={form: True}))
+    found = [
+        [json.loads(f"[{','.join(row)}]" if isinstance(row, list) else row) for row in one] for one in outputs[OUTPUT]
+    ]
+    assert found == golden
+    assert header["outputs"][0]["datatype"] == "BYTES"
+    started = serve(model, "v2", *folder_flag(model), f"--{form}")
+    assert_as_promised(header["outputs"][0], started.client.get(f"/v2/models/{model}").json()["outputs"])
+
+
 def assert_as_promised(entry: Any, outputs: Any) -> None:
     """An output has the datatype that the metadata say, and the shape where that is no -1."""
     (promised,) = [one for one in outputs if one["name"] == entry["name"]]
@@ -176,16 +200,16 @@ def test_routes_of_a_model(serve: Serve, version: str) -> None:
         "name": "bert",
         "versions": ["1"],
         "platform": "hf_transformer",
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
         "outputs": [{"name": OUTPUT, "datatype": "BYTES", "shape": [-1]}],
     }
     assert service.client.get(f"{path}/config").json() == {
         "name": "bert",
         "platform": "hf_transformer",
         "backend": "hf_transformer",
-        "max_batch_size": 0,
-        "input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}],
-        "output": [{"name": OUTPUT, "data_type": "TYPE_STRING", "dims": [-1]}],
+        "max_batch_size": 1024,
+        "input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1], "optional": False}],
+        "output": [{"name": OUTPUT, "data_type": "TYPE_STRING", "dims": []}],
         "model_transaction_policy": {"decoupled": False},
     }
     header, outputs = read(post(service, {"text": [FRANCE]}, path=f"{path}/infer"))
@@ -196,7 +220,10 @@ def test_routes_of_a_model(serve: Serve, version: str) -> None:
 def test_routes_of_the_server(serve: Serve) -> None:
     client = serve("bert").client
     about = client.get("/v2").json()
-    assert (about["name"], about["extensions"]) == ("hf_transformer", ["binary_tensor_data", "model_configuration"])
+    assert (about["name"], about["extensions"]) == (
+        "hf_transformer",
+        ["binary_tensor_data", "model_configuration", "statistics"],
+    )
     assert about["version"][0].isdigit()
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}

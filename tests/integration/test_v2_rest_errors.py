@@ -25,7 +25,7 @@ BAD = {
     "V1": ({"instances": [FRANCE]}, "'instances' is not understood"),
     "empty inputs": ({"inputs": []}, "inputs: 'text' is missing"),
     "no instances": ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
-    "unknown input": ({"inputs": [{**TENSOR, "name": "input_ids"}]}, "inputs: 'input_ids' is unknown, expected 'text'"),
+    "unknown input": ({"inputs": [TENSOR, {**TENSOR, "name": "x"}]}, "inputs: 'x' is unknown, expected 'text'"),
     "two names": ({"inputs": [TENSOR, {**TENSOR, "name": "input-0"}]}, "inputs: 'text' comes twice"),
     "datatype": ({"inputs": [{**TENSOR, "datatype": "INT64", "data": [1]}]}, "'text' is INT64, expected BYTES"),
     "shape": ({"inputs": [{**TENSOR, "shape": [1, 2], "data": ["a", "b"]}]}, "has the shape [1, 2], expected"),

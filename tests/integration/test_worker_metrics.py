@@ -36,6 +36,8 @@ def test_every_request_is_counted_whichever_worker_is_asked(triton: LocalTriton,
         assert poll(lambda: settles(service, V1, 30), 20.0)
         assert poll(lambda: settles(service, GRPC, 10), 20.0)
         assert service.metric("hf_transformer_queue_seconds_count") == 40
+        [stats] = service.client.get("/v2/models/bert/stats").json()["model_stats"]
+        assert stats["inference_stats"]["success"]["count"] == stats["inference_count"] == 40
         assert service.metric('hf_transformer_model_ready{model_name="bert"}') == 1
         workers = [int(one) for one in STARTED.findall(service.log)]
         assert len(workers) == 2

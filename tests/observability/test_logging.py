@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hf_transformer.api.base import as_request_error
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.logging import (
     LATENCY_LOGGER,
@@ -24,7 +25,9 @@ from hf_transformer.observability.logging import (
     LineHandler,
     configure_logging,
     default_logging,
+    names_of,
 )
+from hf_transformer.types import Context
 from tests.observability.measured import measured
 
 NAMES = ("", "uvicorn", "uvicorn.error", "hf_transformer", "hf_transformer.access", LATENCY_LOGGER, "probe")
@@ -77,6 +80,17 @@ def test_one_format_on_stderr_for_everybody(capsys: pytest.CaptureFixture[str]) 
         "INFO uvicorn.error: started",
         "WARNING probe: careful",
     ]
+
+
+def test_a_message_is_one_line_and_a_traceback_several(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(logging.INFO)
+    try:
+        raise ValueError("inside")
+    except ValueError:
+        logging.getLogger("a.b").exception("said: %s", "x\r\nforged\x1b[2J\x9b\u2028\u202e")
+    first, *others = capsys.readouterr().err.split("\n")
+    assert first.endswith("a.b: said: x\\x0d\\x0aforged\\x1b[2J\\x9b\\u2028\\u202e")
+    assert others[0] == "Traceback (most recent call last):" and "ValueError: inside" in others
 
 
 @pytest.mark.parametrize(("level", "words"), [(logging.DEBUG, ["DEBUG", "ERROR"]), (logging.ERROR, ["ERROR"])])
@@ -227,6 +241,25 @@ async def test_latency_lines_in_json(capsys: pytest.CaptureFixture[str]) -> None
     stages = {"preprocess_ms": 1.0, "queue_ms": 0.5, "predict_ms": 2.5, "postprocess_ms": 0.125}
     about = {"level": "INFO", "logger": LATENCY_LOGGER, "message": LATENCY.format('r"1"'), "request_id": 'r"1"'}
     assert objects(capsys.readouterr().err) == [about | stages]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["lines", "records"])
+async def test_json_lines_name_the_trace_of_a_request(own: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(logging.INFO, "json")
+    trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    context = Context("r1", {"traceparent": f"00-{trace_id}-{span_id}-01"})
+    if own:
+        log = LatencyLog()
+        log.add(context)
+        log.flush()
+    else:
+        as_request_error(ZeroDivisionError(), context.request_id, context.headers["traceparent"])
+    [line] = objects(capsys.readouterr().err)
+    assert (line["request_id"], line["trace_id"], line["span_id"]) == ("r1", trace_id, span_id)
+
+
+def test_a_traceparent_that_names_nothing_is_left_out() -> None:
+    assert [names_of("r", one) for one in (None, "", "nonsense")] == [{"request_id": "r"}] * 3
 
 
 async def test_lines_are_written_without_a_flush(latency: logging.Logger) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from time import perf_counter
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
-from hf_transformer.observability.metrics import FOLD, SECONDS, LightCounter, LightHistograms, Metrics
+from hf_transformer import __version__
+from hf_transformer.observability.metrics import SECONDS, LightCounter, LightHistogram, Metrics
 from tests.observability.measured import measured
 
 BOUNDS = (0.001, 0.5, 1, 10.0)
@@ -52,32 +54,35 @@ def test_a_series_was_created_when_it_was_first_added_to() -> None:
     assert first is not None and registry.get_sample_value("tokens_created", {"kind": "real"}) == first
 
 
-def test_histograms() -> None:
+@pytest.mark.parametrize("labels", [(), ("model_name",)])
+def test_histograms(labels: tuple[str, ...]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    labels: tuple[dict[str, str], ...] = ({"model_name": "bert"}, {})
-    light = LightHistograms(ours, BOUNDS, {f"seconds{one}": ("Some text.", labels[one]) for one in (0, 1)})
-    full = [Histogram(f"seconds{one}", "Some text.", labels[one], registry=theirs, buckets=BOUNDS) for one in (0, 1)]
-    for value in VALUES:
-        light.observe(value, 2 * value)
-        full[0].labels("bert").observe(value)
-        full[1].observe(2 * value)
-    for _ in range(2):
-        assert without_created(ours) == without_created(theirs)
+    light = LightHistogram(ours, "seconds", "Some text.", BOUNDS, *labels)
+    full = Histogram("seconds", "Some text.", labels, registry=theirs, buckets=BOUNDS)
+    assert without_created(ours) == without_created(theirs)
+    for number, value in enumerate(VALUES):
+        named = (str(number % 2),) if labels else ()
+        light.observe(value, *named)
+        (full.labels(*named) if labels else full).observe(value)
+    assert without_created(ours) == without_created(theirs)
 
 
-def test_a_histogram_without_observations() -> None:
-    registry = CollectorRegistry()
-    LightHistograms(registry, (1, 2), {"rows": ("Rows.", {})})
-    assert 'rows_bucket{le="+Inf"} 0.0' in generate_latest(registry).decode()
+def test_whole_requests_by_api_and_class_of_status() -> None:
+    metrics = Metrics("bert")
+    metrics.count_request("v1", 200, arrived=perf_counter())
+    metrics.count_request("v1", 404, arrived=perf_counter() - 3)
+    metrics.count_request("keys", 401)
+    text = metrics.render().decode()
+    name = "hf_transformer_request_seconds"
+    assert f'{name}_count{{api="v1",status_class="2xx"}} 1.0' in text
+    assert f'{name}_bucket{{api="v1",le="2.0",status_class="4xx"}} 0.0' in text
+    assert f'{name}_bucket{{api="v1",le="5.0",status_class="4xx"}} 1.0' in text
+    assert 'api="keys",status="401"' in text and f'{name}_count{{api="keys"' not in text
 
 
-def test_more_observations_than_wait_to_be_sorted() -> None:
-    registry = CollectorRegistry()
-    light = LightHistograms(registry, (1,), {"rows": ("Rows.", {})})
-    for number in range(2 * FOLD + 1):
-        light.observe(number % 3)
-    assert registry.get_sample_value("rows_bucket", {"le": "1.0"}) == sum(n % 3 < 2 for n in range(2 * FOLD + 1))
-    assert registry.get_sample_value("rows_sum") == sum(n % 3 for n in range(2 * FOLD + 1))
+def test_the_versions_of_a_build() -> None:
+    shown = re.search(r"^hf_transformer_build_info\{(.*)\} 1\.0$", Metrics("bert").render().decode(), re.MULTILINE)
+    assert shown is not None and f'version="{__version__}"' in shown[1] and 'tokenizers="0.' in shown[1]
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "predict", "postprocess", "queue"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -151,6 +151,27 @@ async def test_a_call_over_grpc(code: int, error: str | None) -> None:
     [span] = collector.spans
     assert span.name == "s/m" and bool(span.status.code) == bool(error)
     assert attributes(span.attributes).get("error.type") == error
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ((), {"http.request.method": "POST", "url.full": "http://triton:8000/v2/models/bert/infer"}),
+        (("--predictor_protocol=grpc-v2",), {"rpc.system": "grpc", "rpc.method": "ModelInfer"}),
+    ],
+)
+async def test_calls_to_the_predictor_have_the_attributes_of_clients(
+    flags: Sequence[str], wanted: dict[str, object]
+) -> None:
+    with collecting() as collector:
+        tracer = app.open_tracing(config(*flags, f"--otlp_endpoint={collector.url}", "--model_name=bert"))
+        assert tracer is not None
+        async with tracer:
+            _, trace = tracer.begin({"traceparent": TRACEPARENT})
+            assert trace is not None
+            tracer.end_http(trace, request(), 200, measured(tokenize=0.001, queue=0.001, predict=0.002))
+    [found] = [attributes(span.attributes) for span in collector.spans if span.name == "predict"]
+    assert found.items() >= {"server.address": "triton", "server.port": 8000, **wanted}.items()
 
 
 async def test_requests_that_share_a_batch_know_whose_traceparent_it_was_sent_with() -> None:

@@ -143,3 +143,16 @@ def test_an_event_that_is_too_large(stream: bytes) -> None:
 
 def test_many_small_events_are_not_too_large() -> None:
     assert len(EventReader(100).feed(b"data: 12345\n\n" * 1000)) == 1000
+
+
+def test_an_event_of_too_many_lines() -> None:
+    with pytest.raises(Malformed, match="more than 10000 lines"):
+        EventReader(10**9).feed(b"data:\n" * 10_001)
+
+
+def test_a_line_without_end_is_looked_at_once() -> None:
+    """Each piece looked at again with all before it would take minutes."""
+    reader = EventReader(10**8)
+    for _ in range(5_000):
+        assert reader.feed(b"x" * 10_000) == []
+    assert reader.feed(b"\rdata: 1\n\n") == [b"1"]

@@ -18,6 +18,7 @@ from hf_transformer.protocol.json_text import (
     check_size,
     collector_paused,
     count_outside_strings,
+    parse_answer,
     parse_json,
 )
 from hf_transformer.protocol.tensors import Malformed
@@ -73,6 +74,17 @@ def test_too_much_is_refused_before_it_is_parsed(body: bytes, says: str, monkeyp
     monkeypatch.setattr(json_text, "orjson", None)
     with pytest.raises(TooLarge, match=f"^body: {says}"):
         parse_json(body, LIMITS)
+
+
+def test_an_answer_of_the_predictor_has_limits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = b'["' + b"[]," * 200_000 + b'"]'
+    assert parse_answer(words) == [words[2:-2].decode()]
+    many = b"[" + b"[]," * 100_000 + b"[]]"
+    with pytest.raises(Malformed, match="100002 lists, objects and keys, at most 100000 are taken of a predictor"):
+        parse_answer(many)
+    monkeypatch.setattr(json_text, "ANSWER_BYTES", 100_000)
+    with pytest.raises(Malformed, match="300004 bytes of JSON, at most 100000"):
+        parse_answer(many)
 
 
 def test_limits_themselves_are_taken() -> None:

@@ -40,6 +40,8 @@ def inputs(**named: Any) -> dict[str, Tensor | Texts]:
         (inputs(text="a"), (TEXT,), ["a"]),
         ({"text": Texts("text", (0,), [])}, (TEXT,), []),
         (inputs(text=["a", "b"]), PAIR, ["a", "b"]),
+        # The only input may have any name where one field is required.
+        (inputs(sentence=["a", "b"]), PAIR, ["a", "b"]),
         (
             inputs(text=["a", "b"], text_pair=["c", "d"]),
             PAIR,
@@ -71,7 +73,11 @@ def test_instances(given: dict[str, Tensor | Texts], fields: tuple[Field, ...], 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (inputs(nonsense=["a"]), "inputs: 'nonsense' is unknown, expected 'text', 'text_pair' (optional)"),
+        (
+            {"input_ids": Tensor("input_ids", "INT64", np.array([1]))},
+            "inputs: 'input_ids' is unknown, expected 'text', 'text_pair' (optional)",
+        ),
+        (inputs(text=["a"], nonsense=["a"]), "inputs: 'nonsense' is unknown, expected 'text', 'text_pair' (optional)"),
         (inputs(text=["a"], input__0=["b"]), "inputs: 'text' comes twice, once as 'input-0'"),
         (
             inputs(text_pair=["a"]),

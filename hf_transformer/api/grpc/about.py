@@ -14,15 +14,16 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from hf_transformer import __version__
-from hf_transformer.api.base import Model, Models, find_not_ready
+from hf_transformer.api.base import Model, Models, Service, find_not_ready
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
-from hf_transformer.api.v2 import EXTENSIONS, SERVER, configuration, metadata
-from hf_transformer.errors import InvalidInput, NotReady
+from hf_transformer.api.v2 import EXTENSIONS, SERVER, configuration, metadata, repository_index, statistics
+from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
@@ -35,18 +36,23 @@ HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
 WATCH_SECONDS = 1.0
 """Seconds between two looks at a watched service."""
 
-Asked = TypeVar("Asked", pb.ModelReadyRequest, pb.ModelMetadataRequest, pb.ModelConfigRequest)
+Asked = TypeVar("Asked", bound=Message)
+AboutModel = TypeVar("AboutModel", pb.ModelReadyRequest, pb.ModelMetadataRequest, pb.ModelConfigRequest)
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 
 
-def questions(models: Models, calls: CallsInProgress) -> Handlers:
+def questions(service: Service, calls: CallsInProgress) -> Handlers:
     """The methods of the V2 protocol that infer nothing."""
+    models = service.models
 
-    def asked(kind: type[Asked], body: bytes) -> Model:
+    def read(kind: type[Asked], body: bytes) -> Asked:
         try:
-            message = decode(kind, body)
+            return decode(kind, body)
         except Malformed as error:
             raise InvalidInput(str(error)) from error
+
+    def asked(kind: type[AboutModel], body: bytes) -> Model:
+        message = read(kind, body)
         return models.find(message.name, message.version)
 
     async def server_live(body: bytes, context: Context) -> bytes:
@@ -58,7 +64,7 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
     async def model_ready(body: bytes, context: Context) -> bytes:
         try:
             ready = await find_not_ready([asked(pb.ModelReadyRequest, body)]) is None
-        except NotReady:  # it has no version yet
+        except (NotReady, UnknownModel):  # as Triton answers; a model that is not ready has no version
             ready = False
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
@@ -71,8 +77,19 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
         return from_json(pb.ModelMetadataResponse, about).SerializeToString()
 
     async def model_config(body: bytes, context: Context) -> bytes:
-        about = configuration(asked(pb.ModelConfigRequest, body).describe())
+        about = configuration(asked(pb.ModelConfigRequest, body).describe(), service.max_instances)
         return from_json(pb.ModelConfigResponse, {"config": about}).SerializeToString()
+
+    async def model_statistics(body: bytes, context: Context) -> bytes:
+        message = read(pb.ModelStatisticsRequest, body)
+        model = models.find(message.name or models.names[0], message.version)
+        about = statistics(model.describe(), service.metrics.totals())
+        return from_json(pb.ModelStatisticsResponse, about).SerializeToString()
+
+    async def index(body: bytes, context: Context) -> bytes:
+        message = read(pb.RepositoryIndexRequest, body)
+        entries = await repository_index(models, only_ready=message.ready)
+        return from_json(pb.RepositoryIndexResponse, {"models": entries}).SerializeToString()
 
     return {
         "ServerLive": calls.unary(server_live),
@@ -81,6 +98,8 @@ def questions(models: Models, calls: CallsInProgress) -> Handlers:
         "ServerMetadata": calls.unary(server_metadata),
         "ModelMetadata": calls.unary(model_metadata),
         "ModelConfig": calls.unary(model_config),
+        "ModelStatistics": calls.unary(model_statistics),
+        "RepositoryIndex": calls.unary(index),
     }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error
+from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error, without_clients_own
 from hf_transformer.api.generate import GenerateRequest, TextOutputs
 from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
@@ -66,12 +66,13 @@ class Counted:
             status, code = error.status, grpc.StatusCode[error.grpc_code]
         elif isinstance(error, asyncio.CancelledError):
             status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
-        self._service.metrics.count_request(API, status)
+        self._service.metrics.count_request(API, status, self._context.arrived)
         if self._trace is not None and self._service.tracing is not None:
             known = self._context if self._context.request_id else None
             self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], known)
         if isinstance(error, Exception) and not isinstance(error, RequestError):
-            raise as_request_error(error, identify(self._context)) from None
+            traceparent = self._context.headers.get("traceparent")
+            raise as_request_error(error, identify(self._context), traceparent) from None
 
 
 class Inference:
@@ -106,6 +107,7 @@ class Inference:
             raise InvalidInput(str(error)) from error
         identify(context, request.id)
         context.place = place
+        request.parameters = without_clients_own(request.parameters, context)
         return self.service.models.find(request.model_name, request.model_version), request
 
     def fits(self, answer: bytes) -> bool:

@@ -2,8 +2,8 @@
 
     {"model": "m", "messages": [{"role": "user", "content": "..."}], "max_completion_tokens": null, "n": 1,
      "logprobs": false, "top_logprobs": 0 to 20, "tools": [...], "tool_choice": "auto" | "none", "stream": false, ...}
-    -> {"id": "chatcmpl-...", "object": "chat.completion", "created", "model", "system_fingerprint": null,
-        "choices": [{"index": 0, "message": {"role": "assistant", "content", "tool_calls", "function_call": null},
+    -> {"id": "chatcmpl-...", "object": "chat.completion", "created", "model",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content", "refusal": null, "tool_calls"},
                      "logprobs": null, "finish_reason": "stop" | "length" | "tool_calls"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
@@ -21,7 +21,7 @@ from functools import partial
 import orjson
 
 from hf_transformer.api.base import Call, Model, Service, generating_task, new_request_id, renamed
-from hf_transformer.api.openai.fields import UNUSED_IN_CHATS, as_sent, read_request, shown
+from hf_transformer.api.openai.fields import as_sent, read_request, shown, unused
 from hf_transformer.api.openai.generation import (
     SHARED,
     GeneratedAnswer,
@@ -42,7 +42,7 @@ from hf_transformer.types import Json, Response
 
 FIELDS = (
     *SHARED,
-    *UNUSED_IN_CHATS,
+    *unused("chat/completions"),
     "messages",
     "max_tokens",
     "max_completion_tokens",
@@ -64,7 +64,9 @@ ROLES: Mapping[str, str] = {
 """The roles of messages, and what a template calls each."""
 STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """Fields of a message that are strings; the last two are what a model thought, as vLLM and others hand it out."""
-IN_MESSAGES = ("role", "content", "tool_calls", "refusal", "annotations", *STRINGS)
+CACHE_CONTROL = "cache_control"
+"""Marks of clients of Anthropic's models, on messages, parts and tools; what may be cached is cached anyway."""
+IN_MESSAGES = ("role", "content", "tool_calls", "refusal", "annotations", CACHE_CONTROL, *STRINGS)
 """All fields of a message."""
 OURS = ("messages", "tools", "add_generation_prompt", "self")
 """Variables of a template that chat_template_kwargs can't set: the request has them itself, or Jinja does."""
@@ -194,6 +196,8 @@ def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -
     if message.get("annotations", []) != []:
         got = describe(message["annotations"])
         raise InvalidInput(f"{where}.annotations: they can't be told to the model, expected an empty list, got {got}")
+    if not isinstance(mark := message.get(CACHE_CONTROL, {}), dict) or mark.get("type", "ephemeral") != "ephemeral":
+        raise InvalidInput(f'{where}.{CACHE_CONTROL}: expected {{"type": "ephemeral"}}, got {describe(mark)}')
     content = _read_content(message, where)
     if content is None and not calls:
         raise InvalidInput(f"{where}.content: expected a string or a list of parts, got nothing")
@@ -270,7 +274,8 @@ def read_tools(given: Json) -> list[dict[str, Json]]:
             raise InvalidInput(f"{where}.strict: the model can't be held to a schema, expected false")
         if not isinstance(parameters := function.get("parameters"), dict | None):
             raise InvalidInput(f"{where}.parameters: expected an object, got {describe(parameters)}")
-    return given
+    # Templates write all of a tool into the prompt.
+    return [{name: value for name, value in tool.items() if name != CACHE_CONTROL} for tool in given]
 
 
 def _read_tool_choice(given: Json, tools: list[dict[str, Json]]) -> bool:
@@ -339,12 +344,9 @@ class ChatForm:
         content, calls = speech.add(whole.text, is_last=True)
         for call in calls:
             del call["index"]  # which tells calls of a stream apart
-        message = {
-            "content": content or None if calls else content,
-            "tool_calls": calls or None,
-            "role": "assistant",
-            "function_call": None,
-        }
+        message: dict[str, Json] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
         return {
             "index": index,
             "message": message,
@@ -371,7 +373,8 @@ class ChatForm:
     def _told(self, tokens: Sequence[TokenText]) -> Json:
         if not self._logprobs:
             return None
-        return {"content": [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]}
+        content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
+        return {"content": content, "refusal": None}
 
 
 def _chunk(index: int, delta: Json, logprobs: Json = None, finish: str | None = None) -> Json:

@@ -2,7 +2,7 @@
 
     {"model": "m", "prompt": string | [string] | [int] | [[int]], "max_tokens": 16, "n": 1, "stop": [...],
      "echo": false, "logprobs": null | 0 to 20, "stream": false, ...}
-    -> {"id": "cmpl-...", "object": "text_completion", "created", "model", "system_fingerprint": null,
+    -> {"id": "cmpl-...", "object": "text_completion", "created", "model",
         "choices": [{"index": 0, "text": " paris", "logprobs": null, "finish_reason": "stop" | "length"}],
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hf_transformer.api.base import Call, Service, generating_task, renamed
-from hf_transformer.api.openai.fields import as_sent, read_request, read_texts
+from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused
 from hf_transformer.api.openai.generation import (
     SHARED,
     GeneratedAnswer,
@@ -31,7 +31,7 @@ from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.text_embedding import read_token_ids
 from hf_transformer.types import Json, Response, TokenIds
 
-FIELDS = (*SHARED, "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
+FIELDS = (*SHARED, *unused("completions"), "prompt", "max_tokens", "logprobs", "echo", "suffix", "best_of")
 USUAL_TOKENS = 16
 """OpenAI's default of max_tokens."""
 
@@ -113,7 +113,7 @@ class CompletionForm:
         return {
             "tokens": [_name(token) for token in tokens],
             "token_logprobs": [logprob(token) for token in tokens],
-            "top_logprobs": [_beside(token) for token in tokens] if self._top else None,
+            **({"top_logprobs": [_beside(token) for token in tokens]} if self._top else {}),
             "text_offset": [token.offset for token in tokens],
         }
 

@@ -5,7 +5,8 @@
     -> {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [...]}], "model": "m",
         "usage": {"prompt_tokens": 8, "total_tokens": 8}}
 
-Beside OpenAI's fields there are the parameters of the task: prompt, prompt_name, normalize, truncation, stride.
+Token ids need --enable_token_inputs. Beside OpenAI's fields there are the parameters of the task: prompt, prompt_name,
+normalize (also normalized), truncation, stride.
 
 Source: https://platform.openai.com/docs/api-reference/embeddings/create
 """
@@ -17,35 +18,51 @@ from binascii import b2a_base64
 import orjson
 
 from hf_transformer.api.base import Call, Service, renamed, reply
-from hf_transformer.api.openai.fields import UNUSED, as_sent, read_request, read_texts, usage
+from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused, usage
+from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Answers, Array, Query, Response
+from hf_transformer.types import Answers, Array, Json, Query, Response
 
 PARAMETERS = ("dimensions", "prompt", "prompt_name", "normalize", "truncation", "stride")
 """Fields that the task reads."""
-FIELDS = ("model", "input", "encoding_format", *UNUSED, *PARAMETERS)
+FIELDS = ("model", "input", "encoding_format", *unused("embeddings"), "normalized", *PARAMETERS)
 
 
 async def create(service: Service, call: Call) -> Response:
     """Answers one request."""
     with renamed(as_sent):
         model, given = read_request(service, call, "embeddings", FIELDS)
+        sentences = model.task.settings.sentence_transformers if "input_type" in given else None
+        if sentences is not None and sentences.prompts:
+            raise InvalidInput(f"input_type: expected prompt_name in its place, one of {', '.join(sentences.prompts)}")
         base64 = given.choice("encoding_format", "float", ("float", "base64")) == "base64"
-        query, single = read_query(given, service.max_texts)
+        query, single = read_query(given, service.max_texts, service.token_inputs)
     with renamed(_of_one_text if single else as_sent):
         answers = await model.predict(query, call.context)
     return reply(render(answers, model.name, base64))
 
 
-def read_query(given: Parameters, max_texts: int) -> tuple[Query, bool]:
+def read_query(given: Parameters, max_texts: int, token_inputs: bool = False) -> tuple[Query, bool]:
     """The texts and the task's parameters, and whether ``input`` is one text rather than a list.
 
     Raises:
-        InvalidInput: ``input`` is missing or has none of its forms.
+        InvalidInput: ``input`` is missing or has none of its forms, or has token ids without ``token_inputs``.
         TooLarge: more texts than ``max_texts``.
     """
-    texts, single = read_texts("input", given.get("input"), max_texts, lambda ids, where: {"token_ids": ids})
+
+    def read_ids(ids: list[Json], where: str) -> Json:
+        if not token_inputs:
+            raise InvalidInput(
+                f"{where}: token ids are not taken, since another tokenizer's would give wrong vectors silently. Send "
+                "text (LangChain: check_embedding_ctx_length=False). For ids of this model's own tokenizer start the "
+                "service with --enable_token_inputs"
+            )
+        return {"token_ids": ids}
+
+    texts, single = read_texts("input", given.get("input"), max_texts, read_ids)
     parameters = {name: given.get(name) for name in PARAMETERS if name in given}
+    if given.one_of("normalize", "normalized") == "normalized":  # as Jina calls it
+        parameters["normalize"] = given.flag("normalized", True)
     return Query(texts, parameters, name="input"), single
 
 

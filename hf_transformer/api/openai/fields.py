@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -31,23 +31,61 @@ TASKS: Mapping[str, tuple[str, ...]] = {
 """The endpoints, each with the tasks of which its model does one."""
 TEXTS_OR_IDS = "a string, a list of strings, a list of token ids or a list of such lists"
 
-LABELS: Final = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-"""Strings that say who asks, or what the next request may have in common with this one."""
-UNUSED: Final = (*LABELS, "metadata", "store", "service_tier")
-"""Fields of completions, chats and embeddings that change nothing here."""
-UNUSED_IN_CHATS: Final = ("modalities", "verbosity", "reasoning_effort")
-ONLY: Mapping[str, tuple[tuple[Json, ...], str]] = {
-    "store": ((False,), "nothing is stored here, expected false"),
-    "service_tier": (("auto", "default"), "there is one here, expected auto or default"),
-    "modalities": ((["text"],), 'the model writes text alone, expected ["text"]'),
-    "verbosity": (("medium",), "it can't be asked for here, expected medium"),
-    # No value asks for nothing: OpenAI's default differs between its models.
-    "reasoning_effort": (
-        (),
+CHATS, EMBEDDINGS, RERANK = ("chat/completions",), ("embeddings",), ("rerank",)
+GENERATING = ("completions", *CHATS)
+OPENAIS = (*GENERATING, *EMBEDDINGS)
+
+
+class Unused(NamedTuple):
+    """A field that changes nothing here, as long as it has one of these values; None takes any string.
+
+    ``why`` begins the message for any other value.
+    """
+
+    name: str
+    endpoints: tuple[str, ...]
+    values: tuple[Json, ...] | None = None
+    why: str = ""
+
+
+TABLE: Final = (
+    # Who asks, and what the next request may have in common with this one.
+    Unused("user", (*OPENAIS, *RERANK)),
+    Unused("safety_identifier", OPENAIS),
+    Unused("prompt_cache_key", OPENAIS),
+    Unused("prompt_cache_retention", OPENAIS),
+    Unused("metadata", OPENAIS),  # strings by key, see _check_metadata
+    # OpenAI's own.
+    Unused("store", OPENAIS, (True, False), "nothing is stored here"),
+    Unused("service_tier", OPENAIS, ("auto", "default"), "there is one here"),
+    Unused("modalities", CHATS, (["text"],), "the model writes text alone"),
+    Unused("verbosity", CHATS, ("medium",), "it can't be asked for here"),
+    Unused(
+        "reasoning_effort",
+        CHATS,
+        ("none",),
         "it can't be asked for here; a chat template that knows it takes it in chat_template_kwargs",
     ),
-}
-"""Values that ask for what is done anyway, and the message for any other value."""
+    # Those of vLLM, https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+    Unused("priority", (*OPENAIS, *RERANK), (0,), "requests have none here"),
+    Unused("use_beam_search", GENERATING, (False,), "beams are not searched"),
+    Unused("length_penalty", GENERATING, (1.0,), "beams are not searched"),
+    Unused("early_stopping", GENERATING, (False,), "beams are not searched"),
+    Unused("skip_special_tokens", GENERATING, (True,), "special tokens are no part of a text"),
+    Unused("spaces_between_special_tokens", GENERATING, (True,), "special tokens are no part of a text"),
+    Unused("include_stop_str_in_output", GENERATING, (False,), "a stop string is no part of a text"),
+    Unused("add_generation_prompt", CHATS, (True,), "the answer is a message of its own"),
+    Unused("continue_final_message", CHATS, (False,), "the answer is a message of its own"),
+    Unused("add_special_tokens", CHATS, (False,), "the chat template adds them"),
+    Unused("add_special_tokens", ("completions", *EMBEDDINGS), (True,), "they are added (--disable_special_tokens)"),
+    Unused("echo", CHATS, (False,), "a chat has no prompt that could be given back"),
+    # Those of embeddings and rerank as vLLM, Jina and Cohere have them.
+    Unused("input_type", EMBEDDINGS),  # see embeddings.py
+    Unused("embedding_type", EMBEDDINGS, ("float",), "vectors are not quantized"),
+    Unused("late_chunking", EMBEDDINGS, (False,), "each text is embedded by itself"),
+    Unused("truncate_prompt_tokens", (*EMBEDDINGS, *RERANK), (-1,), "texts are cut at the model's length"),
+)
+"""All fields that are taken though they mean nothing here. Some models or servers know more values of them."""
 MOST_LABELS, LONGEST_KEY, LONGEST_LABEL = 16, 64, 512
 """Of metadata, as with OpenAI: keys, and characters of a key and of its label."""
 
@@ -59,6 +97,14 @@ SHOWN_NAMES = 5
 """Unknown fields that a message names."""
 
 Ids = TypeVar("Ids")
+
+
+_UNUSED = {endpoint: {one.name: one for one in TABLE if endpoint in one.endpoints} for endpoint in TASKS}
+
+
+def unused(endpoint: str) -> tuple[str, ...]:
+    """The names of an endpoint's fields that mean nothing here."""
+    return tuple(_UNUSED[endpoint])
 
 
 def read_request(service: Service, call: Call, endpoint: str, known: Sequence[str]) -> tuple[Model, Parameters]:
@@ -79,9 +125,10 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
         payload = {name: value for name, value in payload.items() if value is not None}
     if payload.keys() - known:
         raise _unknown([name[:40] for name in payload if name not in known], known)
+    table = _UNUSED[endpoint]
     for name, value in payload.items():
-        if name in ONLY or name in UNUSED:
-            _check_unused(name, value)
+        if name in table:
+            _check_unused(table[name], value)
     given = Parameters(payload, known)
     return _find_model(service.models, given, endpoint), given
 
@@ -94,17 +141,17 @@ def _unknown(names: Sequence[str], known: Sequence[str]) -> InvalidInput:
     return InvalidInput(f"body: unknown fields {', '.join(map(repr, names[:SHOWN_NAMES]))}{more}, {expected}")
 
 
-def _check_unused(name: str, value: Json) -> None:
-    if name in LABELS:
+def _check_unused(field: Unused, value: Json) -> None:
+    """Raises InvalidInput for a value that asks for something."""
+    name, values = field.name, field.values
+    if name == "metadata":
+        _check_metadata(name, value)
+    elif values is None:
         if not isinstance(value, str):
             raise InvalidInput(f"{name}: expected a string, got {describe(value)}")
-    elif name == "metadata":
-        _check_metadata(name, value)
-    else:
-        taken, says = ONLY[name]
-        if not any(value == one and type(value) is type(one) for one in taken):
-            got = f", got {'true' if value is True else shown(value)}" if taken else ""
-            raise InvalidInput(f"{name}: {says}{got}")
+    elif not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values):
+        expected = " or ".join(one if isinstance(one, str) else orjson.dumps(one).decode() for one in values)
+        raise InvalidInput(f"{name}: {field.why}, expected {expected}, got {shown(value)}")
 
 
 def _check_metadata(name: str, value: Json) -> None:
@@ -176,7 +223,9 @@ def as_sent(message: str) -> str:
 
 
 def shown(value: Json) -> str:
-    """A value for a message: a string itself, of anything else the kind."""
+    """A value for a message: a string or a boolean itself, of anything else the kind."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return repr(value[:40]) if isinstance(value, str) else describe(value)
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import orjson
 
 from hf_transformer.api.base import Model, renamed, reply
-from hf_transformer.api.openai.fields import UNUSED, as_sent, render_error
+from hf_transformer.api.openai.fields import as_sent, render_error
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.sampling import SamplingReader
@@ -34,7 +34,7 @@ SAMPLING = (
     "repetition_penalty logit_bias ignore_eos"
 ).split()
 """Fields that say how a text is generated."""
-SHARED = ("model", "stream", "stream_options", *UNUSED, *SAMPLING)
+SHARED = ("model", "stream", "stream_options", *SAMPLING)
 """Fields of both endpoints."""
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 DONE = event(b"[DONE]")
@@ -151,7 +151,6 @@ class GeneratedAnswer(TextStream):
             "object": form.chunk_object,
             "created": int(time.time()),
             "model": model.name,
-            "system_fingerprint": None,
         }
         # What stands around the only choice of an event is the same in all of a stream. Putting it together each time
         # would cost as much as the choice does.

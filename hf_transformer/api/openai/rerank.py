@@ -15,7 +15,7 @@ from __future__ import annotations
 import orjson
 
 from hf_transformer.api.base import Call, Service, renamed, reply, require_few
-from hf_transformer.api.openai.fields import as_sent, read_request, usage
+from hf_transformer.api.openai.fields import as_sent, read_request, unused, usage
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -23,13 +23,15 @@ from hf_transformer.types import Answers, Json, Query, Response
 
 PARAMETERS = ("top_n", "return_documents", "truncation", "raw_scores")
 """Fields that the task reads."""
-FIELDS = ("model", "query", "documents", "user", *PARAMETERS)
+FIELDS = ("model", "query", "documents", *unused("rerank"), "max_tokens_per_doc", *PARAMETERS)
 
 
 async def create(service: Service, call: Call) -> Response:
     """Answers one request."""
     with renamed(as_sent):
         model, given = read_request(service, call, "rerank", FIELDS)
+        if "max_tokens_per_doc" in given:  # Cohere's; documents are cut at the model's length in any case
+            given.integer("max_tokens_per_doc", 0, model.task.settings.max_length)
         query = read_query(given, service.max_texts)
     with renamed(_of_one_instance):
         answers = await model.predict(query, call.context)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from hf_transformer.commands.doctor import inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Result, Status, Subject, examine
 from hf_transformer.commands.doctor.shared_memory import shared_memory
+from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.options import parse_config
 from hf_transformer.wiring import Pair
 
@@ -39,8 +39,7 @@ not work or a flag has a bad value.
 Checks: {checks}.
 """
 
-WIDTHS = (72, 120)
-"""Columns of the table, at least and at most."""
+COLOURS: Mapping[Status, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 _NAME, _STATUS = 18, 9
 """Columns of a check's name and of its status."""
 
@@ -95,17 +94,18 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     own = ("--json", "--strict")
     as_json, strict = (flag in argv for flag in own)
     config, notes = parse_config([word for word in argv if word not in own], environ)
-    columns = min(WIDTHS[1], max(WIDTHS[0], shutil.get_terminal_size().columns))
+    terminal = Terminal(environ)
+    columns = terminal.columns
     if not as_json:
         where = f"{config.predictor_host} over {config.predictor_protocol}"
-        print(f"hf-transformer {__version__} doctor: model {config.model_name!r}, predictor {where}\n")
+        terminal.say(f"hf-transformer {__version__} doctor: model {config.model_name!r}, predictor {where}\n")
 
     async def results() -> list[Result]:
         found = []
-        async for one in examine(Subject(config, notes), CHECKS):
+        async for one in examine(Subject(config, notes), CHECKS, ignore if as_json else terminal.progress):
             found.append(one)
             if not (as_json or one.blocked):
-                print(row(one, columns), flush=True)
+                terminal.say(coloured(one, columns, terminal))
         return found
 
     # The findings say what the service would log. Errors are bugs, and are shown.
@@ -120,7 +120,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if as_json:
         print(json_text(config.model_name, found, code))
     else:
-        print(f"{rest(found, columns)}\n{summary(found, code)}")
+        terminal.say(f"{rest(found, columns)}\n{summary(found, code)}")
     return code
 
 
@@ -128,6 +128,17 @@ def exit_code(results: Sequence[Result], *, strict: bool) -> int:
     """2 if anything failed, 1 if there are warnings and they count, else 0."""
     statuses = {one.status for one in results}
     return 2 if "failed" in statuses else int(strict and "warning" in statuses)
+
+
+def ignore(text: str) -> None:
+    """No progress is shown beside JSON."""
+
+
+def coloured(result: Result, columns: int, terminal: Terminal) -> str:
+    """The row with the status in its colour, and what to change in bold; on a terminal only."""
+    status, rest = row(result, columns)[: len(result.status)], row(result, columns)[len(result.status) :]
+    found, arrow, change = rest.partition("-> ")
+    return f"{terminal.styled(status, COLOURS[result.status])}{found}{terminal.styled(arrow + change, 'bold')}"
 
 
 def row(result: Result, columns: int) -> str:

@@ -103,11 +103,17 @@ class Check:
     hint: str = "see the predictor's log"
 
 
-async def examine(subject: Subject, checks: Sequence[Check]) -> AsyncIterator[Result]:
-    """Makes the checks, one after the other, and gives each finding as soon as it is there."""
+async def examine(
+    subject: Subject, checks: Sequence[Check], progress: Callable[[str], object] = lambda text: None
+) -> AsyncIterator[Result]:
+    """Makes the checks, one after the other, and gives each finding as soon as it is there.
+
+    ``progress`` gets a line about each check before it is made.
+    """
     unusable: set[str] = set()
     async with subject.stack:
-        for check in checks:
+        for number, check in enumerate(checks, 1):
+            progress(f"checking {check.name} ({number} of {len(checks)}) ...")
             started = time.perf_counter()
             missing = [name for name in check.needs if name in unusable]
             findings = skipped(f"not made: {missing[0]} comes first") if missing else await _findings(check, subject)

@@ -172,13 +172,25 @@ async def smoke_test(subject: Subject) -> list[Finding]:
         stages = {f"{NEW_TOKENS} tokens at most in": time.perf_counter() - began}
     else:
         answers = await pipeline(Query([_instance(subject.pair)], {}), context)
-        answer = answers.predictions[0]
+        answer = with_labels(answers.predictions[0], getattr(subject.pair.task, "labels", ()))
         stages = {"queue": context.queue, "predict": context.predict - context.queue, "decode": context.postprocess}
     shown = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     stages = {"tokenize": context.preprocess} | stages
     took = ", ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in stages.items())
     return ok(f"{context.tokens} tokens -> {shown}; {took}")
+
+
+def with_labels(answer: Json, labels: Sequence[str]) -> Json:
+    """An answer that names labels by their numbers, as KServe's form does, with config.json's names instead."""
+    match answer:
+        case dict() if answer.keys() <= {str(number) for number in range(len(labels))}:
+            return {labels[int(number)]: value for number, value in answer.items()}
+        case list():
+            return [with_labels(one, labels) for one in answer]
+        case int() if answer in range(len(labels)):
+            return labels[answer]
+    return answer
 
 
 def form_of(pair: BoundPair) -> EncodingForm:

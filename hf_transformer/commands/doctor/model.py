@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from logging.handlers import MemoryHandler
 
+from hf_transformer.api.v2 import SERVER as OWN_NAME
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
-from hf_transformer.commands.doctor.network import PORTS
+from hf_transformer.commands.doctor.network import ITSELF, PORTS, other_server
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
@@ -59,9 +60,18 @@ async def server(subject: Subject) -> list[Finding]:
     try:
         about = await admin.describe_server()
     except RequestError as error:
+        plain = not subject.address.use_ssl
+        if other := await other_server(subject.address, None) if plain else "":
+            return failed(f"{subject.address} is {other}", f"correct --predictor_host or --predictor_port ({PORTS})")
         return failed(
             f"it does not say what it is: {error}",
             f"correct --predictor_host or --predictor_port, if that is another server's port ({PORTS})",
+        )
+    if about.name == OWN_NAME:
+        return failed(
+            f"{subject.address} is {ITSELF}",
+            f"set --predictor_host to Triton's own address ({PORTS}); {subject.config.http_port} and "
+            f"{subject.config.grpc_port} are the service's ports",
         )
     if not await admin.server_live():
         return failed(f"{about.name} {about.version} says that it is not live", "see the predictor's log")

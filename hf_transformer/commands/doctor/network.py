@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -56,6 +56,12 @@ class Wire(NamedTuple):
 
 
 _GET = b"GET /v2/health/live HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
+_METRICS = b"GET /metrics HTTP/1.1\r\nHost: predictor\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
+METRICS_BYTES = 2**20
+"""Of metrics that are read at most."""
+ITSELF = "a service of hf-transformer, and not Triton"
+OTHER_SERVERS = {b"\nhf_transformer_": ITSELF, b"\nnv_": "Triton's port for metrics"}
+"""What a port is that has metrics with such names."""
 # nginx, Go and Envoy answer plain HTTP on a TLS port with 400 and a text that names HTTPS.
 _HTTP1 = re.compile(rb"HTTP/1\.\d (?!400.*HTTPS)", re.DOTALL)
 # The preface of RFC 9113, section 3.4, and an empty SETTINGS frame. A server answers with such a frame.
@@ -122,6 +128,8 @@ async def protocol(subject: Subject) -> list[Finding]:
             if (spoken, tls) == (wanted, where.use_ssl):
                 return ok(wire.described(tls))
             said = WIRES[wanted].described(where.use_ssl)
+            if other := await other_server(where, context) if wire is WIRES["v2"] else "":
+                return failed(f"{where} is {other}", f"correct --predictor_host or --predictor_port ({PORTS})")
             return failed(f"{where} speaks {wire.described(tls)}, the flags say {said}", _flags(subject, spoken, tls))
     if answers[0] == "closed" and where.use_ssl:
         return failed(
@@ -134,6 +142,21 @@ async def protocol(subject: Subject) -> list[Finding]:
             "see whether the predictor hangs (its log), or correct --predictor_host and --predictor_port",
         )
     return failed(f"{where} speaks neither REST nor gRPC", f"correct --predictor_host or --predictor_port ({PORTS})")
+
+
+async def other_server(where: Address, context: ssl.SSLContext | None) -> str:
+    """What a port that answers HTTP is by its metrics, if it is not Triton's REST port; else an empty text."""
+
+    def read() -> bytes:
+        answer = b""
+        with suppress(OSError), _connected(where, context) as connection:
+            connection.sendall(_METRICS)
+            while len(answer) < METRICS_BYTES and (more := connection.recv(METRICS_BYTES)):
+                answer += more
+        return answer
+
+    found = await asyncio.to_thread(read)
+    return next((name for sign, name in OTHER_SERVERS.items() if sign in found), "")
 
 
 def _flags(subject: Subject, spoken: str, tls: bool) -> str:

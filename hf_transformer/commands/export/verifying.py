@@ -104,8 +104,16 @@ def _sample(graph: Graph, checkpoint: Checkpoint, encodings: Sequence[Encoding])
     return Sample(inputs, expected, sizes)
 
 
-def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: ExportSettings) -> float:
+def verify(
+    graph: Graph,
+    path: Path,
+    samples: Sequence[Sample],
+    settings: ExportSettings,
+    progress: Callable[[str], None] = lambda text: None,
+) -> float:
     """Runs the samples through the file; the largest difference, relative to a text's largest value, 1 at least.
+
+    ``progress`` gets a few words before each batch.
 
     Raises:
         LoadError: it can't be run, or an output differs by more than the tolerance or has another shape.
@@ -113,7 +121,8 @@ def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Export
     worst = 0.0
     with explained(f"{path.name} was written, but does not run"):
         run = _onnx_runner(path) if settings.format == "onnx" else _torch_runner(path)
-        for sample in samples:
+        for number, sample in enumerate(samples, 1):
+            progress(f"batch {number} of {len(samples)}")
             found = {}
             for output, array in zip(graph.outputs, run(sample.inputs), strict=True):
                 shape = tuple(sample.sizes[axis] if isinstance(axis, str) else axis for axis in output.axes)

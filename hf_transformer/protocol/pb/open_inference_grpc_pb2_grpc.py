@@ -76,6 +76,11 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
                 response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
                 _registered_method=True)
+        self.ModelStatistics = channel.unary_unary(
+                '/inference.GRPCInferenceService/ModelStatistics',
+                request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStatisticsRequest.SerializeToString,
+                response_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStatisticsResponse.FromString,
+                _registered_method=True)
         self.RepositoryIndex = channel.unary_unary(
                 '/inference.GRPCInferenceService/RepositoryIndex',
                 request_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.RepositoryIndexRequest.SerializeToString,
@@ -158,6 +163,13 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelStatistics(self, request, context):
+        """How many requests a model has answered, and how long they took. Triton's extension.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RepositoryIndex(self, request, context):
         """Every model in the server's repositories, loaded or not, with what became of it. Triton's extension.
         """
@@ -226,6 +238,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelConfig,
                     request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.FromString,
                     response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.SerializeToString,
+            ),
+            'ModelStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelStatistics,
+                    request_deserializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStatisticsRequest.FromString,
+                    response_serializer=hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStatisticsResponse.SerializeToString,
             ),
             'RepositoryIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.RepositoryIndex,
@@ -465,6 +482,33 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/ModelConfig',
             hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigRequest.SerializeToString,
             hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/ModelStatistics',
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStatisticsRequest.SerializeToString,
+            hf__transformer_dot_protocol_dot_pb_dot_open__inference__grpc__pb2.ModelStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,

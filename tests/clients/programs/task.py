@@ -14,6 +14,11 @@ from typing import Any
 import numpy as np
 
 OUTPUT = "output-0"
+SCHEDULING: dict[str, Any] = {
+    **{"priority": 1, "timeout": 60_000_000},
+    **{"sequence_id": 7, "sequence_start": True, "sequence_end": True},
+}
+"""Arguments of tritonclient that mean nothing to the service, but for the timeout in microseconds."""
 
 
 def answer(program: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

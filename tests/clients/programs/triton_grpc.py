@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import tritonclient.grpc as triton
-from task import OUTPUT, answer, elements, plain
+from task import OUTPUT, SCHEDULING, answer, elements, plain
 from tritonclient.utils import InferenceServerException
 
 
@@ -24,8 +24,8 @@ def inputs_of(request: dict[str, Any]) -> list[triton.InferInput]:
 def unary(client: Any, task: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     answers, ids = [], []
     for number, request in enumerate(task["requests"]):
-        parameters = request.get("parameters") or None
-        result = client.infer(task["model"], inputs_of(request), request_id=str(number), parameters=parameters)
+        named = {"request_id": str(number), "parameters": request.get("parameters") or None}
+        result = client.infer(task["model"], inputs_of(request), **named, **SCHEDULING)
         answers.append(plain(result.as_numpy(OUTPUT)))
         ids.append(result.get_response().id)
     return answers, ids

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import tritonclient.http as triton
-from task import OUTPUT, answer, elements, plain
+from task import OUTPUT, SCHEDULING, answer, elements, plain
 from tritonclient.utils import InferenceServerException
 
 
@@ -23,7 +23,9 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
             inputs.append(tensor)
         outputs = [triton.InferRequestedOutput(OUTPUT, binary_data=binary)]
         parameters = request.get("parameters") or None
-        result = client.infer(model, inputs, outputs=outputs, request_id=str(number), parameters=parameters)
+        result = client.infer(
+            model, inputs, outputs=outputs, request_id=str(number), parameters=parameters, **SCHEDULING
+        )
         answers.append(plain(result.as_numpy(OUTPUT)))
         ids.append(result.get_response()["id"])
     errors = []

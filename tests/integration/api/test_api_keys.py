@@ -23,6 +23,8 @@ CLOSED = [
     ("GET", "/openai/v1/models", None),
     ("GET", "/v1/models", None),
     ("GET", "/v2/models/bert", None),
+    ("GET", "/v2/models/bert/stats", None),
+    ("POST", "/v2/repository/index", {}),
     ("GET", "/v2", None),
     ("GET", "/openapi.json", None),
     ("GET", "/info", None),

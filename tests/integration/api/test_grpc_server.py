@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hf_transformer import __version__
-from hf_transformer.api.grpc.server import GrpcSettings
+from hf_transformer.api.grpc.server import STREAMS, GrpcSettings
 from hf_transformer.app import grpc_server
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.errors import ConfigError
@@ -74,10 +74,11 @@ async def test_what_the_server_is() -> None:
         assert (about.name, about.version, list(about.extensions)) == (
             "hf_transformer",
             __version__,
-            ["binary_tensor_data", "model_configuration"],
+            ["binary_tensor_data", "model_configuration", "statistics"],
         )
-        index = client.ask("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
-        assert (await code_of(index))[0] is grpc.StatusCode.UNIMPLEMENTED
+        asked = pb.SystemSharedMemoryStatusRequest()
+        status = client.ask("SystemSharedMemoryStatus", asked, pb.SystemSharedMemoryStatusResponse)
+        assert (await code_of(status))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_what_the_model_is() -> None:
@@ -86,18 +87,17 @@ async def test_what_the_model_is() -> None:
             asked = pb.ModelMetadataRequest(name="bert", version=version)
             about = await client.ask("ModelMetadata", asked, pb.ModelMetadataResponse)
             assert (about.name, list(about.versions), about.platform) == ("bert", ["1"], "hf_transformer")
-            assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1])]
+            assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1, 1])]
             question = pb.ModelConfigRequest(name="bert", version=version)
             config = (await client.ask("ModelConfig", question, pb.ModelConfigResponse)).config
-            assert (config.name, config.max_batch_size, config.backend) == ("bert", 0, "hf_transformer")
+            assert (config.name, config.max_batch_size, config.backend) == ("bert", 1024, "hf_transformer")
             for [one] in (config.input, config.output):
-                assert (one.name, one.data_type, list(one.dims)) == ("text", pb.TYPE_STRING, [-1])
+                assert (one.name, one.data_type, list(one.dims)) == ("text", pb.TYPE_STRING, [1])
 
 
 @pytest.mark.parametrize(
     ("method", "kind", "response"),
     [
-        ("ModelReady", pb.ModelReadyRequest, pb.ModelReadyResponse),
         ("ModelMetadata", pb.ModelMetadataRequest, pb.ModelMetadataResponse),
         ("ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse),
     ],
@@ -108,6 +108,15 @@ async def test_models_that_are_not_served(method: str, kind: Any, response: Any)
             code, _ = await code_of(client.ask(method, asked, response))
             assert code is grpc.StatusCode.NOT_FOUND
         broken: Any = client.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
+        assert (await code_of(broken(b"\xff")))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_model_that_is_not_served_is_not_ready() -> None:
+    """As Triton answers; another answer than false is for a message that can't be read."""
+    async with serving(ScriptedModel()) as server, connected(server) as client:
+        for asked in (pb.ModelReadyRequest(name="other"), pb.ModelReadyRequest(name="bert", version="9")):
+            assert not (await client.ask("ModelReady", asked, pb.ModelReadyResponse)).ready
+        broken: Any = client.channel.unary_unary(f"/{SERVICE}/ModelReady", None, None)
         assert (await code_of(broken(b"\xff")))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -178,6 +187,8 @@ async def test_reflection_describes_every_service_and_the_methods_that_are_answe
                 "ModelInfer",
                 "ModelStreamInfer",
                 "ModelConfig",
+                "ModelStatistics",
+                "RepositoryIndex",
             ],
             "health": ["Check", "Watch"],
         }
@@ -270,6 +281,13 @@ async def test_a_handshake_that_does_not_end_is_broken_off() -> None:
         reader, writer = await asyncio.open_connection(HOST, server.settings.port)
         assert b"handshake timeout" in await reader.read(-1)
         writer.close()
+
+
+async def test_more_calls_at_once_than_a_connection_may_have_are_all_answered() -> None:
+    async with serving(ScriptedModel(), concurrent=10_000) as server, connected(server) as client, asyncio.timeout(60):
+        for count in (4 * STREAMS, 8 * STREAMS):  # on a new connection, and on one that has been used
+            calls = [client.infer(request(str(number))) for number in range(count)]
+            assert [text_of(answer) for answer in await asyncio.gather(*calls)] == list(map(str, range(count)))
 
 
 async def test_a_connection_without_calls_is_closed_and_opened_again() -> None:

@@ -16,7 +16,7 @@ from hf_transformer.commands.doctor import network
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.doctor.conftest import Diagnose, results_of, troubles
 from tests.predictor.fault_server import Connection, nobody, scripted
-from tests.service import flags_for
+from tests.service import Service, flags_for
 from tests.triton_repository import DEMO_MODEL
 
 OTHER = {"v2": "grpc-v2", "grpc-v2": "v2"}
@@ -92,8 +92,22 @@ async def test_the_port_of_the_other_protocol(triton: LocalTriton, protocol: str
     assert_only(found, "protocol", "in plain text, the flags say", f"--predictor_protocol={OTHER[protocol]}")
 
 
-async def test_the_port_of_the_metrics(triton: LocalTriton) -> None:
-    assert_only(await examined(triton.metrics_address, "v2"), "server", "8002 for metrics")
+async def test_the_port_of_the_metrics(triton: LocalTriton, protocol: str) -> None:
+    check = "server" if protocol == "v2" else "protocol"
+    found = await examined(triton.metrics_address, protocol)
+    assert_only(found, check, "is Triton's port for metrics", "8002 for metrics")
+
+
+async def test_the_service_itself(triton: LocalTriton, diagnose: Diagnose, protocol: str) -> None:
+    await asyncio.to_thread(diagnose, "bert_masked")  # loads it
+    with Service(*flags_for("bert_masked", DEMO_MODEL, triton.http_address, "v2")) as service:
+        service.wait_until("/v1/models/bert_masked")
+        address = f"127.0.0.1:{service.port}" if protocol == "v2" else service.grpc_address
+        found = await examined(address, protocol)
+        assert_only(found, "server", "is a service of hf-transformer", "set --predictor_host to Triton's own address")
+        if protocol == "grpc-v2":
+            found = await examined(f"127.0.0.1:{service.port}", protocol)
+            assert_only(found, "protocol", "is a service of hf-transformer")
 
 
 async def test_tls_to_a_port_that_speaks_plain_text(triton: LocalTriton, protocol: str) -> None:

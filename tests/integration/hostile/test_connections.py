@@ -15,6 +15,7 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
+from tests.integration.hostile.memory import resident
 from tests.integration.hostile.wire import (
     ANSWER,
     BODY,
@@ -44,12 +45,6 @@ PIPELINED = 20_000
 ANSWERED = 'hf_transformer_requests_total{api="v1",status="200"}'
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: closing sends RST and not FIN."""
-
-
-def resident(service: Service) -> int:
-    """Bytes of memory that the service holds, without what it shares with the predictor."""
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def descriptors(service: Service) -> int:

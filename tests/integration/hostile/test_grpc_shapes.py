@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +14,7 @@ from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
+from tests.integration.hostile.memory import resident
 from tests.integration.hostile.wire import TEXT, others_are_served
 from tests.service import Service
 
@@ -32,12 +32,6 @@ START = PREFACE + b"\0\0\0\4\0\0\0\0\0"
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """One frame of HTTP/2 (RFC 9113, 4.1)."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-
-def resident(service: Service) -> int:
-    """Bytes of memory that the service holds, without what it shares with the predictor."""
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def served(service: Service) -> None:

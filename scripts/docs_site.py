@@ -1,0 +1,224 @@
+"""Hooks of mkdocs: what the site (mkdocs.yml) has beside docs/.
+
+- Pages that live elsewhere in the repository, such as SECURITY.md, are pages of the site under the same path.
+- A link that leads from a page to a file that is not on the site leads to the file in the repository instead.
+- reference/routes.md is made from hf_transformer/api/openapi.yaml, and the page of metrics ends with a table that is
+  made from the declared metrics. scripts/config_docs writes docs/configuration.md, which is committed.
+
+mkdocs' --strict fails at a link to a file or heading that does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+OUTSIDE: Final = ("*.md", "deploy/README.md", "examples/README.md", "benchmarks/README.md", "benchmarks/results/*.*")
+"""Files beside docs/ that the site shows under their own path; README.md is index.md."""
+LINK: Final = re.compile(r"(?P<before>\]\(|(?:src|href)=\")(?P<path>[^)#\"\s]+)(?P<after>[#)\"])")
+METHODS: Final = ("get", "post", "put", "delete")
+
+
+def outside() -> list[Path]:
+    """The files of OUTSIDE, relative to the repository."""
+    return sorted(path.relative_to(ROOT) for pattern in OUTSIDE for path in ROOT.glob(pattern))
+
+
+def place_on_site(path: str) -> str | None:
+    """The site's source path of a file of the repository, None if it is not on the site."""
+    if path == "README.md":
+        return "index.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return path if Path(path) in outside() else None
+
+
+def place_in_repository(source: str) -> str:
+    """The reverse of place_on_site."""
+    if source == "index.md":
+        return "README.md"
+    return source if Path(source) in outside() else f"docs/{source}"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are not in docs/."""
+    for path in outside():
+        source = place_on_site(str(path))
+        assert source is not None
+        files.append(File.generated(config, source, abs_src_path=str(ROOT / path)))
+    files.append(File.generated(config, "reference/routes.md", content=routes_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrites links between the repository's files, and adds what is generated to a page of docs/."""
+    source = page.file.src_uri
+    if source == "metrics.md":
+        markdown += metrics_section()
+    if source == "reference/routes.md":
+        return markdown
+    here = posixpath.dirname(place_in_repository(source))
+    absolute = re.compile(rf"{config.repo_url}/(?:blob|tree|raw)/main/(.+)")
+
+    def rewritten(found: re.Match[str]) -> str:
+        path = found["path"]
+        if from_repository := absolute.fullmatch(path):
+            target = from_repository[1]
+        elif re.match(r"[a-z]+:|/", path):
+            return found[0]
+        else:
+            target = posixpath.normpath(posixpath.join(here, path))
+        place = place_on_site(target)
+        if place is not None:
+            link = posixpath.relpath(place, posixpath.dirname(source) or ".")
+        elif (ROOT / target).exists() and not target.startswith(".."):
+            link = f"{config.repo_url}/{'tree' if (ROOT / target).is_dir() else 'blob'}/main/{target}"
+        else:
+            link = path  # mkdocs warns of it
+        if found["before"] != "](":  # mkdocs leaves HTML alone
+            link = re.sub(r"(?:\bREADME|\bindex)\.md$", "index.html", link)
+            link = re.sub(r"\.md$", ".html", link)
+        return f"{found['before']}{link}{found['after']}"
+
+    return "".join(part if is_code else LINK.sub(rewritten, part) for is_code, part in by_code(markdown))
+
+
+def by_code(markdown: str) -> Iterator[tuple[bool, str]]:
+    """The text in parts, each with whether it is a fenced block of code."""
+    for number, part in enumerate(re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.MULTILINE | re.DOTALL)):
+        yield number % 2 == 1, part
+
+
+def metrics_section() -> str:
+    """The metrics as the code declares them, with the bounds of histograms."""
+    from hf_transformer.observability.metrics import Metrics, SharedMemoryUse
+
+    metrics = Metrics("model")
+    metrics.watch_shared_memory(lambda: SharedMemoryUse(False, {"in_use": 0}, {"in_use": 0}, {"shared": 0}))
+    rows = ["\n## As declared\n", "The text is that of `# HELP` on `/metrics`. Histograms have these bounds.\n"]
+    rows += ["| metric | type | text | bounds |", "|---|---|---|---|"]
+    text = metrics.render().decode()
+    for name, help_text in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):
+        kind = re.search(rf"^# TYPE {name} (\w+)$", text, re.MULTILINE)
+        if kind is None or name.endswith("_created"):
+            continue
+        bounds = dict.fromkeys(re.findall(rf'^{name}_bucket{{.*?le="([^"]+)".*}}', text, re.MULTILINE))
+        rows.append(f"| `{name}` | {kind[1]} | {cell(help_text)} | {', '.join(bounds)} |")
+    return "\n".join(rows) + "\n"
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def routes_page() -> str:
+    """Every route of the OpenAPI document, by its tags."""
+    document = yaml.safe_load((ROOT / "hf_transformer" / "api" / "openapi.yaml").read_text(encoding="utf-8"))
+    operations = [
+        (f"{method.upper()} {path}", item[method])
+        for path, item in document["paths"].items()
+        for method in METHODS
+        if method in item
+    ]
+    parts = [
+        "# HTTP routes\n",
+        "This page is generated from the OpenAPI document that the service has at `/openapi.json`. A page to",
+        "try it comes with `--enable_docs_url`. `{model}` is the name of the served model. [API](../api.md)",
+        "has requests with their answers, and gRPC.\n",
+        "| header | meaning |",
+        "|---|---|",
+    ]
+    headers = [one for one in document["components"]["parameters"].values() if one.get("in") == "header"]
+    parts += [f"| `{one['name']}` | {cell(one.get('description', ''))} |" for one in headers]
+    errors: dict[str, str] = {}
+    for _, operation in operations:
+        for status, answer in operation.get("responses", {}).items():
+            if not str(status).startswith("2"):
+                errors.setdefault(str(status), cell(resolved(document, answer).get("description", "")))
+    parts += ["", "| error | meaning |", "|---|---|"]
+    parts += [f"| {status} | {meaning} |" for status, meaning in sorted(errors.items())]
+    for tag in document["tags"]:
+        parts += ["", f"## {tag['name']}\n", f"{tag['description']}\n"]
+        for title, operation in operations:
+            if operation["tags"][0] == tag["name"]:
+                parts += operation_section(document, title, operation)
+    return "\n".join(parts) + "\n"
+
+
+def operation_section(document: dict[str, Any], title: str, operation: dict[str, Any]) -> list[str]:
+    """The lines about one route."""
+    lines = [f"### {title}\n", f"{operation.get('summary', '')}. {operation.get('description', '')}\n"]
+    if operation.get("x-for"):
+        lines.append(f"Only with: {', '.join(operation['x-for'])}.\n")
+    for kind, content in resolved(document, operation.get("requestBody", {})).get("content", {}).items():
+        lines.append(f"Body: `{kind}`\n")
+        lines += fields_table(document, content.get("schema", {}))
+    errors = []
+    for status, answer in sorted(operation.get("responses", {}).items()):
+        if str(status).startswith("2"):
+            lines.append(f"Answer {status}: {cell(resolved(document, answer).get('description', ''))}\n")
+        else:
+            errors.append(str(status))
+    return [*lines, *([f"Errors: {', '.join(errors)}.\n"] if errors else [])]
+
+
+def fields_table(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
+    """The fields of a body's schema, with those of all forms that it may have."""
+    fields = {name: resolved(document, one) for name, one in fields_of(document, schema)}
+    if not fields:
+        return []
+    rows = [
+        f"| `{name}` | {cell(type_of(document, one))} | {cell(one.get('description', ''))} |"
+        for name, one in fields.items()
+    ]
+    return ["| field | type | meaning |", "|---|---|---|", *rows, ""]
+
+
+def fields_of(document: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The properties of a schema and of its parts."""
+    schema = resolved(document, schema)
+    yield from schema.get("properties", {}).items()
+    for word in ("allOf", "anyOf", "oneOf"):
+        for part in schema.get(word, ()):
+            yield from fields_of(document, part)
+
+
+def type_of(document: dict[str, Any], schema: dict[str, Any]) -> str:
+    """A schema's type in words."""
+    schema = resolved(document, schema)
+    if "const" in schema or "enum" in schema:
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        return ", ".join(f"`{one if one and isinstance(one, str) else json.dumps(one)}`" for one in values)
+    kind = schema.get("type", [])
+    kinds = kind if isinstance(kind, list) else [kind]
+    forms = [type_of(document, one) for word in ("anyOf", "oneOf") for one in schema.get(word, ())]
+    return " or ".join(dict.fromkeys(str(one) for one in (*kinds, *forms) if one))
+
+
+def resolved(document: dict[str, Any], value: Any) -> dict[str, Any]:
+    """The value, or what its $ref points at."""
+    while isinstance(value, dict) and "$ref" in value:
+        target: Any = document
+        for part in value["$ref"].removeprefix("#/").split("/"):
+            target = target[part.replace("~1", "/").replace("~0", "~")]
+        value = target
+    return value if isinstance(value, dict) else {}
+
+
+# One process builds the site, and nothing of it should depend on the folder that it is started in.
+os.chdir(ROOT)

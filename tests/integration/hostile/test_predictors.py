@@ -1,0 +1,165 @@
+"""Predictors that want to harm the service: what they say costs bounded memory and time, and others are served."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hf_transformer.commands.local_triton import poll
+from tests.integration.conftest import MODEL_FOLDER
+from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference
+from tests.integration.hostile.memory import peak, reset_peak
+from tests.service import Service, flags_for
+
+TEXT = "The capital of france is [MASK]."
+MEGABYTE = 2**20
+PROMPT = 3.0
+"""Seconds in which a liveness probe is answered while the predictor does its worst; two busy cores are slow."""
+
+
+@pytest.fixture
+def predictor() -> Iterator[HostilePredictor]:
+    with HostilePredictor() as made:
+        yield made
+
+
+Started = Callable[..., Service]
+
+
+@pytest.fixture
+def started(predictor: HostilePredictor) -> Iterator[Started]:
+    services: list[Service] = []
+
+    def start(*flags: str) -> Service:
+        service = Service(*flags_for("bert", MODEL_FOLDER, predictor.address, "v2", flags))
+        services.append(service)
+        return service.wait_until("/v1/models/bert")
+
+    yield start
+    for service in services:
+        service.__exit__(None, None, None)
+
+
+def longest_wait(service: Service, work: Callable[[], httpx.Response]) -> tuple[httpx.Response, float]:
+    """An answer, and the longest time that a probe took while it was waited for."""
+    waits, over = [0.0], threading.Event()
+
+    def probe() -> None:
+        with httpx.Client(base_url=service.url, trust_env=False, timeout=60.0) as client:
+            while not over.is_set():
+                begun = time.monotonic()
+                assert client.get("/v2/health/live").status_code == 200
+                waits.append(time.monotonic() - begun)
+                time.sleep(0.01)
+
+    probing = threading.Thread(target=probe)
+    probing.start()
+    try:
+        answer = work()
+    finally:
+        over.set()
+        probing.join()
+    return answer, max(waits)
+
+
+@pytest.mark.parametrize("texts", [1, 6], ids=["copied", "viewed"])
+def test_shared_memory_that_is_cut(predictor: HostilePredictor, started: Started, texts: int) -> None:
+    """A read behind the end of the file would be a SIGBUS. The next large output travels inline, as before a region."""
+    service = started("--predictor_shared_memory_min_bytes=1024")
+    assert poll(lambda: "large outputs travel through shared memory" in service.log, 20.0), service.log
+
+    def cut(inference: Inference) -> None:
+        os.truncate(Path("/dev/shm") / inference.place["shared_memory_region"], 0)
+        inference.placed()
+
+    predictor.infer = cut
+    answer = service.post({"instances": [f"[MASK]{' the' * 40}"] * texts})
+    assert (answer.status_code, "was cut" in answer.text) == (502, True), answer.text
+    assert service.process.exit_code is None
+    predictor.infer = Inference.zeros
+    assert len(service.predict([TEXT])) == 1
+    assert "was cut by another process; it is replaced" in service.log
+
+
+JSON = {
+    "lists": b'{"outputs":[' + b"[]," * (16 * MEGABYTE) + b"[]]}",
+    "values": b'{"outputs":[0' + b",0" * (24 * MEGABYTE) + b"]}",
+    "keys": b'{"error":[{' + b'"a":1,' * (8 * MEGABYTE) + b'"a":1}]}',
+}
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
+@pytest.mark.parametrize("body", JSON.values(), ids=JSON)
+def test_json_that_becomes_gigabytes(predictor: HostilePredictor, started: Started, body: bytes, status: str) -> None:
+    service = started()
+    predictor.infer = lambda inference: inference.answer(status, body)
+    before = reset_peak(service)
+    answer, waited = longest_wait(service, lambda: service.post({"instances": [TEXT]}))
+    assert answer.status_code == 502
+    assert peak(service) - before < 4 * len(body), "the body, and some copies of it"
+    assert waited < PROMPT
+    predictor.infer = Inference.zeros
+    assert len(service.predict([TEXT])) == 1
+
+
+FORGED = "2026-01-01T00:00:00.000 INFO root: nothing has happened"
+MESSAGE = f"oops\r\n{FORGED}\n\x1b[2J\x85\u2028\u202e{FORGED}"
+FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.mark.parametrize("body", [json.dumps({"error": MESSAGE}).encode(), MESSAGE.encode()], ids=["JSON", "text"])
+def test_messages_forge_no_lines(predictor: HostilePredictor, started: Started, body: bytes) -> None:
+    service = started("--predictor_circuit_failures=1", "--predictor_retries=0")
+    predictor.infer = lambda inference: inference.answer("503 No", body)
+    answer = service.post({"instances": [TEXT]})
+    said = answer.json()["error"]
+    assert answer.status_code == 503
+    assert "oops\\x0d\\x0a2026" in said and "\\x1b[2J\\x85\\u2028\\u202e2026" in said
+    assert poll(lambda: "counts as dead after 1 calls" in service.log, 20.0)
+    assert FORBIDDEN.search(service.log) is None
+    assert not [line for line in service.log.splitlines() if line.startswith(FORGED)]
+
+
+def endless(head: bytes, piece: bytes) -> Callable[[Inference], None]:
+    def send(inference: Inference) -> None:
+        inference.send(head)
+        while True:
+            inference.send(piece)
+
+    return send
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+FLOODS = {
+    "a body until the end": (HEAD + b"\r\n", b"x" * 2**16),
+    "chunks": (CHUNKED, b"10000\r\n" + b"x" * 2**16 + b"\r\n"),
+    "chunks of a byte": (CHUNKED, b"1\r\nx\r\n" * 10_000),
+    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000),
+    "head": (HEAD, b"X-Header: a\r\n" * 5_000),
+    "trailers": (CHUNKED + b"1\r\nx\r\n0\r\n", b"X-Header: a\r\n" * 5_000),
+}
+
+
+@pytest.mark.parametrize(("head", "piece"), FLOODS.values(), ids=FLOODS)
+def test_answers_without_end(predictor: HostilePredictor, started: Started, head: bytes, piece: bytes) -> None:
+    service = started(
+        "--predictor_request_timeout_seconds=3", "--max_predictor_response_bytes=67108864", "--predictor_retries=0"
+    )
+    predictor.infer = endless(head, piece)
+    before, begun = reset_peak(service), time.monotonic()
+    answer, waited = longest_wait(service, lambda: service.post({"instances": [TEXT]}))
+    assert answer.status_code in (502, 504)
+    assert time.monotonic() - begun < 15.0
+    assert waited < PROMPT
+    assert peak(service) - before < 256 * MEGABYTE, "the largest answer, doubled while it grows, and some room"
+    predictor.infer = Inference.zeros
+    assert len(service.predict([TEXT])) == 1

@@ -1,0 +1,137 @@
+"""hf-transformer bench against the real service: every API and kind of model, and a service that it starts itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_transformer.commands.bench import command
+from hf_transformer.commands.bench.sweep import Setup
+from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE
+from hf_transformer.commands.local_triton import LocalTriton
+from tests.integration.conftest import MODEL_FOLDER, Serve
+from tests.integration.generating import start
+from tests.service import flags_for
+from tests.triton_environment import triton_environment
+from tests.triton_repository import task_model_folder
+
+SHORT = ["--seconds=0.2", "--warmup_seconds=0", "--concurrency=1,3", "--words=3-6"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 0) -> str:
+    environ = {name: os.environ[name] for name in ("PATH", "HOME")}
+    if (environment := triton_environment()) is not None:
+        environ[ENVIRONMENT_VARIABLE] = str(environment)
+    assert command.run([*SHORT, *flags], environ) == code
+    return capsys.readouterr().out
+
+
+def rows(found: str, head: str) -> list[list[str]]:
+    """The rows of the table that begins with ``head``, up to its end; columns have two spaces between them."""
+    lines = found.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(head)) + 1
+    table = []
+    for line in lines[first:]:
+        if "  " not in line or line.startswith("["):
+            break
+        table.append(re.split(r" {2,}", line))
+    return table
+
+
+STAGES = ["parse", "tokenize", "queue", "predict", "decode", "HTTP and client"]
+TRITON = [f"Triton: {name}" for name in ("queue", "compute_input", "compute_infer", "compute_output", "rows per run")]
+
+
+CASES = [
+    pytest.param("bert", "v1", "/v1/models/bert:predict", id="fill_mask v1"),
+    pytest.param("bert", "v2", "/v2/models/bert/infer", id="fill_mask v2"),
+    pytest.param("minibert_mean", "openai", "/openai/v1/embeddings", id="embeddings"),
+    pytest.param("squad", "v1", "/v1/models/squad:predict", id="question answering v1"),
+    pytest.param("squad", "v2", "/v2/models/squad/infer", id="question answering v2"),
+]
+
+
+@pytest.mark.parametrize(("model", "api", "path"), CASES)
+def test_a_running_service(
+    serve: Serve,
+    triton: LocalTriton,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model: str,
+    api: str,
+    path: str,
+) -> None:
+    folder = MODEL_FOLDER if model == "bert" else task_model_folder(model)
+    service = serve(model, "v2", f"--model_dir={folder}")
+    page = tmp_path / "report.html"
+    where = [f"--url={service.url}", f"--triton_url=http://{triton.http_address}"]
+    found = printed(capsys, *where, f"--api={api}", f"--report={page}")
+    speeds, times = (rows(found, head) for head in ("connections  requests/s", "mean ms"))
+    assert [row[0] for row in speeds] == ["1", "3"]
+    assert all(row[-1] == "0" and float(row[1].replace(",", "")) > 0 for row in speeds)
+    assert [row[0] for row in times] == [*STAGES, *TRITON]
+    assert all(len(row) == 3 and "-" not in row for row in times)
+    assert f"POST {path}," in page.read_text()
+
+
+@pytest.mark.parametrize("api", [(), ("--api=v1",), ("--api=v2",)], ids=["streams", "v1", "v2"])
+def test_a_model_that_generates(serve: Serve, capsys: pytest.CaptureFixture[str], api: tuple[str, ...]) -> None:
+    service = start(serve, "gpt2_past")
+    found = printed(capsys, f"--url={service.url}", "--max_tokens=4", *api)
+    head = "connections  requests/s" if api else "streams  streams/s"
+    for row in rows(found, head):
+        assert row[-1] == "0"
+        if not api:  # up to four tokens of each stream
+            assert 0 < float(row[2].replace(",", "")) <= 4.1 * float(row[1].replace(",", ""))
+
+
+def test_requests_that_fail(serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.write_text("a [MASK]\nno mask\n")
+    service = serve("bert")
+    found = printed(capsys, f"--url={service.url}", f"--texts={texts}", code=1)
+    assert re.search(r"\d+ x 400 .*no \[MASK\] in the text", found)
+
+
+def test_a_sweep_of_the_demo(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both kinds of settings, and one that the model does not take."""
+    tried = [["dynamic_batching"], ["--max_batches_in_flight=0", "--pad_to_multiple_of=8"]]
+    whole = Setup.settings
+    known: list[list[str]] = []
+
+    def settings(setup: Setup) -> list[list[str]]:
+        known.extend(whole(setup))
+        return tried
+
+    monkeypatch.setattr(Setup, "settings", settings)
+    page = tmp_path / "report.html"
+    found = printed(capsys, "--sweep", f"--report={page}")
+    assert len(rows(found, "connections  requests/s")) == 2
+    trials = re.findall(r"^\[[#.]+\] +(\S+)  (.*)$", found, re.MULTILINE)
+    assert [name for _, name in trials][:3] == ["as given", "as given", "no dynamic_batching"]
+    # A flag that the service refuses, and one that the model, which takes no attention mask, does not fit.
+    assert [rate == "fails" for rate, _ in trials][:5] == [False, False, False, True, True]
+    assert re.search(r"^(Use|Keep) .*noise \d+%\)\.$", found, re.MULTILINE)
+    for part in ("Settings tried", "expected an integer of 1 or more", "does not fit the service"):
+        assert part in page.read_text()
+    # Without the values that it has.
+    assert known[0][0] == "instance_group [ { count: 2 kind: KIND_CPU } ]"
+    assert known[1:] == [
+        ["dynamic_batching", "dynamic_batching { preferred_batch_size: [ 4, 8 ] }"],
+        ["--max_batches_in_flight=1", "--max_batches_in_flight=2", "--max_batches_in_flight=4"],
+        ["--max_batch_tokens=4096", "--max_batch_tokens=65536"],
+        ["--pad_to_multiple_of=8", "--pad_to_multiple_of=32"],
+    ]
+
+
+def test_a_service_with_given_flags(triton: LocalTriton, serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    serve("bert")  # loads it
+    flags = " ".join(flags_for("bert", MODEL_FOLDER, triton.http_address, "v2"))
+    found = printed(capsys, f"--service_flags={flags}")
+    # Triton's statistics are found by the flags.
+    assert [row[0] for row in rows(found, "mean ms")] == [*STAGES, *TRITON]

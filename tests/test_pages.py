@@ -1,0 +1,127 @@
+"""Every page of the repository: what it links to and names is there, its lines fit, and the site shows it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PATTERNS = ("*.md", ".github/*.md", "docs/**/*.md", "deploy/*.md", "examples/*.md", "benchmarks/**/*.md")
+PAGES = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
+COLUMNS = 100
+NOT_WRAPPED = ("docs/configuration.md", "benchmarks/results/", "CHANGELOG.md")
+"""Pages that a program writes, and what older versions said."""
+FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?:\]\(|(?:src|href)=\"|^\[[^]]+\]: )([^)\s\"]+)(?:[)\"]|$)", re.MULTILINE)
+NAMED = re.compile(
+    r"`((?:\.github|deploy|docs|examples|scripts|benchmarks|tests|protos|hf_transformer)/[\w./-]+)`(?! of Triton)"
+)
+FOREIGN = re.compile(r"[a-z]+:")
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub and mkdocs make them."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    repeated = {f"{slug}{mark}{n}" for slug, most in found.items() for n in range(1, most + 1) for mark in "-_"}
+    return found.keys() | repeated
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """The files of the repository that the page links to, each with the anchor, which may be empty."""
+    absolute = re.compile(rf"{site()['repo_url']}/(?:blob|tree|raw)/main/(.+)")
+    for link in LINK.findall(prose(page)):
+        path, _, anchor = link.partition("#")
+        if from_repository := absolute.fullmatch(path):
+            yield ROOT / from_repository[1], anchor
+        elif not FOREIGN.match(path):
+            yield (ROOT / page.parent / path if path else ROOT / page).resolve(), anchor
+
+
+def site() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return found
+
+
+def in_navigation(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        yield from in_navigation(inner)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_what_it_links_to_is_there(page: Path) -> None:
+    for target, anchor in links(page):
+        assert target.exists() and target.is_relative_to(ROOT), target
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.relative_to(ROOT)), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=str)
+def test_files_that_it_names_are_there(page: Path) -> None:
+    for path in NAMED.findall(prose(page)):
+        assert "NAME" in path or (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not str(page).startswith(NOT_WRAPPED)], ids=str)
+def test_its_lines_fit(page: Path) -> None:
+    """Rows of tables can't be broken, nor can headings and long links."""
+    for line in prose(page).splitlines():
+        breakable = not re.match(r" *(\||#|!\[|<|\[[^]]+\]: )", line) and " " in line[:COLUMNS].strip()
+        assert len(line) <= COLUMNS or not breakable, line
+
+
+def test_the_site_shows_every_page_of_docs() -> None:
+    shown = set(in_navigation(site()["nav"]))
+    for page in ROOT.glob("docs/*.md"):
+        assert page.name in shown, page
+    for name in shown - {"index.md", "reference/routes.md"}:
+        assert (ROOT / "docs" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_addresses_of_the_repository_are_one() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    assert urls["Repository"] == site()["repo_url"]
+    assert urls["Documentation"] == site()["site_url"]
+    assert all(url.startswith((urls["Repository"], urls["Documentation"])) for url in urls.values())
+    for path in [*PAGES, *ROOT.glob(".github/**/*.yml")]:
+        for owner in re.findall(r"https://github\.com/([\w-]+)/hf-transformer\b", (ROOT / path).read_text()):
+            assert urls["Repository"] == f"https://github.com/{owner}/hf-transformer", path
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob(".github/workflows/*.yml")), ids=lambda path: path.stem)
+def test_a_workflow_may_no_more_than_it_says(path: Path) -> None:
+    """Each begins with reading alone, jobs are bounded in time, actions are pinned, and make targets exist."""
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 120
+        for step in job["steps"]:
+            assert "uses" not in step or re.search(r"@[0-9a-f]{40}$", step["uses"]), step
+            named = re.match(r"make ([\w-]+)$", step.get("run", ""))
+            assert named is None or named[1] in targets, named
+        assert set(job.get("strategy", {}).get("matrix", {}).get("suite", ())) <= targets
+
+
+def test_ci_tests_the_versions_that_are_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared
+    assert project["requires-python"] == f">={declared[0]}"
