@@ -28,7 +28,6 @@ from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import (
     FinishReason,
     Generator,
-    GeneratorSettings,
     Prompt,
     Sampling,
     Step,
@@ -41,7 +40,7 @@ from hf_transformer.tasks.base import GenerationSettings, TaskSettings
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import ModelSpec
 from tests.configuring import config
-from tests.generation.scripted import LIMITS, SCHEDULING, ScriptedGenerator
+from tests.generation.scripted import ScriptedGenerator, pipeline_of
 from tests.scripted_predictor import ScriptedPredictor
 from tests.triton_repository import DEMO_MODELS
 
@@ -139,18 +138,11 @@ class Bench:
         wait = None if self.gate is None else self.gate.acquire
         generator = ScriptedGenerator(self.script, honours=self.honours, wait=wait)
         self.generators.append(generator)
-        settings = GeneratorSettings(
-            model_config={}, eos_ids=frozenset(), pad_id=0, max_length=256, scheduling=SCHEDULING
-        )
-        return GenerationPipeline(
-            self.made_task,
-            self.tokenizer,
-            cast(Generator, generator),
-            settings,
-            executor=self.executor,
-            limits=LIMITS,
-            metrics=self.metrics,
-            timeout=30.0,
+        return self.pipeline(generator)
+
+    def pipeline(self, generator: Generator) -> GenerationPipeline:
+        return pipeline_of(
+            self.tokenizer, generator, self.executor, task=self.made_task, max_length=256, metrics=self.metrics
         )
 
     def script(self, prompt: Prompt, sampling: Sampling) -> Iterable[Step | RequestError]:
@@ -182,8 +174,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(**options: Any) -> AsyncIterator[Bench]:
-    made = Bench(**options)
+async def bench(kind: type[Bench] = Bench, **options: Any) -> AsyncIterator[Bench]:
+    made = kind(**options)
     assert await made.model.look() == ""
     try:
         yield made

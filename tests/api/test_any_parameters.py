@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
 
 from hf_transformer.api.openai import chat, completions
+from hf_transformer.generation.build import make_generator
+from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import PARAMETERS
 from hf_transformer.types import ModelSpec, TensorSpec
-from tests.api.declared import declared
-from tests.api.generating import PROMPT, Exchange
-from tests.generation.scripted_models import Response, ids, model, spec, text
-
-pytestmark = pytest.mark.asyncio
+from tests.api.generating import PROMPT, Bench, Exchange, bench
+from tests.generation.scripted_models import Response, ScriptedModel, ids, model, settings, spec, text
 
 REQUESTS = 1000
 """Of each model."""
@@ -74,6 +74,27 @@ MODELS: dict[str, tuple[ModelSpec, Response]] = {
     "text": (model(TEXT, [spec("text_output", "BYTES")]), text("paris")),
     "text, whole": (model(TEXT[:1], [spec("text_output", "BYTES")], decoupled=False), text("paris")),
 }
+
+
+@dataclass
+class Declared(Bench):
+    """A served model with the tensors of ``spec`` and the real generator; each call has the same answer."""
+
+    spec: ModelSpec | None = None
+    answer: Response = field(default_factory=dict)
+
+    def build(self, spec: ModelSpec) -> GenerationPipeline:
+        assert self.spec is not None
+        return self.pipeline(
+            make_generator(
+                self.spec,
+                ScriptedModel(self.answer),
+                self.tokenizer,
+                settings(max_length=256, pad_id=1),
+                executor=self.executor,
+                metrics=self.metrics,
+            )
+        )
 
 
 class Requests:
@@ -140,7 +161,7 @@ async def test_no_parameter_is_the_service_s_fault(
     requests = Requests(len(found.inputs))
     caplog.set_level(logging.WARNING)
     answered = set()
-    async with declared(found, answer, given={"pad_id": 1}) as made:
+    async with bench(Declared, spec=found, answer=answer) as made:
         for _ in range(REQUESTS):
             path, body = requests.next()
             async with Exchange(made.app, path, body) as exchange:

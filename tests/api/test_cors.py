@@ -17,8 +17,6 @@ from hf_transformer.api.gateway import GatewaySettings
 from tests.api.generating import PROMPT, application, bench
 from tests.configuring import config, error
 
-pytestmark = pytest.mark.asyncio
-
 APP = "https://app.example.com"
 OTHER = "http://localhost:3000"
 PREDICT = "/v1/models/gpt2:predict"

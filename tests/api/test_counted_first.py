@@ -6,37 +6,12 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.tasks.parameters import Parameters
 from tests.api.generating import PROMPT, bench, post
-
-pytestmark = pytest.mark.asyncio
 
 PREDICT, GENERATE = "/v1/models/gpt2:predict", "/v2/models/gpt2/generate"
 COMPLETIONS = "/openai/v1/completions"
 MOST_TEXTS, MOST_IDS = 100, 256
 """What the service under test takes, and its model."""
-
-
-class Unread(list[Any]):
-    """A list whose elements nobody may see."""
-
-    def __iter__(self) -> Any:
-        raise AssertionError("its elements were looked at")
-
-    def __getitem__(self, index: Any) -> Any:
-        raise AssertionError("an element was looked at")
-
-
-async def test_strings_are_counted_first() -> None:
-    given = Parameters({"stop": Unread("abc"), "more": ["a", "b"]}, ("stop", "more"))
-    with pytest.raises(TooLarge, match=r"^parameters\.stop: 3 strings, at most 2 are taken$"):
-        given.strings("stop", most=2)
-    with pytest.raises(AssertionError, match="looked at"):
-        given.strings("stop", most=3)
-    assert given.strings("more", most=2) == ["a", "b"]
-    with pytest.raises(InvalidInput, match="expected a string or a list of strings, got a list"):
-        Parameters({"stop": ["a", 1]}, ("stop",)).strings("stop", most=2)
 
 
 @pytest.mark.parametrize(

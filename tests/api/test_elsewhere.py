@@ -62,7 +62,6 @@ def test_models_may_be_called_as_routes(path: str, status: int) -> None:
     assert said("openai", path, status) is None
 
 
-@pytest.mark.asyncio
 async def test_the_answers() -> None:
     """OpenAI's clients show no message in another form than OpenAI's, wherever they ask."""
     async with bench() as made:

@@ -14,8 +14,6 @@ from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
 from tests.integration.api.grpc_model import ScriptedModel
 
-pytestmark = pytest.mark.asyncio
-
 SWITCHES: dict[str, Any] = dict.fromkeys(FURTHER.values(), True)
 ROUTES = "/v2/models/gpt2", "/v2/models/gpt2/versions/1"
 HEAD = {"model_name": "gpt2", "model_version": "1"}

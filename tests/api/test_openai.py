@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from hf_transformer.api.base import Call, Model, Models, Service, error_json, renamed
-from hf_transformer.api.openai import embeddings, rerank
+from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.fields import as_sent, read_request, render_error
-from hf_transformer.api.openai.routes import errors_by_path, model_cards, root_of
-from hf_transformer.errors import InvalidInput, RequestError, TooLarge, TooManyRequests, UnknownModel
+from hf_transformer.api.openai.routes import errors_by_path
+from hf_transformer.errors import InvalidInput, RequestError, TooManyRequests, UnknownModel
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.parameters import Parameters
-from hf_transformer.types import Answers, Context
+from hf_transformer.types import Context
 
 LABELS = {
     **{"user": "me", "safety_identifier": "abc", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
@@ -77,11 +77,6 @@ def test_wrong_bodies(body: Any, kind: type[RequestError], says: str) -> None:
     wrong(kind, says, read, body)
 
 
-def test_a_model_for_another_task() -> None:
-    says = "model: 'mini' does rerank, but embeddings needs text_embedding"
-    wrong(InvalidInput, says, read, {"model": "mini"}, "rerank")
-
-
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -116,104 +111,9 @@ def test_what_asks_for_nothing() -> None:
     assert query == embeddings.read_query(read({"model": "mini", "input": "a", "service_tier": "default"}), 9)[0]
 
 
-@pytest.mark.parametrize(
-    ("given", "instances", "single"),
-    [
-        ("a", ["a"], True),
-        (["a", "b"], ["a", "b"], False),
-        ([7, 8], [{"token_ids": [7, 8]}], True),
-        ([[7], [8, 9]], [{"token_ids": [7]}, {"token_ids": [8, 9]}], False),
-    ],
-    ids=["string", "strings", "ids", "lists of ids"],
-)
-def test_forms_of_input(given: Any, instances: Any, single: bool) -> None:
-    own = {"dimensions": 2, "prompt": "q", "prompt_name": "x", "normalize": True, "truncation": False, "stride": 1}
-    query, alone = embeddings.read_query(
-        read({"model": "mini", "input": given, "encoding_format": "float", **own}), 2, True
-    )
-    assert (query.instances, alone, query.name, query.parameters) == (instances, single, "input", own)
-
-
-FORMS = "input: expected a string, a list of strings, a list of token ids or a list of such lists, got "
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "says"),
-    [
-        (None, InvalidInput, f"{FORMS}nothing"),
-        ([], InvalidInput, f"{FORMS}an empty list"),
-        ({"text": "a"}, InvalidInput, f"{FORMS}an object with the keys text"),
-        (["a", {"text": "a"}], InvalidInput, "input[1]: expected a string or a list of token ids, got an object"),
-        ([True], InvalidInput, "input[0]: expected a string or a list of token ids, got a boolean"),
-        (["a"] * 4, TooLarge, "input: 4 in a request, at most 3 are taken (--max_instances, --max_sequences)"),
-    ],
-    ids=["none", "empty", "object", "mixed", "booleans", "many"],
-)
-def test_wrong_input(given: Any, kind: type[RequestError], says: str) -> None:
-    wrong(kind, says, embeddings.read_query, Parameters({"input": given}, ("input",)), 3)
-
-
-@pytest.mark.parametrize("wanted", ["float", "base64"])
-def test_an_embeddings_response(wanted: str) -> None:
-    vectors = np.array([[0.1, -2.5], [3, 1e-20]], np.float32)
-    body = embeddings.render(Answers(list(vectors), tokens=9), "mini", wanted == "base64")
-    found = json.loads(body)
-    data = found.pop("data")
-    assert found == {"object": "list", "model": "mini", "usage": {"prompt_tokens": 9, "total_tokens": 9}}
-    assert [(one["object"], one["index"]) for one in data] == [("embedding", 0), ("embedding", 1)]
-    for one, vector in zip(data, vectors, strict=True):
-        given = one["embedding"]
-        read = np.frombuffer(base64.b64decode(given), "<f4") if wanted == "base64" else np.array(given, np.float32)
-        assert read.tolist() == vector.tolist()
-    assert b"0.1," in body or wanted == "base64"
-
-
 def test_base64_is_float32_in_little_endian() -> None:
     found = base64.b64decode(embeddings.to_base64(np.array([1, 9, -2, 9], ">f8")[::2]))
     assert found.hex() == "0000803f" + "000000c0"
-
-
-def reranking(**fields: Any) -> Any:
-    return rerank.read_query(Parameters(fields, rerank.FIELDS), 3)
-
-
-def test_a_rerank_request() -> None:
-    query = reranking(query="q", documents=["a", {"text": "b"}], top_n=1)
-    assert query.instances == [{"query": "q", "texts": ["a", "b"]}]
-    assert query.parameters == {"top_n": 1, "return_documents": True, "output_format": "kserve"}
-    more = {"return_documents": False, "truncation": False, "raw_scores": True}
-    assert reranking(query="q", documents=["a"], **more).parameters == {"output_format": "kserve", **more}
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind", "says"),
-    [
-        ({"documents": ["a"]}, InvalidInput, "query: expected a string, got nothing"),
-        ({"query": ["q"], "documents": ["a"]}, InvalidInput, "query: expected a string, got a list"),
-        ({"query": "q"}, InvalidInput, "documents: expected a list of texts, got nothing"),
-        ({"query": "q", "documents": "a"}, InvalidInput, "documents: expected a list of texts, got a string"),
-        ({"query": "q", "documents": []}, InvalidInput, "documents: expected a list of texts, got an empty one"),
-        ({"query": "q", "documents": ["a", 1]}, InvalidInput, "documents[1]: expected a string or {"),
-        ({"query": "q", "documents": [{"title": "a"}]}, InvalidInput, "got an object with the keys title"),
-        ({"query": "q", "documents": ["a"] * 4}, TooLarge, "documents: 4 in a request, at most 3 are taken"),
-    ],
-    ids=str,
-)
-def test_wrong_rerank_requests(fields: Any, kind: type[RequestError], says: str) -> None:
-    wrong(kind, says, lambda: reranking(**fields))
-
-
-def test_a_rerank_response() -> None:
-    answers = Answers([[{"index": 1, "score": 0.9, "text": "b"}, {"index": 0, "score": 0.5}]], tokens=4)
-    assert json.loads(rerank.render(answers, "mini", "17")) == {
-        "id": "rerank-17",
-        "model": "mini",
-        "usage": {"prompt_tokens": 4, "total_tokens": 4},
-        "results": [
-            {"index": 1, "document": {"text": "b"}, "relevance_score": 0.9},
-            {"index": 0, "relevance_score": 0.5},
-        ],
-    }
 
 
 def test_errors_keep_their_kind_and_cause() -> None:
@@ -243,11 +143,6 @@ def test_error_bodies(status: int, message: str, kind: str, param: str | None, c
     assert found == {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-@pytest.mark.parametrize(("prefix", "root"), [("openai", "/openai"), ("/a/b/", "/a/b"), ("", ""), ("/", "")])
-def test_the_prefix(prefix: str, root: str) -> None:
-    assert root_of(prefix) == root
-
-
 @pytest.mark.parametrize(
     ("prefix", "path", "ours"),
     [
@@ -263,9 +158,3 @@ def test_the_prefix(prefix: str, root: str) -> None:
 )
 def test_which_paths_have_openais_errors(prefix: str, path: str, ours: bool) -> None:
     assert errors_by_path(prefix)(path) is (render_error if ours else error_json)
-
-
-def test_model_cards() -> None:
-    [card] = model_cards(models()).values()
-    assert card.pop("created") > 1_700_000_000
-    assert card == {"id": "mini", "object": "model", "owned_by": "hf_transformer"}

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hf_transformer.tasks.base import GenerationSettings
-from tests.api.generating import Bench, Exchange, application, bench, post, template_of, tokenizer_of
-
-pytestmark = pytest.mark.asyncio
+from tests.api.generating import Bench, bench, post, template_of, tokenizer_of
 
 PATH = "/openai/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "What is the capital of france?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-
-
-class Counting(ThreadPoolExecutor):
-    """Threads that count what they are given."""
-
-    submitted = 0
-
-    def submit(self, *args: Any, **options: Any) -> Any:
-        self.submitted += 1
-        return super().submit(*args, **options)
 
 
 async def chat(made: Bench, **fields: Any) -> Any:
@@ -230,19 +216,6 @@ async def test_arguments_have_to_be_an_object(long: bool) -> None:
         for arguments, got in ((text, "got a text that is not JSON"), (f'{text}"]', "got a list")):
             message, param = await refused(made, messages=history(arguments))
             assert param == where and message == f"{where}: expected an object as JSON text, {got}"
-
-
-async def test_a_long_chat_is_rendered_by_the_service_s_own_threads() -> None:
-    template = "{{ messages[0].content }}"  # and not the name, so that the prompt is short
-    async with bench(text="Paris.", template=template) as made:
-        with Counting(1) as executor:
-            app = application(replace(made.service, executor=executor))
-            for name, in_threads in (("Anna", 0), ("x" * 30_000, 1)):
-                body = {"model": "gpt2", "messages": [{"role": "user", "content": "Hi", "name": name}]}
-                async with Exchange(app, PATH, body) as exchange:
-                    assert (await exchange.head())[0] == 200
-                    await exchange.rest()
-                assert executor.submitted == in_threads
 
 
 async def test_the_template_gets_more_variables() -> None:

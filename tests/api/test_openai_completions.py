@@ -14,8 +14,6 @@ from hf_transformer.generation.types import Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, bench, post
 
-pytestmark = pytest.mark.asyncio
-
 PATH = "/openai/v1/completions"
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 

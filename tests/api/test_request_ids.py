@@ -12,8 +12,6 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Request, Response
 from tests.api.plain_request import PlainRequest
 
-pytestmark = pytest.mark.asyncio
-
 
 async def answered(request: Request) -> Response:
     """Its body is the request's id."""

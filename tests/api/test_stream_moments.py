@@ -9,8 +9,6 @@ import pytest
 
 from tests.api.generating import PROMPT, Bench, Exchange, bench
 
-pytestmark = pytest.mark.asyncio
-
 PATH = "/openai/v1/completions"
 TURNS = 40
 """Turns of the event loop, in more than which each of these streams is over."""

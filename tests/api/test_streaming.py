@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from hf_transformer.api.gateway import GatewaySettings
-from hf_transformer.api.streaming import StreamEnd
 from hf_transformer.generation.stream import QUEUED_PIECES
 from tests.api.generating import PROMPT, Bench, Exchange, application, bench, events, post
-
-pytestmark = pytest.mark.asyncio
+from tests.predictor.scripted import until
 
 PATH = "/openai/v1/completions"
 LONG = " paris is the capital of france." * 20
@@ -22,12 +19,6 @@ LONG = " paris is the capital of france." * 20
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "gpt2", "prompt": PROMPT, "stream": True, "max_tokens": 200, **fields}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - there is nothing that tells of a change
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +70,6 @@ async def test_a_stream_without_a_piece_ends_with_a_real_status() -> None:
         assert status == 503 and headers["retry-after"] == "1"
 
 
-async def test_streams_that_are_over_in_time_are_left_alone() -> None:
-    async with bench() as made:
-        made.service.streams.end_within(60)
-        status, found = await post(made, PATH, body())
-        assert status == 200 and found[-1] == "[DONE]"
-        made.service.streams.close()
-
-
 async def test_a_stream_is_observed_once_it_is_over() -> None:
     gate = asyncio.Semaphore(0)
     count = 'request_predict_seconds_count{model_name="gpt2"}'
@@ -131,15 +114,6 @@ async def test_a_fault_of_the_service_is_logged_and_told(
         assert found[-1]["error"]["message"] == "internal error; the log has it under 17"
         assert made.requests("openai", 500) == 1
         assert "request 17 failed by a fault of the service" in caplog.text
-
-
-async def test_a_cancellation_from_elsewhere_is_none_of_its_own() -> None:
-    end = StreamEnd(set())
-    assert not end.has_cancelled()
-    end.break_off()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.sleep(1)
-    assert end.has_cancelled()
 
 
 async def test_a_stream_goes_on_while_another_model_takes_the_place_of_its_own() -> None:

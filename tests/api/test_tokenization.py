@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import current_thread
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from hf_transformer.api import tokenize
-from hf_transformer.api.base import Models, Service
-from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.api.tokenize import SentText, check_ids, read_lists, read_tokenize, render
-from hf_transformer.core.limits import Admission
 from hf_transformer.errors import InvalidInput
-from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Cut, Encoding, Query, Response, TokenIds, Tokenization
-from tests.api.plain_request import PlainRequest
+from hf_transformer.types import Cut, Encoding, Query, TokenIds, Tokenization
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
 WHOLE = Tokenization(detail=True, whole=True)
@@ -147,46 +140,3 @@ def test_prompts_are_checked_by_the_task(tokenizer: Tokenizer) -> None:
     assert read(tokenizer, "a", files=files, prompt="b ")[0][0].sent == "b a"
     with pytest.raises(InvalidInput, match="prompt_name: 'other' is unknown, expected one of query, none"):
         read(tokenizer, "a", files=files, prompt_name="other")
-
-
-class Loaded:
-    """A served model that tokenizes and no more; ``threads`` are those in which ids were decoded."""
-
-    name = "bert"
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.task = FillMask(TaskSettings({}, tokenizer))
-        self.threads: set[str] = set()
-        self._decode = tokenizer.decode
-        tokenizer.decode = self.decode  # type: ignore[method-assign] # to see where it is called
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        self.threads.add(current_thread().name)
-        return self._decode(ids, skip_special_tokens)
-
-    async def encode(self, texts: Sequence[Any], how: Tokenization) -> list[list[Encoding]]:
-        return self.tokenizer.encode_windows(texts, how)
-
-
-@pytest.mark.asyncio
-async def test_long_work_is_done_in_threads_and_too_many_instances_are_not_looked_at() -> None:
-    tokenizer = load_tokenizer(FOLDER, {})
-    model, metrics = Loaded(tokenizer), Metrics("bert")
-
-    async def ask(instances: list[Any]) -> Response:
-        request = PlainRequest(json.dumps({"instances": instances}).encode())
-        request.params = {"model": "bert"}
-        answer = await endpoint(request)
-        assert isinstance(answer, Response)
-        return answer
-
-    with ThreadPoolExecutor(1, "tokenizer") as executor:
-        admission = Admission(9, 2**20, metrics)
-        service = Service(Models([cast(Any, model)]), admission, metrics, 2**24, 100, OpenStreams(), executor=executor)
-        endpoint = dict(tokenize.endpoints(service))["/v1/models/{model}:detokenize"]
-        answer = await ask([[tokenizer.unk_id] * 200_000])
-        assert answer.status == 200 and len(json.loads(answer.body)["predictions"]) == 1
-        assert model.threads == {"tokenizer_0"}
-        answer = await ask([None] * 101)
-        assert answer.status == 413 and b"instances: 101 in a request, at most 100 are taken" in answer.body

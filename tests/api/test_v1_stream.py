@@ -11,8 +11,6 @@ from hf_transformer.generation.task import Text2TextGeneration
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, bench, post
 
-pytestmark = pytest.mark.asyncio
-
 PATH, INFER = "/v1/models/gpt2:predict", "/v2/models/gpt2/infer"
 
 

@@ -77,19 +77,26 @@ class ScriptedGenerator(Generator):
 
 
 def pipeline_of(
-    tokenizer: Tokenizer, generator: Generator, executor: ThreadPoolExecutor, **options: Any
+    tokenizer: Tokenizer,
+    generator: Generator,
+    executor: ThreadPoolExecutor,
+    *,
+    task: TextGeneration | None = None,
+    max_length: int = 64,
+    decoder_start_ids: tuple[int, ...] = (),
+    **options: Any,
 ) -> GenerationPipeline:
-    """A pipeline with small limits; ``options`` are its own, and ``max_length`` and ``decoder_start_ids``."""
+    """A pipeline with small limits; ``options`` are its own."""
     settings = GeneratorSettings(
         model_config={},
         eos_ids=frozenset(),
         pad_id=0,
-        max_length=options.pop("max_length", 64),
-        decoder_start_ids=options.pop("decoder_start_ids", ()),
+        max_length=max_length,
+        decoder_start_ids=decoder_start_ids,
         scheduling=SCHEDULING,
     )
     chosen = {"limits": LIMITS, "metrics": Metrics("m"), "timeout": 30.0, **options}
-    task = TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
+    task = task or TextGeneration(TaskSettings(model_config={}, vocabulary=tokenizer))
     return GenerationPipeline(task, tokenizer, generator, settings, executor=executor, **chosen)
 
 

@@ -97,14 +97,6 @@ def test_a_character_of_byte_tokens_comes_with_its_last_byte(tokenizers: Tokeniz
     assert written(vocabulary, [*euro, *euro[:1], word]) == ["", "", "€", "", "\ufffd the", ""]
 
 
-def test_a_prompt_that_ends_within_a_character(tokenizers: Tokenizers) -> None:
-    tokenizer, auto = tokenizers("gpt2")
-    ids = auto("é日").input_ids
-    whole = "".join(written(Vocabulary(tokenizer), ids))
-    assert whole == "é日"
-    assert "".join(written(Vocabulary(tokenizer), ids[-1:], ids[:-1])) == "日"
-
-
 @pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "bert", "bert-clean-up"])
 def test_the_work_does_not_grow_with_the_text(
     tokenizers: Tokenizers, name: str, monkeypatch: pytest.MonkeyPatch

@@ -455,16 +455,6 @@ async def test_sequences_that_do_not_fit_wait_in_order_and_are_the_same() -> Non
         assert begun[3:] == [3, 4, 5]
 
 
-async def test_many_sequences_under_pressure() -> None:
-    caches = CacheBudget(120 * TOKEN)
-    hows = [replace(how, max_tokens=LONGEST // 2, top_k=0, top_p=1.0) for how in SEEDED]
-    async with generator(FORMS["cache"]) as (made, _):
-        alone = [await write(made, prompt, how) for prompt, how in zip(PROMPTS, hows, strict=True)]
-    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
-        assert await asyncio.gather(*[write(made, *one) for one in zip(PROMPTS, hows, strict=True)]) == alone
-        assert caches.held == 0 and max(predictor.rows) > 1
-
-
 async def test_the_budget_is_given_back_however_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     caches = CacheBudget(60 * TOKEN)
     async with generator(FORMS["cache"], caches=caches) as (made, predictor):

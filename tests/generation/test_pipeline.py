@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.types import GenerationRequest, Prompt, Sampling
-from hf_transformer.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
-from hf_transformer.types import Query, TokenIds
-from tests.generation.scripted import (
-    PROMPT,
-    asking,
-    context,
-    ids_of,
-    pieces_of,
-    pipeline_of,
-    saying,
-)
+from hf_transformer.tokenizer.tokenizer import Tokenizer
+from hf_transformer.types import TokenIds
+from tests.generation.scripted import PROMPT, asking, context, ids_of, pieces_of, pipeline_of, saying
 from tests.generation.tokenizers import load, without_unknown
 
 
@@ -52,23 +43,6 @@ async def test_all_texts_are_written_at_the_same_time(gpt2: Tokenizer, executor:
     assert [(prompt.text, sampling.seed, sampling.n) for prompt, sampling in generator.asked] == [
         (text, seed, 1) for text in "ab" for seed in (7, 8, 9)
     ]
-
-
-async def test_a_request_that_is_not_streamed(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
-    pipeline = pipeline_of(gpt2, saying(gpt2, " paris"), executor)
-    answers = await pipeline(Query([PROMPT, "x"], {"n": 2, "return_full_text": False}, tensors=True), context())
-    assert answers.predictions == [[{"generated_text": " paris"}] * 2] * 2
-    assert answers.tensor is not None and answers.tensor.data.tolist() == [[b" paris"] * 2] * 2
-    assert answers.tokens == len(ids_of(gpt2, PROMPT)) + len(ids_of(gpt2, "x"))
-
-
-async def test_echo_puts_the_prompt_in_front(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
-    pipeline = pipeline_of(gpt2, saying(gpt2, " paris"), executor)
-    pieces = await pieces_of(pipeline, asking(echo=True, n=2))
-    for choice in range(2):
-        assert "".join(piece.text for piece in pieces if piece.choice == choice) == f"{PROMPT} paris"
-    given = TokenIds(ids_of(gpt2, "x y"))
-    assert "".join(piece.text for piece in await pieces_of(pipeline, asking(given, echo=True))) == "x y paris"
 
 
 async def test_a_prompt_in_tokens_keeps_its_special_ones(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
@@ -126,35 +100,20 @@ LONG = TokenIds((5,) * 64)
 @pytest.mark.parametrize(
     ("request_", "error", "message"),
     [
-        (
-            asking(LONG),
-            TooLarge,
-            r"instances\[0\]: the prompt has 64 tokens, and the model takes 64, which leaves none",
-        ),
         (asking("x", LONG), TooLarge, r"instances\[1\]: the prompt has 64"),
         (asking(LONG, name="prompt", single=True), TooLarge, r"^prompt: the prompt has 64"),
         (asking(""), InvalidInput, r"instances\[0\]: the prompt has no tokens"),
-        (asking(TokenIds(())), InvalidInput, "the prompt has no tokens"),
         (asking(TokenIds((5, 100_000))), InvalidInput, "100000 is no token id; they go from 0 to"),
         (asking(TokenIds((-1, 5))), InvalidInput, "-1 is no token id"),
         (GenerationRequest(prompts=(), sampling=Sampling()), InvalidInput, "instances: expected at least one"),
-        (asking(*"abcdefghi"), TooLarge, "--max_instances"),
         (asking("x" * 10_001, name="prompt", single=True), TooLarge, "^prompt: 10001 characters, at most 10000"),
         (asking("x" * 9999, "y" * 9999, "z" * 9999), TooLarge, "--max_total_length"),
-        (asking("x", "y", n=7, names={"n": "num_return_sequences"}), TooLarge, r"\(num_return_sequences\) are 14"),
         (asking(n=0), InvalidInput, "n: expected at least 1, got 0"),
         (
             asking(max_length=5, names={"max_length": "parameters.max_length"}),
             InvalidInput,
             r"^parameters.max_length: 5 ",
         ),
-        (
-            asking(max_tokens=3, min_tokens=4, names={"min_tokens": "min_new_tokens"}),
-            InvalidInput,
-            "^min_new_tokens: 4",
-        ),
-        (asking(top_k=5, names={"top_k": "topK"}), InvalidInput, "topK: .* tokens model"),
-        (asking(stop=("a", "")), InvalidInput, "stop: an empty string"),
     ],
     ids=lambda value: None if isinstance(value, GenerationRequest) else str(value)[:30],
 )
@@ -172,18 +131,6 @@ async def test_an_encoder_takes_a_prompt_of_its_full_length(gpt2: Tokenizer, exe
     assert (await pieces_of(pipeline, asking(LONG)))[-1].finish == "stop"
     with pytest.raises(TooLarge, match=r"has 65 tokens, and the model takes 64$"):
         await pipeline.start(asking(TokenIds((5,) * 65)), context())
-
-
-async def test_long_prompts_are_tokenized_in_a_thread(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
-    text = "word " * (INLINE_CHARACTERS // 5 + 1)
-    seen: list[Any] = []
-    pipeline = pipeline_of(gpt2, saying(gpt2, "."), executor, max_length=10_000, log_texts=lambda *it: seen.append(it))
-    asked = context()
-    starting = asyncio.create_task(pipeline.start(asking(text), asked))
-    await asyncio.sleep(0)
-    assert not starting.done()
-    assert (await starting).prompt_tokens == len(gpt2.with_max_length(10_000).encode([text])[0].ids)
-    assert seen == [((text,), asked)]
 
 
 async def test_a_trial_is_as_long_as_the_model_takes(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,48 +138,7 @@ def test_a_nucleus_that_is_larger_than_where_it_is_looked_for() -> None:
     assert ids is not None and len(ids) == LARGE // 2 > HEAD
 
 
-DRAWS = 20_000
-CRITICAL = {6: 22.46, 8: 26.12, 9: 27.88, 10: 29.59, 39: 72.05}
 """The value of chi-squared that is exceeded once in a thousand times, by the degrees of freedom."""
-
-
-def golden(parameters: dict[str, Any], row: int) -> dict[str, Any]:
-    return next(
-        case
-        for case in GOLDENS["cases"]
-        if case["parameters"] == parameters and case["row"] == row and not case["generated"]
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parameters", "row", "freedom"),
-    [
-        ({}, 0, 39),
-        ({"temperature": 1.7}, 1, 39),
-        ({"temperature": 0.7, "top_k": 10}, 0, 9),
-        ({"temperature": 0.7, "top_p": 0.8}, 0, 6),
-        ({"top_p": 0.95}, 1, 8),
-        ({"min_p": 0.02}, 1, 10),
-    ],
-    ids=str,
-)
-def test_tokens_are_drawn_as_often_as_transformers_gives_them_a_chance(
-    parameters: dict[str, Any], row: int, freedom: int
-) -> None:
-    case = golden(parameters, row)
-    chances = softmax(np.array([-np.inf if one is None else one for one in case["scores"]]))
-    logits, counts = logits_of(case), np.zeros(len(chances))
-    how = sampling_of(case)
-    chooser = Chooser(replace(how, seed=1), [], EOS_IDS)
-    for _ in range(DRAWS):
-        counts[chooser.choose(logits)[0]] += 1
-    possible = chances > 0
-    assert possible.sum() == freedom + 1
-    assert counts[~possible].sum() == 0
-    wanted = DRAWS * chances[possible]
-    assert wanted.min() > 1
-    assert ((counts[possible] - wanted) ** 2 / wanted).sum() < CRITICAL[freedom]
 
 
 @pytest.mark.parametrize("seed", [0, 7, -7, 2**70])

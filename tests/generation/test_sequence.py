@@ -82,17 +82,6 @@ def test_tokens_are_shown_with_their_text(gpt2: Tokenizer) -> None:
         assert b"".join(token.bytes for token in piece.tokens).decode() == piece.text
 
 
-def test_tokens_of_a_stop_string_are_not_shown(gpt2: Tokenizer) -> None:
-    pieces = assemble(gpt2, scored(ids_of(gpt2, " one. two")), logprobs=0, stop=(". t",))
-    assert b"".join(token.bytes for piece in pieces for token in piece.tokens) == b" one"
-    assert text_of(pieces) == " one"
-
-
-def test_text_of_the_model_itself_is_passed_on(gpt2: Tokenizer) -> None:
-    pieces = assemble(gpt2, [Step(text=" pa"), Step(text="ris!"), Step(finish="stop")], stop=("!",))
-    assert [(piece.text, piece.finish) for piece in pieces] == [(" pa", None), ("ris", "stop")]
-
-
 def offsets(tokenizer: Tokenizer, ids: Iterable[int], **sampling: Any) -> tuple[str, list[int]]:
     """A text, and the offsets of its tokens, which do not depend on the steps."""
     one_by_one = scored(ids)

@@ -52,24 +52,6 @@ def test_nothing_is_held_back_that_can_not_become_a_stop(text: str, wanted: list
         assert not held or any(stop.startswith(held) and stop != held for stop in wanted)
 
 
-def test_a_held_beginning_comes_out_with_what_makes_it_none() -> None:
-    search = StopSearch(["</s>", "\n\nUser:"])
-    assert [search.push(piece) for piece in ("a\n", "\nU", "s", "</", "s", ">b")] == [
-        ("a", False),
-        ("", False),
-        ("", False),
-        ("\n\nUs", False),
-        ("", False),
-        ("", True),
-    ]
-
-
-def test_it_is_not_lost_at_the_end() -> None:
-    search = StopSearch(["END"])
-    assert search.push("the EN") == ("the ", False)
-    assert search.flush() == "EN"
-
-
 @given(text=st.text("ab ", max_size=40), old=st.text("ab ", min_size=1, max_size=4), cuts=st.lists(st.integers(0, 100)))
 def test_replacing_in_pieces_is_replacing_in_the_whole(text: str, old: str, cuts: list[int]) -> None:
     replacing = Replacing(old, "X")

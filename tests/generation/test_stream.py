@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -211,30 +210,6 @@ async def test_a_cancellation_at_the_deadline_is_still_one(bench: Bench) -> None
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert generator.running == 0
-
-
-async def test_streams_that_are_cut_at_random_moments_leave_nothing_behind(bench: Bench) -> None:
-    generator, metrics, chance = endless(), Metrics("m"), random.Random(5)
-    pipeline = bench.pipeline(generator, metrics=metrics)
-    admission = Admission(10_000, 10**9, Metrics("m"))
-
-    async def client() -> None:
-        with Place(admission) as place:
-            place.enter()
-            async with await pipeline.start(asking(n=chance.randint(1, 3)), context(place=place)) as generation:
-                for _ in range(chance.randint(0, 40)):
-                    await anext(generation)
-
-    clients = [asyncio.create_task(client()) for _ in range(300)]
-    while pending := [one for one in clients if not one.done()]:
-        if chance.random() < 0.3:
-            chance.choice(pending).cancel()
-        await asyncio.sleep(0)
-    assert {one.cancelled() for one in clients} == {True, False}
-    assert not [one for one in clients if not one.cancelled() and one.exception()]
-    assert (generator.running, admission.requests, admission.tokens) == (0, 0, 0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert "hf_transformer_generations_in_flight 0.0" in metrics.render().decode()
 
 
 async def test_tokens_are_charged_as_they_come(bench: Bench) -> None:

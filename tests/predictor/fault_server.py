@@ -8,8 +8,22 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 HOST = "127.0.0.1"
+TLS = Path(__file__).with_name("tls")
+CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
+
+
+def server_context() -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE, KEY)
+    return context
+
+
+def client_context() -> ssl.SSLContext:
+    """Trusts the server's certificate."""
+    return ssl.create_default_context(cafile=str(CERTIFICATE))
 
 
 class Connection:

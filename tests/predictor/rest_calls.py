@@ -44,9 +44,11 @@ async def good_answer(connection: Connection) -> None:
 
 
 async def fails(
-    answer: Callable[[Connection], Awaitable[None]], destination: Destination | None = None
+    answer: Callable[[Connection], Awaitable[None]],
+    destination: Destination | None = None,
+    call: Callable[[RestPredictor], Awaitable[object]] | None = None,
 ) -> RequestError:
-    """The error that a script's answer to one request leads to."""
+    """The error that a script's answer to one request leads to, an inference unless ``call`` makes another."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -54,5 +56,5 @@ async def fails(
 
     async with scripted(script) as host, predictor(host) as rest:
         with pytest.raises((PredictorError, PredictorUnavailable, PredictorTimeout)) as caught:
-            await infer(rest, destination=destination)
+            await (infer(rest, destination=destination) if call is None else call(rest))
         return caught.value

@@ -7,8 +7,8 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,9 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-import uvloop
 
 from hf_transformer import credentials
 from hf_transformer.errors import (
-    ConfigError,
     PredictorDenied,
     PredictorError,
     PredictorTimeout,
@@ -30,18 +28,14 @@ from hf_transformer.errors import (
 from hf_transformer.predictor import failures
 from hf_transformer.predictor import grpc as transport
 from hf_transformer.predictor.base import Destination, UnknownRegion
-from hf_transformer.predictor.grpc import GrpcPredictor, metadata_of
+from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import RepositoryEntry, Tensor
-from tests.predictor.fault_server import HOST, Connection, nobody, scripted
+from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, nobody, scripted
 from tests.predictor.grpc_server import Fault, Handler, faulty, frame, head, predictor, serving, until_request
 
-pytestmark = pytest.mark.asyncio
-
 IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
-TLS = Path(__file__).with_name("tls")
-CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
 
 
 async def infer(
@@ -60,8 +54,14 @@ def answer(name: str = "logits", count: int = 2) -> bytes:
     return message.SerializeToString()
 
 
-async def good(request: bytes, context: Any) -> bytes:
-    return answer()
+def answering(response: bytes) -> Handler:
+    async def handler(request: bytes, context: Any) -> bytes:
+        return response
+
+    return handler
+
+
+good = answering(answer())
 
 
 def failing(code: grpc.StatusCode, message: str = "the model's own words") -> Handler:
@@ -121,42 +121,15 @@ async def test_a_request_and_its_answer() -> None:
         return answer()
 
     headers = {"x-request-id": "7", "authorization": "Bearer x", "name": "é", "data-bin": "x", "te": "gzip"}
+    headers |= {"grpc-timeout": "1S", "new line": "x", "two": "a\nb", "empty": ""}
     async with serving(ModelInfer=handler) as host, predictor(host) as client:
         assert await infer(client, headers) == [0.5, 0.5]
     request, metadata, remaining = seen[0]
     assert (request.model_name, request.inputs[0].name) == ("bert", "input_ids")
     assert list(request.raw_input_contents) == [IDS.data.tobytes()]
-    assert (metadata["x-request-id"], metadata["authorization"]) == ("7", "Bearer x")
-    assert not {"name", "data-bin"} & set(metadata)
+    assert (metadata["x-request-id"], metadata["authorization"], metadata["empty"]) == ("7", "Bearer x", "")
+    assert not {"name", "data-bin", "te", "new line", "two"} & set(metadata)
     assert remaining is None, "a deadline on the wire can crash Triton"
-
-
-async def test_metadata() -> None:
-    headers = {"traceparent": "00-ab", "grpc-timeout": "1S", "a-bin": "x", "b": "é", "c": "a\nb", "d e": "x", "f": ""}
-    assert metadata_of(headers) == [("traceparent", "00-ab"), ("f", "")]
-
-
-def calls_at_once() -> Coroutine[Any, Any, None]:
-    """Small and large answers among each other."""
-
-    async def handler(request: bytes, context: Any) -> bytes:
-        count = int(np.frombuffer(pb.ModelInferRequest.FromString(request).raw_input_contents[0], np.int64)[0])
-        return answer(count=count)
-
-    async def main() -> None:
-        async with serving(ModelInfer=handler) as host, predictor(host) as client:
-            counts = [*range(1, 65), 9 * 30522, 1_000_000]
-            inputs = [Tensor("input_ids", "INT64", np.array([count])) for count in counts]
-            replies = await asyncio.gather(*[client.infer([one], ["logits"], {}) for one in inputs])
-            assert [reply.tensors["logits"].data.shape for reply in replies] == [(1, count) for count in counts]
-            assert all((reply.tensors["logits"].data == 0.5).all() for reply in replies)
-
-    return main()
-
-
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-async def test_calls_at_once(run: Any) -> None:
-    await asyncio.to_thread(run, calls_at_once())
 
 
 @pytest.mark.parametrize(
@@ -169,10 +142,7 @@ async def test_calls_at_once(run: Any) -> None:
     ids=["receive", "response", "send"],
 )
 async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return answer(count=2_000_000)
-
-    async with serving(ModelInfer=handler) as host:
+    async with serving(ModelInfer=answering(answer(count=2_000_000))) as host:
         async with predictor(host) as client:
             assert len(await infer(client)) == 2_000_000
         where = destination()
@@ -192,10 +162,7 @@ async def test_the_limits_of_messages(settings: dict[str, int], flag: str) -> No
     ids=["garbage", "empty", "other output"],
 )
 async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return response
-
-    async with serving(ModelInfer=handler) as host, predictor(host) as client:
+    async with serving(ModelInfer=answering(response)) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match=message):
             await infer(client)
 
@@ -267,11 +234,6 @@ async def test_refused() -> None:
     assert (caught.value.kind, caught.value.connection, where.settled) == (failures.CONNECTION, None, True)
 
 
-async def test_a_host_that_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"^predictor_host is 'a\.\.b': that is no host name"):
-        predictor("a..b")
-
-
 # A connection that breaks. Only its own calls fail; the next one is answered.
 
 
@@ -294,20 +256,9 @@ async def goes_away(connection: Connection) -> None:
     await connection.send(frame(7, 0, 0, stream.to_bytes(4) + (11).to_bytes(4) + b"too_many_pings"))
 
 
-async def stops_midway(connection: Connection) -> None:
-    stream = await until_request(connection)
-    await connection.send(head(stream) + frame(0, 0, stream, b"\0\0\1\0\0abc"))
-
-
 async def wedged(connection: Connection) -> None:
     stream = await until_request(connection)
     await connection.send(head(stream) + frame(0, 0, stream, b"\0\0\1\0\0abc", length=2**24 - 1))
-    await connection.until_closed()
-
-
-async def sends_noise(connection: Connection) -> None:
-    await until_request(connection)
-    await connection.send(bytes(range(200)))
     await connection.until_closed()
 
 
@@ -317,22 +268,13 @@ async def speaks_http1(connection: Connection) -> None:
     await connection.until_closed()
 
 
-async def speaks_noise(connection: Connection) -> None:
-    await connection.reader.read(24)
-    await connection.send(bytes(range(200)))
-    await connection.until_closed()
-
-
 FAULTS: Sequence[tuple[Fault, str, str]] = [
     (closes, failures.NO_ANSWER, "is unavailable: Socket closed"),
     (resets, failures.NO_ANSWER, "is unavailable: .*reset by peer"),
     (hangs, failures.NO_ANSWER, "is unavailable: ping timeout"),
     (goes_away, failures.NO_ANSWER, "too_many_pings"),
-    (stops_midway, failures.NO_ANSWER, "is unavailable: (Socket closed|.*reset by peer)"),
     (wedged, failures.NO_ANSWER, "Frame size 16777215 is larger"),
-    (sends_noise, failures.NO_ANSWER, "Failed parsing HTTP/2"),
     (speaks_http1, failures.CONNECTION, r"\(if that is its REST port, use --predictor_protocol=v2\)$"),
-    (speaks_noise, failures.CONNECTION, "is unavailable: failed to connect"),
 ]
 
 
@@ -378,20 +320,6 @@ async def test_calls_that_end_with_one_connection_say_so() -> None:
     assert len(set(ended[:3])) == len(set(ended[3:])) == 1
     assert ended[0] is not ended[3]
     assert None not in ended
-
-
-async def test_a_server_that_restarts_is_found_again() -> None:
-    async with AsyncExitStack() as stack:
-        host = await stack.enter_async_context(serving(ModelInfer=good))
-        async with predictor(host) as client:
-            await infer(client)
-            await stack.aclose()
-            for _ in range(3):
-                with pytest.raises(PredictorUnavailable):
-                    await infer(client)
-                await asyncio.sleep(0.3)
-            async with serving(port=int(host.rpartition(":")[2]), ModelInfer=good):
-                assert await until_answered(client) == [0.5, 0.5]
 
 
 async def test_two_predictors_share_no_connection() -> None:
@@ -544,48 +472,25 @@ async def about(request: bytes, context: Any) -> bytes:
     return message.SerializeToString()
 
 
-async def test_spec() -> None:
-    async def config(request: bytes, context: Any) -> bytes:
-        message = pb.ModelConfigResponse()
-        message.config.max_batch_size = 4
-        message.config.input.add(name="a", data_type=pb.TYPE_INT32, dims=[4])
-        return message.SerializeToString()
-
-    async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
-        spec = await client.model_spec()
-    assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", 4, (4,))
-
-
 async def test_spec_of_a_server_without_configuration() -> None:
     async with serving(ModelMetadata=about) as host, predictor(host) as client:
         spec = await client.model_spec()
     assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [(grpc.StatusCode.INTERNAL, PredictorError), (grpc.StatusCode.UNAVAILABLE, PredictorUnavailable)],
-    ids=["internal", "unavailable"],
-)
-async def test_a_configuration_that_fails_is_an_error(code: grpc.StatusCode, expected: type[Exception]) -> None:
-    async with serving(ModelMetadata=about, ModelConfig=failing(code, "no memory")) as host:
-        async with predictor(host) as client:
-            with pytest.raises(expected, match="no memory"):
-                await client.model_spec()
+async def test_a_configuration_that_fails_is_an_error() -> None:
+    config = failing(grpc.StatusCode.INTERNAL, "no memory")
+    async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
+        with pytest.raises(PredictorError, match="no memory"):
+            await client.model_spec()
 
 
-@pytest.mark.parametrize("ready", [True, False])
-async def test_readiness(ready: bool) -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return pb.ModelReadyResponse(ready=ready).SerializeToString()
-
+@pytest.mark.parametrize("says", [True, False, None], ids=["ready", "not ready", "unknown model"])
+async def test_readiness(says: bool | None) -> None:
+    answered = answering(pb.ModelReadyResponse(ready=bool(says)).SerializeToString())
+    handler = failing(grpc.StatusCode.NOT_FOUND) if says is None else answered
     async with serving(ModelReady=handler) as host, predictor(host) as client:
-        assert await client.model_ready() is ready
-
-
-async def test_an_unknown_model_is_not_ready() -> None:
-    async with serving(ModelReady=failing(grpc.StatusCode.NOT_FOUND)) as host, predictor(host) as client:
-        assert await client.model_ready() is False
+        assert await client.model_ready() is bool(says)
 
 
 async def test_readiness_that_can_not_be_told() -> None:
@@ -600,9 +505,7 @@ async def test_readiness_that_can_not_be_told() -> None:
 
 
 async def test_questions_with_malformed_answers() -> None:
-    async def handler(request: bytes, context: Any) -> bytes:
-        return b"\xff\xff"
-
+    handler = answering(b"\xff\xff")
     async with (
         serving(ModelReady=handler, ModelMetadata=handler, ServerMetadata=handler, RepositoryIndex=handler) as host,
         predictor(host) as client,
@@ -614,11 +517,7 @@ async def test_questions_with_malformed_answers() -> None:
 
 async def test_what_the_doctor_asks() -> None:
     def giving(message: Any) -> Handler:
-        async def handler(request: bytes, context: Any) -> bytes:
-            content: bytes = message.SerializeToString()
-            return content
-
-        return handler
+        return answering(message.SerializeToString())
 
     index = pb.RepositoryIndexResponse()
     index.models.add(name="bert", version="1", state="READY")
@@ -680,34 +579,6 @@ async def test_an_unknown_region() -> None:
         with pytest.raises(UnknownRegion):
             await infer(client, destination=where)
     assert where.settled
-
-
-async def test_registrations() -> None:
-    seen: list[Any] = []
-
-    async def register(request: bytes, context: Any) -> bytes:
-        seen.append(pb.SystemSharedMemoryRegisterRequest.FromString(request))
-        return b""
-
-    async def unregister(request: bytes, context: Any) -> bytes:
-        seen.append(pb.SystemSharedMemoryUnregisterRequest.FromString(request))
-        return b""
-
-    async def status(request: bytes, context: Any) -> bytes:
-        response = pb.SystemSharedMemoryStatusResponse()
-        response.regions["r1"].name = "r1"
-        return response.SerializeToString()
-
-    server = serving(
-        SystemSharedMemoryRegister=register,
-        SystemSharedMemoryUnregister=unregister,
-        SystemSharedMemoryStatus=status,
-    )
-    async with server as host, predictor(host) as client:
-        await client.register_region("r1", "/r1", 4096)
-        await client.unregister_region("r1")
-        assert await client.region_names() == ["r1"]
-    assert (seen[0].name, seen[0].key, seen[0].byte_size, seen[1].name) == ("r1", "/r1", 4096, "r1")
 
 
 async def test_a_server_without_shared_memory() -> None:

@@ -20,8 +20,6 @@ from hf_transformer.types import Tensor
 from tests.predictor.fault_server import Connection, nobody
 from tests.predictor.grpc_server import faulty, frame, head, message, predictor, serving, until_request
 
-pytestmark = pytest.mark.asyncio
-
 IDS = Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))
 
 
@@ -176,13 +174,6 @@ async def test_leaving_early_cancels_the_call(by: str) -> None:
         await asyncio.wait_for(cancelled.wait(), 20)
 
 
-async def test_refused() -> None:
-    async with predictor(nobody()) as client:
-        with pytest.raises(PredictorUnavailable, match="failed to connect") as caught:
-            await read(client)
-    assert caught.value.kind == "connection"
-
-
 @pytest.mark.parametrize(
     ("responses", "kind"), [(0, failures.NO_ANSWER), (1, failures.LOST)], ids=["at once", "midway"]
 )
@@ -247,20 +238,3 @@ async def test_a_slow_reader_holds_the_server_back() -> None:
             for _ in range(before + 50):
                 await anext(responses)
             assert written > before
-
-
-async def test_many_at_a_time_do_not_mix() -> None:
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        request = pb.ModelInferRequest.FromString(await anext(requests))
-        first = int(np.frombuffer(request.raw_input_contents[0], "<i4")[0])
-        for step in range(20):
-            await context.write(answer(first, step))
-        await context.write(answer(final=True))
-
-    async def one(number: int) -> list[list[int]]:
-        ids = Tensor("input_ids", "INT32", np.array([number], "<i4"))
-        return [one["output_ids"].data.tolist() async for one in client.stream([ids], ["output_ids"], {})]
-
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
-        found = await asyncio.gather(*[one(number) for number in range(1, 33)])
-    assert found == [[[number, step] for step in range(20)] for number in range(1, 33)]

@@ -7,10 +7,7 @@ import errno
 import fcntl
 import logging
 import os
-import signal
 import stat
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,15 +28,11 @@ from hf_transformer.predictor.shared_memory import (
     Pauses,
     Region,
     SharedMemory,
-    Slot,
-    aligned,
     remove_leftovers,
-    remove_own_and_leftovers,
 )
 from hf_transformer.types import Tensor, TensorSpec
 from tests.predictor.scripted import SPEC, ScriptedTransport, until
 
-ROOT = Path(__file__).parents[2]
 SIZE = 64 * 2**10
 QUARTER = SIZE // 16
 """Elements of an output that takes a quarter of the region."""
@@ -144,21 +137,6 @@ async def test_nothing_is_made_for_small_outputs_or_unknown_sizes(shared: Shared
         assert sum(shared.predictor.use().batches.values()) == 0
 
 
-async def test_calls_side_by_side_have_their_own_slots_and_the_rest_goes_inline(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        gates = [shared.transport.gate(number) for number in range(6)]
-        calls = [asyncio.create_task(shared.infer(number)) for number in range(6)]
-        await until(lambda: shared.transport.calls == 7)
-        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((4, 0), 0)
-        assert shared.batches("inline_full") == 2
-        for gate in reversed(gates):
-            gate.set_result(None)
-        assert await asyncio.gather(*calls) == [[number] for number in range(6)]
-        assert shared.batches("shared") == 4
-        assert shared.predictor.use().bytes == {"in_use": 0, "quarantined": 0, "free": SIZE}
-
-
 async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> None:
     sizes = (1023, 1024, SIZE // 2, SIZE // 2 + 1, SIZE, SIZE + 1)
 
@@ -180,13 +158,6 @@ async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> No
         await until(lambda: shared.predictor.use().registered)
         assert shares() == [1024, SIZE // 2, SIZE // 2 + 1, SIZE]
     assert shares() == []
-
-
-async def test_an_output_larger_than_the_region_goes_inline(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        assert await shared.infer(1, 8 * QUARTER) == [1]
-        assert shared.batches("inline_full") == 1
 
 
 @pytest.mark.parametrize("end", [LOST, PredictorTimeout("late"), None], ids=["lost", "late", "cancelled"])
@@ -211,34 +182,12 @@ async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exce
     assert len(shared.transport.regions) == 1, "a request may be under way in it, so the predictor keeps it"
 
 
-async def test_an_answered_error_gives_the_slot_back(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        shared.transport.gate(1).set_exception(PredictorError("bad"))
-        with pytest.raises(PredictorError, match="bad"):
-            await shared.infer(1)
-        assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((0, 0), SIZE)
-
-
 async def test_a_stale_connection_quarantines_the_slot_and_the_call_goes_inline(shared: Shared) -> None:
     async with shared.predictor:
         await shared.registered()
         shared.transport.gate(1).set_exception(StaleConnection("it ended before an answer"))
         assert await shared.infer(1) == [1]
         assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 1))
-
-
-async def test_an_output_that_outgrows_its_slot_is_an_error(shared: Shared) -> None:
-    async with shared.predictor as predictor:
-        await shared.registered()
-        with pytest.raises(Exception, match="4096 bytes, but has room for 4000"):
-            await predictor.infer([Tensor("i", "INT64", np.zeros(1024))], ["logits"], {}, sizes={"logits": 4000})
-
-
-async def test_streams_are_those_of_the_transport(shared: Shared) -> None:
-    shared.transport.streams = [[1, 2]]
-    async with shared.predictor as predictor:
-        assert [int(one["n"].data[0]) async for one in predictor.stream([], ["n"], {})] == [1, 2]
 
 
 async def test_metrics(shared: Shared) -> None:
@@ -319,21 +268,6 @@ async def test_no_more_regions_are_made_than_the_predictor_lets_go_of(tmp_path: 
         await asyncio.sleep(0)
         assert len(shared.transport.registered) == 2 and not shared.predictor.use().registered
         assert shared.batches("inline_unregistered") == 3
-
-
-async def test_a_restarted_predictor_gets_one_new_region_and_every_call_is_answered(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        shared.transport.regions.clear()
-        answers = await asyncio.gather(*(shared.infer(number) for number in range(4)))
-        assert answers == [[number] for number in range(4)]
-        assert shared.batches("inline_resent") == 4
-        await until(lambda: shared.predictor.use().registered)
-        assert await shared.infer(5) == [5]
-        assert shared.batches("shared") == 1
-        assert len(set(shared.transport.registered)) == 2
-        assert shared.files == [shared.transport.registered[1]]
-        assert shared.slots() == (0, 0)
 
 
 async def test_registrations_do_not_follow_one_another_at_once(tmp_path: Path) -> None:
@@ -432,18 +366,6 @@ async def test_room_that_a_dead_predecessor_takes_comes_back(
         assert caplog.text.count("do not fit") == 1
 
 
-async def test_leftovers_of_a_killed_predecessor_go_here_and_at_the_predictor(shared: Shared) -> None:
-    leftover = f"{PREFIX}dead"
-    (shared.folder / leftover).write_bytes(b"x")
-    shared.transport.regions = {leftover: shared.folder / leftover, "of others": shared.folder}
-    async with shared.predictor:
-        assert shared.files == []
-        await until(lambda: leftover not in shared.transport.regions)
-        assert shared.transport.attempts == 0, "also where no region is wanted"
-        await shared.registered()
-        assert list(shared.transport.regions) == ["of others", *shared.transport.registered]
-
-
 async def test_nothing_is_forgotten_at_a_predictor_that_does_not_see_our_folder(shared: Shared) -> None:
     """Its regions are those of processes that may well live, on its own machine."""
     theirs = f"{PREFIX}theirs"
@@ -481,25 +403,6 @@ async def test_closing_while_a_region_is_made(shared: Shared, fails: bool) -> No
 # Files and slots
 
 
-def write(slot: Slot, data: bytes) -> None:
-    """What the predictor does."""
-    with slot.region.path.open("r+b") as file:
-        file.seek(slot.offset)
-        file.write(data)
-
-
-def filled(folder: Path, size: int = SIZE) -> Region:
-    region = Region(size, folder)
-    region.fill()
-    return region
-
-
-def taken(region: Region, **lengths: int) -> Slot:
-    slot = region.take(lengths)
-    assert slot is not None
-    return slot
-
-
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=60))
 def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> None:
     gaps = Gaps(32 * ALIGNMENT + 5)
@@ -521,50 +424,6 @@ def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> N
     assert gaps.take(32 * ALIGNMENT) == 0
 
 
-def test_the_first_gap_that_is_large_enough_is_taken() -> None:
-    gaps = Gaps(640)
-    assert [gaps.take(size) for size in (64, 128, 64, 384)] == [0, 64, 192, 256]
-    assert gaps.take(64) is None
-    gaps.give_back(64, 128)
-    gaps.give_back(256, 384)
-    assert (gaps.take(192), gaps.take(64), gaps.take(64)) == (256, 64, 128)
-
-
-@pytest.mark.parametrize(("size", "wanted"), [(0, 0), (1, 64), (64, 64), (65, 128)], ids=str)
-def test_sizes_are_rounded_up(size: int, wanted: int) -> None:
-    assert aligned(size) == wanted
-
-
-def test_each_output_has_its_own_place(tmp_path: Path) -> None:
-    region = filled(tmp_path)
-    slot, other = taken(region, a=100, b=64, c=1), taken(region, a=100)
-    assert [(one.region, one.offset, len(one.memory)) for one in slot.destination.placements.values()] == [
-        (region.name, 0, 100),
-        (region.name, 128, 64),
-        (region.name, 192, 1),
-    ]
-    assert (slot.destination.region, slot.size, other.offset) == (region.name, 256, 256)
-    write(other, b"other")
-    write(slot, b"logits")
-    place, theirs = slot.destination.placements["a"], other.destination.placements["a"]
-    assert bytes(place.memory[:6]) == b"logits" and place.memory.readonly
-    region.close()
-    assert bytes(theirs.memory[:5]) == b"other", "what is mapped stays readable"
-    assert region.take({"a": 1}) is None and list(tmp_path.iterdir()) == []
-
-
-def test_a_slot_that_may_still_be_written_is_never_handed_out_again(tmp_path: Path) -> None:
-    region = filled(tmp_path)
-    first, second = taken(region, a=SIZE // 2), taken(region, a=SIZE // 2)
-    region.give_back(first)
-    assert region.take({"a": 64}) is None
-    assert (region.taken_slots, region.lost_slots, region.lost_bytes) == (1, 1, SIZE // 2)
-    second.destination.settled = True
-    region.give_back(second)
-    assert taken(region, a=64).offset == SIZE // 2
-    region.close()
-
-
 def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
     region = Region(SIZE, tmp_path)
     assert (region.path.stat().st_size, region.path.stat().st_blocks) == (SIZE, 0)
@@ -583,22 +442,6 @@ def test_every_user_can_write_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE(region.path.stat().st_mode) == 0o666
     region.close()
-
-
-def test_names_are_new_each_time(tmp_path: Path) -> None:
-    regions = [Region(SIZE, tmp_path) for _ in range(3)]
-    assert len({region.name for region in regions}) == 3
-    for region in regions:
-        assert region.name.startswith(PREFIX) and region.key == f"/{region.name}"
-        assert not region.name.startswith("triton_python_backend_shm_region_")
-        region.close()
-
-
-def test_an_absurd_size_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="do not fit") as caught:
-        Region(2**60, tmp_path)
-    assert caught.value.errno == errno.ENOSPC
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("free", [[SIZE + MARGIN - 1], [SIZE + MARGIN, MARGIN - 1]], ids=["before", "after"])
@@ -642,44 +485,3 @@ def test_a_file_that_is_taken_for_a_leftover_while_it_is_made_is_made_again(
     assert [path.name for path in tmp_path.iterdir()] == [region.name]
     assert len(removed[0]) == 1 and region.name not in removed[0]
     region.close()
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from hf_transformer.predictor.shared_memory import Region
-region = Region(65536, Path(sys.argv[1]))
-print(region.name, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ended without close"])
-def test_what_a_process_leaves(tmp_path: Path, killed: bool) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdin is not None and process.stdout is not None
-        name = process.stdout.readline().strip()
-        assert remove_leftovers(tmp_path) == []
-        if killed:
-            process.send_signal(signal.SIGKILL)
-        process.stdin.close()
-        process.wait()
-    assert [path.name for path in tmp_path.iterdir()] == ([name] if killed else [])
-    assert remove_leftovers(tmp_path) == ([name] if killed else [])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_process_that_ends_by_os_exit_removes_its_own_file_before(tmp_path: Path) -> None:
-    mine = Region(SIZE, tmp_path)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdin is not None and process.stdout is not None
-        theirs = process.stdout.readline().strip()
-        (tmp_path / f"{PREFIX}dead").write_bytes(b"x")
-        remove_own_and_leftovers(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == [theirs]
-        process.stdin.close()
-    mine.close()

@@ -22,10 +22,9 @@ from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.wiring import predictor_settings
 from tests.configuring import error
-from tests.predictor.fault_server import HOST, Connection, scripted
+from tests.predictor.fault_server import CERTIFICATE, KEY, TLS, Connection, scripted, server_context
+from tests.predictor.grpc_server import serving
 
-TLS = Path(__file__).with_name("tls")
-CERTIFICATE, KEY = TLS / "localhost.pem", TLS / "localhost.key"
 PROTOCOL = pytest.mark.parametrize("protocol", ["v2", "grpc-v2"], ids=["rest", "grpc"])
 OWN = {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(CERTIFICATE), "HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(KEY)}
 
@@ -36,8 +35,7 @@ async def rest_server(mutual: bool) -> AsyncIterator[int]:
         await connection.request()
         await connection.answer("200 OK")
 
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(CERTIFICATE, KEY)
+    context = server_context()
     if mutual:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(CERTIFICATE)
@@ -50,17 +48,11 @@ async def grpc_server(mutual: bool) -> AsyncIterator[int]:
     async def ready(request: bytes, context: Any) -> bytes:
         return pb.ModelReadyResponse(ready=True).SerializeToString()
 
-    server = grpc.aio.server()
-    handlers = {"ModelReady": grpc.unary_unary_rpc_method_handler(ready)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
     pair = [(KEY.read_bytes(), CERTIFICATE.read_bytes())]
     roots = CERTIFICATE.read_bytes() if mutual else None
-    port = server.add_secure_port(f"{HOST}:0", grpc.ssl_server_credentials(pair, roots, mutual))
-    await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop(None)
+    credentials = grpc.ssl_server_credentials(pair, roots, mutual)
+    async with serving(credentials=credentials, ModelReady=ready) as host:
+        yield int(host.rpartition(":")[2])
 
 
 SERVERS = {"v2": rest_server, "grpc-v2": grpc_server}
@@ -166,16 +158,6 @@ def test_certificates_that_are_not_there(tmp_path: Path) -> None:
             root_certificates(chosen)
     with pytest.raises(ConfigError, match=f"no certificate in {file}"):
         root_certificates(certificates(file))
-
-
-@PROTOCOL
-async def test_a_predictor_that_is_closed_is_unavailable(protocol: str) -> None:
-    async with SERVERS[protocol](False) as port:
-        settings = PredictorSettings("m", f"localhost:{port}", use_ssl=True, ca_file=str(CERTIFICATE))
-        async with open_predictor(protocol, settings, 0) as predictor:
-            await predictor.model_ready()
-        with pytest.raises(PredictorUnavailable, match="closed"):
-            await predictor.model_ready()
 
 
 @PROTOCOL

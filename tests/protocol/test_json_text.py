@@ -101,19 +101,6 @@ def test_what_is_no_json(start: int) -> None:
         parse_json(b" " * start + b'{"a":', LIMITS)
 
 
-@pytest.mark.parametrize("body", [b"[[1]]", b"[[1]]" + b" " * json_text.SMALL], ids=["small", "large"])
-def test_the_collector_pauses_while_a_large_body_is_parsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def loads(text: bytes) -> Any:
-        seen.append(gc.isenabled())
-        return orjson.loads(text)
-
-    monkeypatch.setattr(json_text, "parse", loads)
-    assert parse_json(body, LIMITS) == [[1]]
-    assert (seen, gc.isenabled()) == ([len(body) < json_text.SMALL], True)
-
-
 def test_the_collector_goes_on_after_the_outermost_pause() -> None:
     with pytest.raises(ZeroDivisionError), collector_paused():
         with collector_paused():

@@ -13,7 +13,6 @@ from hf_transformer.protocol import grpc, rest
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed, Placement
 from hf_transformer.types import Tensor
-from tests.protocol.requests import encoded
 
 IDS = Tensor("input_ids", "INT64", np.array([[1, 2]]))
 VALUES = np.arange(6, dtype="<f4")
@@ -40,21 +39,6 @@ def over_grpc(*entries: Any, raw: bytes = b"", places: Mapping[str, Placement] =
 LOGITS = {"name": "logits", "datatype": "FP32", "shape": [2, 3]}
 POOLED = {"name": "pooled", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}
 both = pytest.mark.parametrize("decode", [over_rest, over_grpc], ids=["rest", "grpc"])
-
-
-def test_a_rest_request() -> None:
-    body, length = encoded([IDS], ["logits", "pooled"], PLACES)
-    assert orjson.loads(body[:length])["outputs"] == [
-        {
-            "name": "logits",
-            "parameters": {
-                "shared_memory_region": "region",
-                "shared_memory_offset": 128,
-                "shared_memory_byte_size": 24,
-            },
-        },
-        {"name": "pooled", "parameters": {"binary_data": True}},
-    ]
 
 
 def test_a_grpc_request() -> None:

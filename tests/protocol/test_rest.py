@@ -16,9 +16,8 @@ from hf_transformer.protocol.rest import (
     decode_infer_response,
     encode_infer_request,
     parse_header_length,
-    split_body,
 )
-from hf_transformer.protocol.tensors import Malformed, Unwritable
+from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Tensor
 from tests.protocol.requests import encoded
 
@@ -66,11 +65,6 @@ def test_request() -> None:
 def test_request_for_all_outputs() -> None:
     body, length = encoded([], [])
     assert orjson.loads(body[:length]) == {"inputs": [], "parameters": {"binary_data_output": True}}
-
-
-def test_request_that_can_not_be_written() -> None:
-    with pytest.raises(Unwritable, match="'x' is INT64, its data is float64"):
-        encode_infer_request([Tensor("x", "INT64", np.array([0.5]))], [])
 
 
 def test_a_large_input_is_not_copied() -> None:
@@ -163,11 +157,6 @@ def test_malformed_body(body: bytes, length: int | None, message: str) -> None:
         decode_infer_response(memoryview(body), length)
 
 
-def test_an_error_in_spite_of_the_status() -> None:
-    with pytest.raises(PredictorError, match=r"^the predictor's error: out of memory$"):
-        decode_infer_response(*framed({"error": "out of memory"}))
-
-
 def test_a_name_comes_once() -> None:
     with pytest.raises(Malformed, match="'a' comes twice"):
         decode_infer_response(*framed({"outputs": [output(), output()]}, bytes(8)))
@@ -213,8 +202,3 @@ def test_any_json_is_decoded_or_refused(shape: Any, data: Any, size: Any, name: 
     for entry in entries:
         with suppress(Malformed):
             decode_infer_response(*framed({"outputs": [entry]}, bytes(4)))
-
-
-def test_split_body_keeps_what_is_behind_the_header() -> None:
-    header, raw = split_body(memoryview(b'{"a":1}xyz'), 7)
-    assert (bytes(header), bytes(raw)) == (b'{"a":1}', b"xyz")

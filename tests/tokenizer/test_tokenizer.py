@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer.load import NAMED, load_fast
@@ -87,14 +85,6 @@ def test_lower_case_switched_off(name: str, ours: Any, folders: Any) -> None:
 def test_lower_case_switched_off_for_generic_class(tmp_path: Path, lower_case: bool) -> None:
     upper, lower = load_tokenizer(added_to_bert(tmp_path), {}, lower_case=lower_case).encode(["Paris", "paris"])
     assert (upper.ids == lower.ids) is lower_case
-
-
-@pytest.mark.parametrize("name", ["bert", "bert-cased", "roberta", "gpt2", "xlm-roberta", "t5", "generic-unigram"])
-@settings(max_examples=60)
-@given(text=st.text(max_size=120), second=st.text(max_size=80))
-def test_any_text(name: str, text: str, second: str, ours: Any, auto: Any) -> None:
-    for texts in ([text], [(text, second)]):
-        check_same(ours(name, max_model_len=MAX), auto(name), texts)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "byt5"])

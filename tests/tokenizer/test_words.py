@@ -7,7 +7,7 @@ import random
 import string
 import sys
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -19,15 +19,12 @@ from hypothesis import strategies as st
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tokenizer import words
 from hf_transformer.tokenizer.engine import RustEngine
-from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, Ids, WordCache
+from hf_transformer.tokenizer.words import LONGEST_CHUNK, LONGEST_TEXT, TURNS, WordCache
 from hf_transformer.types import PLAIN, Words
-from hf_transformer.wiring import load_parts
-from tests.configuring import config
 from tests.tiny_tokenizers.any_texts import any_texts
 from tests.tiny_tokenizers.corpus import grid
 from tests.tiny_tokenizers.separable import BACKENDS, LIMIT, Library, cache_of, copy_of, encode, engine_of, vocabulary
 from tests.tiny_tokenizers.trained import wordpiece
-from tests.triton_repository import DEMO_MODEL
 
 warm = cache(engine_of)
 library = cache(Library)
@@ -96,12 +93,6 @@ def test_a_text_as_long_as_the_limit_is_not_truncated(limit: int) -> None:
             assert encoding.truncated == (count > limit - 2)
 
 
-@pytest.mark.parametrize(("flags", "expected"), [((), True), (("--enable_word_cache=false",), False)])
-def test_the_switch_of_the_service(flags: tuple[str, ...], expected: bool) -> None:
-    engine: Any = load_parts(config(f"--model_dir={DEMO_MODEL}", *flags)).tokenizer._engine
-    assert (engine._words is not None) == expected
-
-
 def test_lone_surrogates_are_refused() -> None:
     engine = engine_of("bert")
     for text in ("\udc80", "Paris \ud800 Paris", "Paris is\udfff"):
@@ -164,34 +155,6 @@ def test_long_words_are_not_kept_and_long_texts_not_looked_at() -> None:
             assert (chunk in known._young) == kept
     assert known.ids("a" + " " * LONGEST_TEXT) is None
     assert known.ids("a" + " " * (LONGEST_TEXT - 1)) == Library("bert").encode("a").ids
-
-
-def test_words_that_are_asked_for_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = cache_of("bert")
-    monkeypatch.setattr(words, "GENERATION_BYTES", 20_000)
-    encoded: list[str] = []
-    learn = known._learn
-
-    def counting(chunks: Sequence[str]) -> dict[str, Ids]:
-        encoded.extend(chunks)
-        return learn(chunks)
-
-    monkeypatch.setattr(known, "_learn", counting)
-    for number in range(1000):
-        assert known.ids(f"élève is {number}") == Library("bert").encode(f"élève is {number}").ids
-    assert encoded == ["élève"]
-    for number in range(1000):
-        known.ids(f"is {number}")
-    known.ids("élève")
-    assert encoded == ["élève"] * 2, "forgotten after a while"
-
-
-def test_a_text_of_unknown_words_is_the_librarys_and_teaches_now_and_then() -> None:
-    known = cache_of("bert")
-    found = [known.ids(f"é{n}a é{n}b é{n}c é{n}d") is not None for n in range(3 * len(TURNS))]
-    assert sum(found) == 3 and found[0] and found[len(TURNS)]
-    assert known.ids("é0a é0b é0c é0d") is not None
-    assert known.ids("é1a é1b the capital of France") is not None, "few unknown words are encoded alone"
 
 
 @pytest.mark.parametrize("text", ["", " ", "a  b", "  a", "a ", "a\nb", "a\u00a0b c", "\x1ca", "é \t"])
