@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from hf_transformer import __version__, cli
+from hf_transformer import __version__
+from hf_transformer.commands import cli
 from hf_transformer.config.manual import groups_of, help_about, option_help, overview
 from hf_transformer.config.options import all_options
 from hf_transformer.errors import ConfigError, LoadError

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer import __version__, cli
+from hf_transformer import __version__
+from hf_transformer.commands import cli
 from hf_transformer.commands.doctor import command
 from hf_transformer.commands.doctor.examination import Result
 from tests.predictor.fault_server import nobody
