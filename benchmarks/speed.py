@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -188,7 +187,7 @@ def run(options: Options, folder: Path) -> int:
     started = time.monotonic()
     minilm = options.minilm if options.minilm.is_dir() else None
     lay_out(folder, options.bench_environment / "triton", minilm)
-    flags = service_flags(options)
+    flags = options.services()
     models = [model.name for model in MODELS] if options.checkout else None
     with LocalTriton(
         folder / "triton",
@@ -267,19 +266,6 @@ def _others(model: Model, ground: Ground, options: Options) -> list[Subject]:
         for more in ("", IN_MEMORY) if protocol == "http" or not options.quick else ():
             name = f"{PERF_ANALYZER}, {label}{more}"
             found.append(PerfAnalyzer(name, ground, model, analyzer, protocol, bool(more)))
-    return found
-
-
-def service_flags(options: Options) -> dict[str, tuple[str, ...]]:
-    """The forms of the service that its version here has."""
-    command = [str(options.python), "-m", "hf_transformer", "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, env=variables(), check=True).stdout
-    found = {}
-    for name, flags in options.services().items():
-        if unknown := [flag for flag in flags if flag.partition("=")[0] not in text]:
-            say(f"left out: {name}; this service does not know {', '.join(unknown)}")
-        else:
-            found[name] = flags
     return found
 
 

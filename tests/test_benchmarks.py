@@ -14,6 +14,7 @@ import pytest
 from benchmarks.pairs import paired
 from benchmarks.report import command_of
 from benchmarks.speed import parse
+from hf_transformer.config.options import all_options
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,6 +51,13 @@ def test_a_checkout_is_a_name_and_a_folder_with_the_package(tmp_path: Path, caps
         with pytest.raises(SystemExit):
             parse(["--checkout", wrong])
         assert "is not NAME=PATH" in capsys.readouterr().err
+
+
+def test_the_flags_that_the_service_is_started_with_are_declared() -> None:
+    """An unknown one would be ignored, and another service measured than the table says."""
+    declared = {f"--{option.name}" for option in all_options()}
+    forms = parse([]).services()
+    assert forms and {flag.partition("=")[0] for flags in forms.values() for flag in flags} <= declared
 
 
 @pytest.mark.parametrize(
