@@ -52,6 +52,16 @@ def refused(service: Service, instances: Any, parameters: Any, says: str, status
     assert all(part in message for part in says.split("...")), message
 
 
+def cut_or_refused(service: Service, instances: list[Any], says: str, **parameters: Any) -> Any:
+    """The answers to instances of which one is too long: cut and counted; with ``truncation: false`` it is 413."""
+    counter = f'hf_transformer_truncated_instances_total{{model_name="{service.model}"}}'
+    before = service.metric(counter)
+    answers = service.predict(instances, parameters)
+    assert service.metric(counter) == before + 1
+    refused(service, instances, {**parameters, "truncation": False}, says, 413)
+    return answers
+
+
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.integration.conftest import Serve, goldens, refused
+from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
 from tests.service import Service
 
 MODEL = "minibert_mean"
@@ -51,8 +51,7 @@ def test_the_limit_is_the_tokenizers_own(serve: Serve) -> None:
 
 def test_truncation_and_wrong_requests(serve: Serve) -> None:
     service = serve(MODEL, "v2", TASK)
-    assert len(service.predict([LONG], {"truncation": True})[0][0]) == 128
-    refused(service, ["a", LONG], {"truncation": False}, "instances[1]", 413)
+    assert len(cut_or_refused(service, ["a", LONG], "instances[1]")[1][0]) == 128
     refused(service, ["a", 3], {}, "instances[1]")
     for wrong, says in (
         ({"truncation": 1}, "parameters.truncation...a number"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 
 from tests.integration.conftest import Serve
@@ -147,34 +148,29 @@ def test_wrong_requests(serve: Serve) -> None:
             assert found["message"].startswith(f"{param}: ") and says in found["message"]
 
 
-def test_errors_without_a_field(serve: Serve) -> None:
-    client = embeddings(serve).client
-    bad = error(client.post("/openai/v1/embeddings", content=b"{"), 400)
-    assert bad["param"] is None and bad["message"].startswith("body: not JSON")
+UNKNOWN = {"param": "model", "code": "model_not_found"}
+ELSEWHERE: list[tuple[str, str, Any, int, dict[str, Any], str]] = [
+    ("POST", "embeddings", b"{", 400, {"param": None}, "body: not JSON"),
+    ("GET", "embeddings", None, 405, {"param": None, "code": "method_not_supported"}, "GET /openai/v1/embeddings: "),
+    ("POST", "models", None, 405, {"param": None, "code": "method_not_supported"}, "POST /openai/v1/models: "),
+    ("POST", "chat", None, 404, {"param": None, "code": None}, "POST /openai/v1/chat: "),
+    ("POST", "embeddings", BODY | {"model": "gpt"}, 404, UNKNOWN, f"is not served here; served: {MODEL}"),
+    ("POST", "rerank", RERANK, 404, UNKNOWN, f"is not served here; served: {MODEL}"),
+    ("GET", "models/gpt", None, 404, UNKNOWN, f"is not served here; served: {MODEL}"),
+]
+
+
+def test_unknown_models_routes_and_encodings(serve: Serve) -> None:
+    client = serve(MODEL).client
+    for method, endpoint, body, status, about, says in ELSEWHERE:
+        sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        found = error(client.request(method, f"/openai/v1/{endpoint}", **sent), status)
+        assert found.items() >= about.items()
+        assert says in found["message"]
     compressed = client.post("/openai/v1/embeddings", json=BODY, headers={"content-encoding": "br"})
     assert error(compressed, 415)["param"] is None
-    for method, path, status, code in (
-        ("GET", "/openai/v1/embeddings", 405, "method_not_supported"),
-        ("POST", "/openai/v1/models", 405, "method_not_supported"),
-        ("POST", "/openai/v1/chat", 404, None),
-        ("GET", "/openai", 404, None),
-    ):
-        found = error(client.request(method, path), status)
-        assert found["message"].startswith(f"{method} {path}: ")
-        assert (found["param"], found["code"]) == (None, code)
+    assert error(client.get("/openai"), 404)["message"].startswith("GET /openai: ")
     assert client.get("/v1/embeddings").json() == {"error": "GET /v1/embeddings: Not Found"}
-
-
-def test_unknown_models(serve: Serve) -> None:
-    client = embeddings(serve).client
-    for response in (
-        client.post("/openai/v1/embeddings", json=BODY | {"model": "gpt"}),
-        client.post("/openai/v1/rerank", json=RERANK),
-        client.get("/openai/v1/models/gpt"),
-    ):
-        found = error(response, 404)
-        assert f"is not served here; served: {MODEL}" in found["message"]
-        assert (found["param"], found["code"]) == ("model", "model_not_found")
 
 
 def test_rerank(serve: Serve) -> None:
@@ -209,21 +205,17 @@ def assert_card(card: Any) -> None:
     assert card == {"id": MODEL, "object": "model", "created": card["created"], "owned_by": "hf_transformer"}
 
 
-def test_models(serve: Serve) -> None:
-    client = embeddings(serve).client
-    listed = client.get("/openai/v1/models").json()
+@pytest.mark.parametrize("prefix", ["/openai", "/llm/api"])
+def test_the_prefix_of_all_routes(serve: Serve, prefix: str) -> None:
+    service = serve(MODEL, "v2", *(() if prefix == "/openai" else (f"--openai_route_prefix={prefix}/",)))
+    assert vectors(ask(service, "embeddings", BODY, prefix)) == service.predict([TEXTS[0]])
+    listed = service.client.get(f"{prefix}/v1/models").json()
     (card,) = listed["data"]
     assert_card(card)
     assert listed == {"object": "list", "data": [card]}
-    assert client.get(f"/openai/v1/models/{MODEL}").json() == card
-
-
-def test_another_prefix(serve: Serve) -> None:
-    service = serve(MODEL, "v2", "--openai_route_prefix=/llm/api/")
-    assert vectors(ask(service, "embeddings", BODY, "/llm/api")) == service.predict([TEXTS[0]])
-    assert_card(service.client.get(f"/llm/api/v1/models/{MODEL}").json())
-    error(service.client.get("/llm/api/v1/nothing"), 404)
-    assert service.client.get("/openai/v1/models").json() == {"error": "GET /openai/v1/models: Not Found"}
+    assert service.client.get(f"{prefix}/v1/models/{MODEL}").json() == card
+    error(service.client.get(f"{prefix}/v1/nothing"), 404)
+    assert service.client.get("/other/v1/models").json() == {"error": "GET /other/v1/models: Not Found"}
 
 
 def test_no_prefix(serve: Serve) -> None:

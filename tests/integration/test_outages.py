@@ -67,8 +67,13 @@ def ready(service: Service) -> bool:
 
 
 def uses_shared_memory(service: Service) -> Path:
-    """The region in which an answer travels, once the predictor has it."""
-    assert poll(lambda: service.metric("hf_transformer_shared_memory_registered") == 1, 10.0), service.log
+    """The region in which an answer travels, once a request made the service ask for it: every ten seconds at most."""
+
+    def registered() -> bool:
+        assert service.predict([TEXT]) == ["paris"]
+        return service.metric("hf_transformer_shared_memory_registered") == 1
+
+    assert poll(registered, 30.0), service.log
     before = service.metric(SHARED)
     assert service.predict([TEXT]) == ["paris"]
     assert service.metric(SHARED) == before + 1

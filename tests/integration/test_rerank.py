@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Serve, goldens, refused
+from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
 from tests.service import Service
 
 CASES = goldens("rerank")["cases"]
@@ -92,9 +92,5 @@ def test_bad_requests(serve: Serve) -> None:
 
 def test_pairs_that_are_too_long(serve: Serve) -> None:
     instances = [{"query": QUERY, "texts": [TEXT, TEXT * 60]}]
-    service = serve("cross")
-    counter = 'hf_transformer_truncated_instances_total{model_name="cross"}'
-    before = service.metric(counter)
-    assert len(service.predict(instances)[0]) == 2
-    assert service.metric(counter) == before + 1
-    refused(service, instances, {"truncation": False}, "instances[0].texts[1]: the text is longer", 413)
+    (found,) = cut_or_refused(serve("cross"), instances, "instances[0].texts[1]: the text is longer")
+    assert len(found) == 2

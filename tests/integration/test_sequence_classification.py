@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.conftest import Serve, goldens, refused
+from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
 from tests.service import Service
 from tests.triton_repository import task_model_folder
 
@@ -145,10 +145,5 @@ def test_bad_requests(serve: Serve) -> None:
 
 
 def test_a_text_that_is_too_long(serve: Serve) -> None:
-    service = serve("sentiment")
-    counter = 'hf_transformer_truncated_instances_total{model_name="sentiment"}'
-    before = service.metric(counter)
-    assert service.predict([TEXT * 100]) == [2]
-    assert service.metric(counter) == before + 1
     says = "instances[1]: the text is longer than the 128 tokens"
-    refused(service, [TEXT, TEXT * 100], {"truncation": False}, says, 413)
+    assert cut_or_refused(serve("sentiment"), [TEXT, TEXT * 100], says) == [2, 2]

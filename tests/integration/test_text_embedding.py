@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.commands.local_triton import poll
 from tests.integration.conftest import Serve, goldens, refused
 from tests.service import Service
 from tests.triton_repository import task_model_folder
@@ -109,21 +108,6 @@ def test_what_the_files_choose(serve: Serve, tmp_path_factory: pytest.TempPathFa
     assert_close(service.predict([case["text"]]), [case["prompt_query"]])
     assert_close(service.predict([case["text"]], {"prompt_name": "passage"}), [case["prompt_passage"]])
     assert_close(service.predict([case["text"]], {"prompt": ""}), [case["default"]])
-
-
-def test_a_module_that_the_model_has_to_apply(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Token vectors alone would give other embeddings; a model that gives the finished vector is fine."""
-    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
-    modules = [
-        {"idx": index, "name": str(index), "path": f"{index}_{kind}" if index else "", "type": f"x.models.{kind}"}
-        for index, kind in enumerate(kinds)
-    ]
-    folder = tmp_path_factory.mktemp("dense")
-    copy_of("minibert_mean", folder, modules__json=modules)
-    finished = serve("minibert_pooled", "v2", f"--model_dir={folder}")
-    assert_close(finished.predict(TEXTS), serve("minibert_mean").predict(TEXTS))
-    service = serve("minibert_mean", "v2", f"--model_dir={folder}", ready=False)
-    assert poll(lambda: "reads [embedding after Dense]" in service.post({"instances": ["a"]}).text, 20.0)
 
 
 def test_max_seq_length_lowers_the_limit(serve: Serve) -> None:

@@ -82,16 +82,6 @@ def test_pairs_and_other_forms(serve: Serve, auto: Any) -> None:
     assert response.json() == {"predictions": [plain]}
 
 
-def test_parameters(serve: Serve, auto: Any) -> None:
-    service = serve("bert")
-    [usual], [bare] = (answers(service, "tokenize", LONG, add_special_tokens=special) for special in (True, False))
-    assert bare["ids"] == usual["ids"][1:-1] == auto(LONG, add_special_tokens=False, verbose=False)["input_ids"]
-    assert (bare["truncated"], bare["truncated_text"]) == (usual["truncated"], usual["truncated_text"])
-    [counts] = answers(service, "tokenize", [LONG], return_tokens=False)
-    names = ("count", "max_length", "kept", "truncated", "truncated_text")
-    assert counts == {name: usual[name] for name in names}
-
-
 def test_ids_have_the_embedding_of_their_text(mini: Service) -> None:
     texts = [text for text in TEXTS if text != HARD_TEXTS["very_long"]]
     for parameters in ({}, {"prompt_name": "query"}):

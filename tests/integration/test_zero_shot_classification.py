@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Serve, goldens, refused
+from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
 from tests.service import Service
 
 CASES = goldens("zero_shot_classification")["cases"]
@@ -116,11 +116,6 @@ def test_bad_requests(serve: Serve) -> None:
 
 
 def test_a_sequence_that_is_too_long(serve: Serve) -> None:
-    service = serve("nli")
-    counter = 'hf_transformer_truncated_instances_total{model_name="nli"}'
-    before = service.metric(counter)
-    parameters = {"candidate_labels": ["sport", "money"]}
-    assert service.predict([SEQUENCE * 60], parameters)[0]["labels"][0] == "sport"
-    assert service.metric(counter) == before + 1
-    whole = parameters | {"truncation": False}
-    refused(service, [SEQUENCE * 60], whole, "instances[0]: the text is longer", 413)
+    says, labels = "instances[0]: the text is longer", ["sport", "money"]
+    (found,) = cut_or_refused(serve("nli"), [SEQUENCE * 60], says, candidate_labels=labels)
+    assert found["labels"][0] == "sport"
