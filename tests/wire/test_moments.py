@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.server.http import HttpConnection, HttpRequest
 from hf_transformer.types import Request, Response, Stream
-from tests.wire.connection import HEADER_BYTES, STATUS, Door, Mirror, Settings, Wire, opened, settled
+from tests.wire.connection import HEADER_BYTES, LIMITS, STATUS, Door, Mirror, Settings, Wire, opened, settled
 from tests.wire.corpus import GET, HIDDEN, UPGRADE, post, request
 
 FAR = 1e9
@@ -166,3 +166,17 @@ async def test_a_client_that_has_reset_what_it_is_refused_on_leaves_no_traceback
     assert task.done() and task.exception() is None
     wire.close()
     await settled()
+
+
+async def test_a_client_that_reads_nothing_of_an_answer_is_cut_off_in_time() -> None:
+    """Each byte that it reads begins its time anew."""
+    async with opened(Door(Mirror())) as wire:
+        wire.full = True
+        await wire.feed(GET)
+        connection, now = wire.protocol, asyncio.get_running_loop().time()
+        for later, read in ((0, 0), (LIMITS.seconds, 1), (2 * LIMITS.seconds, 0)):
+            wire.unsent -= read
+            connection.sweep(now + later)
+            assert not wire.closed
+        connection.sweep(now + 2 * LIMITS.seconds + 1)
+        assert wire.closed
