@@ -33,12 +33,13 @@ async def test_a_body_that_begins_while_another_is_answered_is_read_and_has_a_de
         assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1].body == b"text"
 
 
-async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer() -> None:
+@pytest.mark.parametrize("codings", [["gzip, chunked"], ["gzip", "chunked"]], ids=["one line", "two lines"])
+async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer(codings: list[str]) -> None:
     """501 belongs to the request that has the coding, and is told by its own path; the application never sees it."""
     mirror = Mirror()
     door = Door(mirror)
     async with opened(door) as wire:
-        await wire.feed(GET + request("POST /%7A HTTP/1.1", "Transfer-Encoding: gzip, chunked"))
+        await wire.feed(GET + request("POST /%7A HTTP/1.1", *[f"Transfer-Encoding: {one}" for one in codings]))
         assert STATUS.findall(wire.received) == [b"200", b"501"] and wire.done
         assert [one.path for one, _ in door.ends] == ["/g", "/z"] and len(mirror.seen) == 1
 
