@@ -104,7 +104,10 @@ def shared(tmp_path: Path) -> Shared:
 
 
 async def test_large_outputs_are_read_where_they_were_written(shared: Shared) -> None:
+    metrics = Metrics("m")
+    metrics.watch_shared_memory(shared.predictor.use)
     async with shared.predictor as predictor:
+        assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
         await shared.registered()
         assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, False)
         assert await shared.infer(3) == [3]
@@ -113,6 +116,15 @@ async def test_large_outputs_are_read_where_they_were_written(shared: Shared) ->
         assert shared.predictor.use().batches == batches
         assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((0, 0), SIZE)
         assert shared.transport.released == 3
+        shown = metrics.render().decode()
+    for line in (
+        "registered 1.0",
+        'slots{state="quarantined"} 0.0',
+        f'bytes{{state="free"}} {float(SIZE)}',
+        'batches_total{transfer="shared"} 2.0',
+        'batches_total{transfer="inline_unregistered"} 1.0',
+    ):
+        assert f"hf_transformer_shared_memory_{line}\n" in shown
     assert shared.files == [] and shared.transport.regions == {} and shared.transport.events == ["open", "close"]
 
 
@@ -188,24 +200,6 @@ async def test_a_stale_connection_quarantines_the_slot_and_the_call_goes_inline(
         shared.transport.gate(1).set_exception(StaleConnection("it ended before an answer"))
         assert await shared.infer(1) == [1]
         assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 1))
-
-
-async def test_metrics(shared: Shared) -> None:
-    metrics = Metrics("m")
-    metrics.watch_shared_memory(shared.predictor.use)
-    async with shared.predictor:
-        assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
-        await shared.registered()
-        assert await shared.infer(1) == [1]
-        lines = metrics.render().decode().splitlines()
-    for line in (
-        "hf_transformer_shared_memory_registered 1.0",
-        'hf_transformer_shared_memory_slots{state="quarantined"} 0.0',
-        f'hf_transformer_shared_memory_bytes{{state="free"}} {float(SIZE)}',
-        'hf_transformer_shared_memory_batches_total{transfer="shared"} 1.0',
-        'hf_transformer_shared_memory_batches_total{transfer="inline_unregistered"} 1.0',
-    ):
-        assert line in lines
 
 
 # Regions: made, lost, replaced, refused, closed
