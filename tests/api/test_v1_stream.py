@@ -102,6 +102,24 @@ async def test_what_is_wrong_is_named(parameters: dict[str, Any], says: str) -> 
         assert (await predict(made, status=400, **parameters)).startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"instances": ["a"], "inputs": ["a"]}, 400, 'body: expected "instances" or "inputs", got'),
+        ({"instances": [None] * 100}, 400, 'instances[0]: expected a string or {"text": string}, got null'),
+        # Lists that are too long whatever is in them are counted first.
+        ({"instances": [None] * 101}, 413, "instances: 101 in a request, at most 100 are taken"),
+        ({"instances": ["a"] * 9}, 413, "instances: 9 in a request, at most 8 are taken (--max_instances)"),
+        ({"instances": ["a"] * 8}, 200, ""),
+    ],
+    ids=["both", "no text", "too many", "too many texts", "so many"],
+)
+async def test_bodies(body: dict[str, Any], status: int, says: str) -> None:
+    async with bench() as made:
+        found_status, found = await post(made, PATH, body)
+        assert found_status == status and found.get("error", "").startswith(says), found
+
+
 async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:
     async with bench(honours=["greedy", "temperature"]) as made:
         message = await predict(made, status=400, min_new_tokens=3)
