@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.core.contract import DEFAULT_BATCH, ContractError, InputSignature, Signature, fit_signature
+from hf_transformer.core.contract import DEFAULT_BATCH, ContractError, Signature, fit_signature
 from hf_transformer.tasks.base import TOKENS, Axis, OutputRole
 from hf_transformer.types import ModelSpec, TensorSpec
 
@@ -51,18 +51,16 @@ def problems(model: ModelSpec, inputs: str = "", outputs: str = "") -> tuple[str
         ((IDS, ids("attention_mask", optional=True)), "input_ids", ["input_ids"]),
         ((IDS, ids("temperature", 1, datatype="FP32", optional=True)), "", ["input_ids"]),
         ((ids("INPUT__1"), ids("INPUT__0")), "input_ids,attention_mask", ["attention_mask", "input_ids"]),
+        ((ids(datatype="INT32"),), "", ["input_ids"]),
     ],
-    ids=["all known", "no mask", "optional", "optional and not named", "unknown optional", "positional"],
+    ids=["all known", "no mask", "optional", "optional and not named", "unknown optional", "positional", "int32"],
 )
 def test_which_inputs_are_sent(inputs: tuple[TensorSpec, ...], flag: str, roles: list[str]) -> None:
     signature = fit(spec(*inputs), flag)
     assert [one.role for one in signature.inputs] == roles
+    assert [one.datatype for one in signature.inputs] == [one.datatype for one in inputs][: len(roles)]
     assert signature.masked == ("attention_mask" in roles), "without a mask nothing may be padded"
     assert (signature.max_rows, signature.batch_axis, signature.length) == (8, True, None)
-
-
-def test_int32_is_kept() -> None:
-    assert fit(spec(ids(datatype="INT32"))).inputs == (InputSignature("input_ids", "input_ids", "INT32"),)
 
 
 @pytest.mark.parametrize(
