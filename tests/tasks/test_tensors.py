@@ -107,20 +107,14 @@ def test_what_does_not_fit(given: dict[str, Tensor | Texts], message: str) -> No
     with pytest.raises(InvalidInput) as raised:
         read_instances(given, PAIR)
     assert str(raised.value) == message
-
-
-def test_a_list_of_another_rank() -> None:
     with pytest.raises(InvalidInput, match=r"'texts' has the shape \[1, 1, 1\], expected \[instances, strings\]"):
         read_instances(inputs(query=["q"], texts=[[["a"]]]), RERANK)
 
 
-def test_predictions_as_json_text() -> None:
+def test_predictions_as_tensors() -> None:
     tensor = json_tensor([{"label": "ä", "score": 0.5}, [np.float32(0.25)]])
     assert (tensor.name, tensor.datatype, tensor.shape) == ("output-0", "BYTES", (2,))
     assert [json.loads(one) for one in tensor.data] == [{"label": "ä", "score": 0.5}, [0.25]]
-
-
-def test_rows_of_different_lengths() -> None:
     tensor = ragged_tensor([np.array([1, 2, 3]), np.array([4])], "INT64", -100)
     assert tensor.data.tolist() == [[[1, 2, 3]], [[4, -100, -100]]]
 
