@@ -171,43 +171,34 @@ async def test_one_call_is_given_where_several_are_not_wanted(stream: bool) -> N
         assert len(calls) == 1
 
 
-async def test_without_tools_a_call_is_text() -> None:
-    async with bench(text=CALL) as made:
-        for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-            message = (await chat(made, **fields))["choices"][0]["message"]
-            assert message["content"] == CALL and "tool_calls" not in message
-            assert "weather" not in asked(made)
-
-
 def history(arguments: Any, calls: int = 1) -> list[Any]:
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     answer = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
     return [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call] * calls}, answer]
 
 
-async def test_a_conversation_with_calls_is_rendered() -> None:
+async def test_calls_in_a_conversation() -> None:
+    where = "messages[1].tool_calls[0].function.arguments"
     async with bench() as made:
         await chat(made, messages=history('{"city": "Paris"}'), tools=TOOLS)
         assert '{"name": "weather", "arguments": {"city": "Paris"}}' in asked(made) and "sunny" in asked(made)
-
-
-@pytest.mark.parametrize("calls", [1, 20], ids=["one call", "many calls"])
-async def test_arguments_of_calls_are_bounded_as_a_body_is(calls: int) -> None:
-    """They are JSON in a string, which the limits of the body don't count: a list of two bytes becomes one of 56."""
-    text = '{"a": [' + ",".join(["[]"] * (60_000 // calls)) + "]}"
-    async with bench() as made:
-        message, _ = await refused(made, 413, messages=history(text, calls))
-        assert message.startswith("body: ") and "lists, objects and keys, at most" in message
-
-
-@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
-async def test_arguments_have_to_be_an_object(long: bool) -> None:
-    text = '["' + "x" * (70_000 if long else 1)
-    where = "messages[1].tool_calls[0].function.arguments"
-    async with bench() as made:
-        for arguments, got in ((text, "got a text that is not JSON"), (f'{text}"]', "got a list")):
-            message, param = await refused(made, messages=history(arguments))
-            assert param == where and message == f"{where}: expected an object as JSON text, {got}"
+        for text in ('["x', '["' + "x" * 70_000):
+            for arguments, got in ((text, "got a text that is not JSON"), (f'{text}"]', "got a list")):
+                message, param = await refused(made, messages=history(arguments))
+                assert param == where and message == f"{where}: expected an object as JSON text, {got}"
+        # They are JSON in a string, which the limits of the body don't count: a list of two bytes becomes one of 56.
+        for calls in (1, 20):
+            text = '{"a": [' + ",".join(["[]"] * (60_000 // calls)) + "]}"
+            message, _ = await refused(made, 413, messages=history(text, calls))
+            assert message.startswith("body: ") and "lists, objects and keys, at most" in message
+        message, _ = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
+        assert message.startswith("messages: the prompt has ")
+        assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: 129 in a request, at most 128 are taken"
+    async with bench(text=CALL) as made:  # without tools a call is text
+        for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            said = (await chat(made, **fields))["choices"][0]["message"]
+            assert said["content"] == CALL and "tool_calls" not in said
+            assert "weather" not in asked(made)
 
 
 async def test_the_template_gets_more_variables() -> None:
@@ -219,18 +210,12 @@ async def test_the_template_gets_more_variables() -> None:
             assert message.startswith(f"chat_template_kwargs.{name}: is given by the request itself")
         message, param = await refused(made, tools=TOOLS)
         assert message.startswith("tools: the chat template of 'gpt2' does not know tools") and param == "tools"
-
-
-async def test_a_model_without_a_template_says_what_to_do() -> None:
     async with bench(chats=False) as made:
         message, param = await refused(made)
         assert message.startswith("model: 'gpt2' has no chat template") and "--chat_template" in message
         assert param == "model"
-
-
-async def test_a_template_that_refuses_is_a_clients_mistake() -> None:
     async with bench(template="{{ raise_exception('roles must alternate') }}") as made:
-        assert "roles must alternate" in (await refused(made))[0]
+        assert "roles must alternate" in (await refused(made))[0], "a client's mistake"
 
 
 def tool(**function: Any) -> dict[str, Any]:
@@ -312,10 +297,3 @@ async def test_what_asks_for_nothing_is_taken() -> None:
         ):
             await chat(made, **fields)
         await chat(made, stream=True, stream_options={"include_obfuscation": False})
-
-
-async def test_what_is_too_much_is_named() -> None:
-    async with bench() as made:
-        message, _ = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
-        assert message.startswith("messages: the prompt has ")
-        assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: 129 in a request, at most 128 are taken"

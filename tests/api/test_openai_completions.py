@@ -114,19 +114,10 @@ async def test_the_defaults_are_openai_s_and_not_the_service_s(most: int | None,
         for name in ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs"):
             assert getattr(sampling, name) == getattr(neutral, name), name
         assert sampling.max_tokens == tokens
-
-
-async def test_temperature_zero_is_greedy() -> None:
     async with bench(honours=["greedy"]) as made:
         await complete(made, temperature=0, top_p=0.5, seed=3)
         [(_, sampling)] = made.generator.asked
         assert sampling.greedy and (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, None)
-
-
-@either_way
-async def test_echo_puts_the_prompt_in_front(stream: bool) -> None:
-    async with bench() as made:
-        assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
 
 
 async def told_of(made: Bench, **fields: Any) -> tuple[str, dict[str, list[Any]]]:
@@ -164,18 +155,6 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
         assert told["text_offset"] == [0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("raw", "name"),
-    [(b" \xe2\x80", r"bytes: \xe2\x80"), (b"\n'\xe2", r"bytes:\n'\xe2"), ("\ufffd".encode(), "\ufffd")],
-)
-async def test_the_likeliest_that_are_no_characters_are_told_in_bytes(raw: bytes, name: str) -> None:
-    other = TokenText("\ufffd", b"\xf0", -0.1)
-    chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (other,))
-    found: Any = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
-    assert found["logprobs"]["tokens"] == [name]
-    assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
-
-
 async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
@@ -183,6 +162,16 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     impossible = TokenText("x", b"x", float("-inf"))
     found: Any = CompletionForm(3).choice(0, WholeText("z", [chosen, impossible], "stop"))
     assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
+    part = TokenText("\ufffd", b"\xf0", -0.1)
+    for raw, name in (
+        (b" \xe2\x80", r"bytes: \xe2\x80"),
+        (b"\n'\xe2", r"bytes:\n'\xe2"),
+        ("\ufffd".encode(), "\ufffd"),
+    ):
+        chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (part,))
+        found = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
+        assert found["logprobs"]["tokens"] == [name], "what is no character is told in bytes"
+        assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -252,26 +241,24 @@ async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool
         assert param == "top_k"
 
 
-async def test_errors_of_the_predictor_are_real_statuses_until_there_is_text() -> None:
+async def test_errors_are_real_statuses_until_there_is_text() -> None:
     async with bench(fails=PredictorUnavailable("it is down")) as made:
         for stream in (False, True):
-            message, param = await refused(made, 503, stream=stream)
-            assert (message, param) == ("it is down", None)
+            assert await refused(made, 503, stream=stream) == ("it is down", None)
         assert made.requests("openai", 503) == 2
-
-
-async def test_an_error_in_the_middle_stands_in_the_stream() -> None:
     async with bench(fails=PredictorError("it broke"), after=1) as made:
         *chunks, last = await complete(made, stream=True)
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) != ""
         assert last == {"error": {"message": "it broke", "type": "server_error", "param": None, "code": None}}
         assert made.requests("openai", 502) == 1
-        message, _ = await refused(made, 502)
-        assert message == "it broke"
+        assert await refused(made, 502) == ("it broke", None)
 
 
-async def test_an_encoder_decoder_has_no_prompt_in_front() -> None:
+async def test_echo() -> None:
+    async with bench() as made:
+        for stream in (False, True):
+            assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
     async with bench(task=Text2TextGeneration) as made:
-        assert (await complete(made))["choices"][0]["text"] == " paris."
+        assert text_of(await complete(made)) == " paris."
         message, param = await refused(made, echo=True)
         assert message.startswith("echo: text2text_generation gives the new text alone") and param == "echo"
