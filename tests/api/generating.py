@@ -18,7 +18,6 @@ import yaml
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
 
-from hf_transformer.api import openapi
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.api.streaming import OpenStreams
@@ -93,7 +92,7 @@ def application(service: Service, settings: GatewaySettings | None = None, *flag
 
     given = config(*flags)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(openapi.yaml, "load", parsed)
+        patch.setattr(yaml, "load", parsed)
         inner = starlette_app(given, service, lifespan)
     return AsgiApplication(gateway(given, service, inner, settings or GatewaySettings()), inner)
 

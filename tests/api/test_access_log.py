@@ -165,7 +165,11 @@ async def test_the_address_behind_a_proxy_that_is_trusted(log: list[str]) -> Non
 
 
 async def test_a_request_can_not_forge_a_line(log: list[str]) -> None:
-    odd = {"path": "/a\nb\r c", "query_string": b"a=\x1b[31m", "headers": [(b"user-agent", b"x\x00y\x85z")]}
+    odd: dict[str, Any] = {
+        "path": "/a\nb\r c",
+        "query_string": b"a=\x1b[31m",
+        "headers": [(b"user-agent", b"x\x00y\x85z")],
+    }
     await request('%(r)s %(q)s %(a)s "%(h)s"', **odd, client=None)
     assert log == ['POST /a%0Ab%0D%20c HTTP/1.1 a=\\x1b[31m x\\x00y\\x85z "-"']
 

@@ -122,8 +122,8 @@ async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event
         found = await stream(made, exclude_input_in_output=False)
         assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
         assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
-        for extra in ({"stop": "ris"}, {"exclude_input_in_output": False, "stop": " par"}):
-            found = await stream(made, **extra)
+        for stop, whole in (("ris", None), (" par", False)):
+            found = await stream(made, stop=stop, exclude_input_in_output=whole)
             assert found and all(one["text_output"] for one in found), "no event is empty beside others"
         empty = {**HEAD, "text_output": ""}
         assert await stream(made, stop=" par") == await stream(made, stop=" par", stream=False) == [empty]

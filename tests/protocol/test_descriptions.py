@@ -103,10 +103,11 @@ NO_METADATA: tuple[Any, ...] = (
     tensor(inputs=[tensor(datatype="X", shape=[])]),
     tensor(inputs=[{"datatype": "FP32", "shape": []}]),
 )
+GROUPS: tuple[Any, ...] = (1, [1], [{"count": []}], [{"gpus": 2}])
 NO_CONFIG: tuple[dict[str, Any], ...] = (
     *({"max_batch_size": size} for size in (-1, 1.5, "many")),
     {"model_transaction_policy": True},
-    *({"instance_group": group} for group in (1, [1], [{"count": []}], [{"gpus": 2}])),
+    *({"instance_group": group} for group in GROUPS),
     *({"input": [tensor(data_type=kind, dims=[])]} for kind in ("INT64", "TYPE_BYTES")),
     *({"input": [tensor(data_type="TYPE_INT64", dims=dims)]} for dims in (4, ["--1"])),
 )

@@ -11,9 +11,8 @@ from hf_transformer.tasks import find_task
 
 
 def test_names_in_every_form_and_architectures() -> None:
-    forms = {"fill_mask": ("fill_mask", "fill-mask", "Fill_Mask", " fill-mask ")}
-    forms["text2text_generation"] = ("text2text-generation", "summarization", "translation")
-    for task, names in forms.items():
+    masks, others = "fill_mask,fill-mask,Fill_Mask, fill-mask ", "text2text-generation,summarization,translation"
+    for task, names in (("fill_mask", masks.split(",")), ("text2text_generation", others.split(","))):
         for name in names:
             assert find_task(name, {"architectures": ["BertModel"]}, ALL_TASKS).name == task
     for task, architecture in (

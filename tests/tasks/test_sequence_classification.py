@@ -77,6 +77,7 @@ def test_the_default_function_and_the_size_of_an_answer() -> None:
 
 
 def test_only_null_and_empty_texts_are_no_pair() -> None:
+    pair: Any
     for pair in (0, False, 0.0, [], {}, 1, True, ["a"]):
         with pytest.raises(InvalidInput, match=r"instances\[0\].text_pair: expected a string, got"):
             read_text_or_pair({"text": "a", "text_pair": pair}, "instances[0]")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,20 +36,20 @@ def eager() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def encode(name: str, text: TextInput, how: Tokenization, **options: Any) -> Encoding | str:
+def encode(name: str, text: TextInput, how: Tokenization) -> Encoding | str:
     try:
-        [[found]] = engine_of(name, LIMIT, **options).encode([text], how)
+        [[found]] = warm(name, LIMIT).encode([text], how)
     except InvalidInput as error:
         return str(error)
     return found
 
 
-def same(name: str, text: TextInput, how: Tokenization, patch: pytest.MonkeyPatch, first: int, **options: Any) -> bool:
+def same(name: str, text: TextInput, how: Tokenization, patch: pytest.MonkeyPatch, first: int) -> bool:
     """Whether the text was cut before it was encoded; the answer has to be that of the whole text."""
     patch.setattr(module, "FIRST_TRY", 10**9)
-    wanted = encode(name, text, how, **options)
+    wanted = encode(name, text, how)
     patch.setattr(module, "FIRST_TRY", first)
-    assert encode(name, text, how, **options) == wanted
+    assert encode(name, text, how) == wanted
     return warm(name, LIMIT)._shortened(text, LIMIT, how) != text
 
 
