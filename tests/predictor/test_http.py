@@ -265,38 +265,26 @@ async def test_a_body_over_the_limit(raw: bytes) -> None:
     assert await no_answer_twice(raw, True) is AnswerTooLarge
 
 
-async def test_repeated_fields_are_joined() -> None:
-    _, _, headers, _ = await exchange(OK + b"A: x\r\na:  y \r\nContent-Length: 0\r\n\r\n")
-    assert headers[b"a"].strip() == b"x, y"
-
-
-async def test_an_error_in_making_room_reaches_the_caller() -> None:
+async def test_an_error_in_making_room_reaches_the_caller_and_a_cancellation_crosses_the_answer() -> None:
     def none(size: int, headers: Mapping[bytes, bytes]) -> memoryview:
         raise KeyError(size)
 
-    connection = Used(Client(Address("h", 1, False), None, none, 1000))
-    connection.connection_made(Wire())
-    call = asyncio.ensure_future(connection.begin((GET,), whole=True))
-    await asyncio.sleep(0)
-    receive(connection, OK + b"Content-Length: 3\r\n\r\na")
-    with pytest.raises(KeyError):
-        await call
-    assert not connection.open
-
-
-async def test_a_cancellation_that_crosses_the_answer() -> None:
-    client = Client(Address("h", 1, False), None, room, 1000)
-    connection = Used(client)
-    connection.connection_made(Wire())
-    call = asyncio.ensure_future(connection.begin((GET,), whole=True))
-    await asyncio.sleep(0)
-    receive(connection, OK + b"Content-Length: 1\r\n\r\na")
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert client.idle == [connection]  # the answer was whole, so the connection is as good as before
-    await client.close()
-    connection.connection_lost(None)
+    for make_room, body, error in ((none, b"a", KeyError), (room, b"abc", asyncio.CancelledError)):
+        client = Client(Address("h", 1, False), None, make_room, 1000)
+        connection = Used(client)
+        connection.connection_made(Wire())
+        call = asyncio.ensure_future(connection.begin((GET,), whole=True))
+        await asyncio.sleep(0)
+        receive(connection, OK + b"A: x\r\na:  y \r\nContent-Length: 3\r\n\r\n" + body)
+        if make_room is room:
+            call.cancel()
+        with pytest.raises(error):
+            await call
+        # Where the answer was whole the connection is as good as before.
+        assert client.idle == ([connection] if make_room is room else [])
+        await client.close()
+        connection.connection_lost(None)
+    assert connection.headers[b"a"].strip() == b"x, y", "repeated fields are joined"
 
 
 # Connections, on real sockets.
