@@ -9,13 +9,10 @@ the number of a signal that ended it. It leaves no part of a folder, however it 
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from hf_transformer.commands.export.config_pbtxt import config_pbtxt
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable
@@ -45,7 +42,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         ConfigError: a flag has a bad value, or the task can't be exported so.
         LoadError: the model can't be loaded or written, or what was written differs from it.
-        SystemExit: SIGTERM or SIGHUP came; 128 and its number.
     """
     settings = parse(argv, environ)
     missing = [name for name in LIBRARIES[settings.format] if find_spec(name) is None]
@@ -59,24 +55,16 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             "folder or --model_name"
         )
     require_free(target, force=settings.force)  # before the weights are loaded
-    with ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            stack.callback(signal.signal, number, signal.signal(number, _end))
-        try:
-            export(settings, target, Terminal(environ))
-        except (ConfigError, LoadError) as error:
-            raise type(error)(in_own_flags(str(error))) from error
+    try:
+        export(settings, target, Terminal(environ))
+    except (ConfigError, LoadError) as error:
+        raise type(error)(in_own_flags(str(error))) from error
     return 0
 
 
 def in_own_flags(message: str) -> str:
     """A message of code that serve uses too, with this command's flags."""
     return re.sub("|".join(SERVES_FLAGS), lambda found: SERVES_FLAGS[found[0]], message)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """Unwinds the program, as Ctrl-C does, so that unfinished files are removed."""
-    raise SystemExit(128 + number)
 
 
 def export(settings: ExportSettings, target: Path, terminal: Terminal) -> None:
