@@ -64,8 +64,12 @@ async def test_a_warm_up_is_not_counted() -> None:
     ("answers", "says"),
     [
         pytest.param([b"HTTP/1.1 429 Too Many\r\nContent-Length: 4\r\n\r\nfull"], "429 full", id="refused"),
-        pytest.param([b"SSH-2.0\r\n"], "the answer is not HTTP", id="not HTTP"),
-        pytest.param([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"], "ended without an answer", id="cut off"),
+        pytest.param([b"SSH-2.0\r\n"], "no answer: it begins with b'SSH-2.0", id="not HTTP"),
+        pytest.param(
+            [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"],
+            "closed the connection in the middle of its answer",
+            id="cut off",
+        ),
     ],
 )
 async def test_failures_are_counted_by_reason(answers: Sequence[bytes], says: str) -> None:
@@ -82,7 +86,7 @@ async def test_failures_are_counted_by_reason(answers: Sequence[bytes], says: st
 
 async def test_nobody_listens() -> None:
     found = await loaded(nobody())
-    assert found.errors and all(why.startswith("no connection: ") for why in found.errors)
+    assert found.errors and all(why.startswith("no answer: ") for why in found.errors)
 
 
 async def test_a_connection_that_the_server_closes_is_opened_again() -> None:
@@ -189,7 +193,7 @@ class PretendedSetup:
             if name == "--fails":
                 raise LoadError("it does not start")
             self.throughput *= self.gains.get(f"{name}={value}", 1.0)
-        return Target("127.0.0.1", 1)
+        return Target.at("127.0.0.1:1")
 
     def measure(self, server: Target, title: str) -> Figures:
         found = Figures(last=1.0)
@@ -256,7 +260,7 @@ def test_the_page_is_whole_and_escapes_texts() -> None:
     for part in ("&lt;m&gt;", "500 &lt;script&gt;", "Use --a=&lt;b&gt;", "no &lt;start&gt;", "Triton: queue"):
         assert part in text
     assert "nan" not in text.lower() and "used 90% of a processor" in text
-    assert {"33%, #0000", "100%, #0000"} <= set(re.findall("[0-9]+%, #0000", text))
+    assert {"--bar:33%", "--bar:100%"} <= set(re.findall("--bar:[0-9]+%", text))
 
 
 def test_a_running_service_is_not_swept(capsys: pytest.CaptureFixture[str]) -> None:

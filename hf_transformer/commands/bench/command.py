@@ -65,7 +65,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 figures.triton = triton_means(before, triton_statistics(triton, plan.model))
         tables, notes = [speeds(runs, streamed=plan.streamed), times(runs), errors(runs)], [warning(runs)]
         print_tables(tables, terminal)
-        terminal.say(terminal.styled(notes[0], "yellow"))
+        for note in filter(None, notes):
+            terminal.say(terminal.styled(note, "yellow"))
         if given.sweep and setup:
             terminal.say(f"\nTrying settings with {numbers[-1]} connections ...")
             trials, verdict = sweep(

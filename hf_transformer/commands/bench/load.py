@@ -1,30 +1,28 @@
 """The load generator: a number of connections, each of which sends its next request as soon as it has an answer.
 
-One process sends several times as many requests a second as one worker of the service answers. ``Figures.busy`` says
-how near it came to its own limit.
+Its client is the service's own for Triton. One process sends about twice as many requests a second as one worker of
+the service answers; ``Figures.busy`` says how near it came to its own limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import re
 import ssl
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle, pairwise
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import orjson
-from httptools import HttpParserError, HttpResponseParser
+import uvloop
 
-from hf_transformer.commands.local_triton import exchange
 from hf_transformer.errors import ConfigError, LoadError
+from hf_transformer.predictor.base import Address
+from hf_transformer.predictor.http import Client, HttpError
 from hf_transformer.types import Json
 
 ANSWER_SECONDS: Final = 60.0
@@ -32,21 +30,18 @@ ANSWER_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 0.05
 """After a request that failed, so that a server that refuses at once is not flooded."""
 TIMED: Final = 8
-"""Of so many answers one's Server-Timing is read, which costs as much as all the rest."""
-TIMING: Final = re.compile(rb"\r\nserver-timing: *([^\r]+)", re.IGNORECASE)
-KEPT: Final = 4096
-"""Bytes of an answer, for its head or its error."""
+"""One of so many answers has its Server-Timing read, which costs time."""
+LARGEST: Final = 2**30
+"""Bytes of an answer."""
 SHOWN: Final = 120
 """Characters of an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go: over plain TCP without ``tls``. ``headers`` go with each request, such as an API key."""
+    """Where requests go. ``headers`` go with each of them, such as an API key."""
 
-    host: str
-    port: int
-    tls: ssl.SSLContext | None = None
+    address: Address
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -56,32 +51,41 @@ class Target:
         try:
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
                 raise ValueError(url)
-            tls = ssl.create_default_context() if parts.scheme == "https" else None
-            return cls(parts.hostname, parts.port or (443 if tls else 80), tls)
+            tls = parts.scheme == "https"
+            return cls(Address(parts.hostname, parts.port or (443 if tls else 80), tls))
         except ValueError:
             raise ConfigError(f"{url}: expected http://HOST:PORT or https://HOST:PORT, without a path") from None
 
-    def ask(self, method: str, path: str, body: Json = None) -> tuple[int, Any]:
-        """One request; the status, and the JSON or text of the answer. Raises LoadError where none comes."""
-        connect = partial(http.client.HTTPSConnection, context=self.tls) if self.tls else http.client.HTTPConnection
-        content = None if body is None else orjson.dumps(body)
-        headers = {"Content-Type": "application/json", **self.headers}
-        try:
-            connection = connect(self.host, self.port, timeout=ANSWER_SECONDS)
-            status, text = exchange(connection, method, path, content, headers)
-        except (OSError, http.client.HTTPException) as error:
-            raise LoadError(f"{self.host}:{self.port} does not answer: {error or type(error).__name__}") from error
-        try:
-            return status, orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return status, text[:500]
+    def client(self) -> Client:
+        """For an event loop that runs."""
+        tls = ssl.create_default_context() if self.address.use_ssl else None
+        return Client(self.address, tls, lambda size, headers: memoryview(bytearray(size)), LARGEST)
 
-    def request(self, path: str, body: Json) -> bytes:
-        """A whole POST."""
-        content = orjson.dumps(body)
-        fields = {"Host": f"{self.host}:{self.port}", "Content-Type": "application/json", **self.headers}
-        head = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    def request(self, path: str, body: Json = None) -> bytes:
+        """A whole request: a GET, or with a body a POST."""
+        method, content = ("GET", b"") if body is None else ("POST", orjson.dumps(body))
+        fields = {"Host": self.address.authority, "Content-Type": "application/json", **self.headers}
+        head = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join([*head, f"Content-Length: {len(content)}", "", ""]).encode() + content
+
+    def ask(self, path: str, body: Json = None) -> tuple[int, Any]:
+        """One request: the status, and the JSON or text of the answer. Raises LoadError where none comes."""
+
+        async def answer() -> tuple[int, bytes]:
+            client = self.client()
+            async with asyncio.timeout(ANSWER_SECONDS):
+                found = await client.request(self.request(path, body))
+            await client.close()
+            return found.status, bytes(found.body)
+
+        try:
+            status, content = uvloop.run(answer())
+        except (OSError, HttpError) as error:
+            raise LoadError(f"{self.address} does not answer: {error or type(error).__name__}") from error
+        try:
+            return status, orjson.loads(content)
+        except orjson.JSONDecodeError:
+            return status, content[:500].decode("utf-8", "replace")
 
 
 @dataclass(slots=True)
@@ -107,6 +111,11 @@ class Figures:
     errors: Counter[str] = field(default_factory=Counter)
     busy: float = 0.0
     triton: Mapping[str, float] = field(default_factory=dict)
+
+    def answered(self, started: float) -> None:
+        """Notes the latency of a request that has its answer now."""
+        self.last = time.perf_counter()
+        self.latencies.append(self.last - started)
 
     def per_second(self, count: int) -> float:
         """A rate over the run, 0 where nothing was answered."""
@@ -142,10 +151,10 @@ async def send(
     ``streamed``: answers are server-sent events of OpenAI's completions. ``progress`` gets the share of the run that is
     over, and the requests answered so far.
     """
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu, client, turn = time.perf_counter(), time.process_time(), server.client(), cycle(requests)
     figures = Figures(connections, began + warmup, began + warmup + seconds, began + warmup)
-    connect = partial(_Stream if streamed else _Connection, figures, cycle(requests))
-    pending = {asyncio.create_task(_keep_open(server, figures, connect)) for _ in range(connections)}
+    ask = _ask_for_stream if streamed else _ask
+    pending = {asyncio.create_task(_keep_asking(ask, client, turn, figures)) for _ in range(connections)}
     while pending and (now := time.perf_counter()) < figures.until + ANSWER_SECONDS:
         _, pending = await asyncio.wait(pending, timeout=0.2)
         progress(min(1.0, (now - began) / (figures.until - began)), len(figures.latencies))
@@ -153,129 +162,59 @@ async def send(
         figures.errors[f"no answer within {ANSWER_SECONDS:g} s"] += 1
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
+    await client.close()
     figures.busy = (time.process_time() - cpu) / (time.perf_counter() - began)
     return figures
 
 
-async def _keep_open(server: Target, figures: Figures, connect: Callable[[], _Connection]) -> None:
-    """One connection after the other, until the end."""
-    loop = asyncio.get_running_loop()
-    while time.perf_counter() < figures.until:
+Ask = Callable[[Client, bytes, Figures], Coroutine[Any, Any, None]]
+"""Sends a request and notes its answer. Raises LoadError, OSError or HttpError where it fails."""
+
+
+async def _keep_asking(ask: Ask, client: Client, requests: Iterator[bytes], figures: Figures) -> None:
+    """One request after the other, until the end."""
+    while (now := time.perf_counter()) < figures.until:
+        counting = figures if now >= figures.counted_from else Figures()
         try:
-            transport, connection = await loop.create_connection(connect, server.host, server.port, ssl=server.tls)
-        except OSError as error:
-            figures.errors[f"no connection: {error.strerror or error}"[:SHOWN]] += 1
+            await ask(client, next(requests), counting)
+        except (LoadError, OSError, HttpError) as error:
+            why = str(error) if isinstance(error, LoadError) else f"no answer: {error or type(error).__name__}"
+            counting.errors[why[:SHOWN]] += 1
             await asyncio.sleep(PAUSE_SECONDS)
-            continue
-        try:
-            await connection.ended
-        finally:
-            transport.abort()
 
 
-class _Connection(asyncio.Protocol):
-    """Sends and awaits one request after the other. ``ended`` is done when the connection is closed."""
-
-    _transport: asyncio.Transport
-
-    def __init__(self, figures: Figures, requests: Iterator[bytes]) -> None:
-        self._figures = figures
-        self._requests = requests
-        self._waits = False
-        self._error = ""
-        self._parser = HttpResponseParser(self)
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._send()
-
-    def _send(self) -> None:
-        self._data = b""
-        self._started = now = time.perf_counter()
-        self._waits = now < self._figures.until and not self._transport.is_closing()
-        if self._waits:
-            self._transport.write(next(self._requests))
-        else:
-            self._transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        if len(self._data) < KEPT:
-            self._data += data
-        try:
-            self._parser.feed_data(data)
-        except HttpParserError:
-            self._end("the answer is not HTTP")
-            self._transport.abort()
-
-    def on_message_complete(self) -> None:
-        if (status := self._parser.get_status_code()) != 200:
-            body = self._data.partition(b"\r\n\r\n")[2]
-            self._error = f"{status} {body.decode('utf-8', 'replace')}"
-        failed, self._error = self._error, ""
-        self._end(failed)
-        if not self._parser.should_keep_alive():
-            self._transport.close()
-        elif failed:
-            asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._send)
-        else:
-            self._send()
-
-    def _end(self, error: str) -> None:
-        """Counts a request, unless it belongs to the warm-up."""
-        self._waits = False
-        if self._started < self._figures.counted_from:
-            return
-        if error:
-            self._figures.errors[error[:SHOWN]] += 1
-        else:
-            self._answered(time.perf_counter())
-
-    def _answered(self, now: float) -> None:
-        figures = self._figures
-        if len(figures.latencies) % TIMED == 0:
-            head = self._data.partition(b"\r\n\r\n")[0]
-            if timing := TIMING.search(head):
-                figures.timed += 1
-                for part in timing[1].decode().split(","):
-                    stage, _, duration = part.strip().partition(";dur=")
-                    figures.stages[stage] = figures.stages.get(stage, 0.0) + float(duration or 0)
-        figures.last = now
-        figures.latencies.append(now - self._started)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._waits:
-            self._end("the connection ended without an answer")
-        if not self.ended.done():
-            self.ended.set_result(None)
+async def _ask(client: Client, request: bytes, figures: Figures) -> None:
+    started = time.perf_counter()
+    answer = await client.request(request)
+    if answer.status != 200:
+        raise LoadError(f"{answer.status} {bytes(answer.body).decode('utf-8', 'replace')}")
+    if len(figures.latencies) % TIMED == 0 and (timing := answer.headers.get(b"server-timing")):
+        figures.timed += 1
+        for part in timing.decode("latin-1").split(","):
+            stage, _, duration = part.strip().partition(";dur=")
+            figures.stages[stage] = figures.stages.get(stage, 0.0) + float(duration or 0)
+    figures.answered(started)
 
 
-class _Stream(_Connection):
-    """Answers that are streams of tokens."""
-
-    def _send(self) -> None:
-        self._rest = b""
-        self._moments: list[float] = []
-        self._tokens = 0
-        super()._send()
-
-    def on_body(self, body: bytes) -> None:
-        now = time.perf_counter()
-        *lines, self._rest = (self._rest + body).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data: {"):
-                continue
-            event = orjson.loads(line[6:])
-            if "error" in event:
-                self._error = str(event["error"])
-            if event.get("usage"):
-                self._tokens = event["usage"]["completion_tokens"]
-            if any(choice.get("text") for choice in event.get("choices", ())):
-                self._moments.append(now)
-
-    def _answered(self, now: float) -> None:
-        super()._answered(now)
-        figures = self._figures
-        figures.tokens += self._tokens or len(self._moments)
-        figures.first.extend(moment - self._started for moment in self._moments[:1])
-        figures.gaps.extend(after - before for before, after in pairwise(self._moments))
+async def _ask_for_stream(client: Client, request: bytes, figures: Figures) -> None:
+    started, moments, tokens, rest = time.perf_counter(), [], 0, b""
+    connection = await client.begin([request])
+    try:
+        if connection.status != 200:
+            raise LoadError(f"{connection.status} {(await connection.read()).decode('utf-8', 'replace')}")
+        while piece := await connection.read():
+            now = time.perf_counter()
+            *lines, rest = (rest + piece).split(b"\n")
+            for event in (orjson.loads(line[6:]) for line in lines if line.startswith(b"data: {")):
+                if "error" in event:
+                    raise LoadError(str(event["error"]))
+                if event.get("usage"):
+                    tokens = event["usage"]["completion_tokens"]
+                if any(choice.get("text") for choice in event.get("choices", ())):
+                    moments.append(now)
+    finally:
+        connection.leave()
+    figures.answered(started)
+    figures.tokens += tokens or len(moments)
+    figures.first.extend(moment - started for moment in moments[:1])
+    figures.gaps.extend(after - before for before, after in pairwise(moments))

@@ -24,6 +24,7 @@ PAGE: Final = """\
 :root {{ color-scheme: light dark }} body {{ font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto }}
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #8886 }}
+td {{ background: linear-gradient(90deg, #48f5 var(--bar, 0%), #0000 0) }}
 th:first-child, td:first-child {{ text-align: left }}
 </style><h1>hf-transformer bench</h1>
 {body}
@@ -121,6 +122,5 @@ def _largest(rows: Sequence[Sequence[Cell]]) -> list[float]:
 
 def _cell(cell: Cell, largest: float) -> str:
     """With a bar behind a number."""
-    share = 100 * cell / largest if isinstance(cell, float) and largest and not math.isnan(cell) else 0
-    bar = f" style='background: linear-gradient(90deg, #48f5 {share:.0f}%, #0000 0)'" if share else ""
-    return f"<td{bar}>{escape(shown(cell))}"
+    share = cell / largest if isinstance(cell, float) and largest else 0.0
+    return f"<td{f' style=--bar:{share:.0%}' if share > 0 else ''}>{escape(shown(cell))}"

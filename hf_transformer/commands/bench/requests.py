@@ -53,12 +53,12 @@ def make_plan(server: Target, texts: Sequence[Json], given: Namespace, model: st
         ConfigError: the service has no such model, or no such API for it.
         LoadError: the service does not answer, or not to these requests.
     """
-    status, found = server.ask("GET", "/v1/models")
+    status, found = server.ask("/v1/models")
     names = [one["id"] for one in found["data"]] if "data" in found else found["models"] if "models" in found else []
     name = model or "".join(names[:1])
     if status == 200 and name not in names:
         raise ConfigError(f"--model_name={name}: the service has {', '.join(names)}")
-    status, info = server.ask("GET", f"/v1/models/{name}/info")
+    status, info = server.ask(f"/v1/models/{name}/info")
     if status != 200:
         raise LoadError(f"the service does not say what its model does, but {status}: {str(info)[:200]}")
     mask, form = info.get("mask_token"), FORMS.get(info["task"])
@@ -75,7 +75,7 @@ def make_plan(server: Target, texts: Sequence[Json], given: Namespace, model: st
     else:
         more = {"parameters": {"max_new_tokens": tokens}} if tokens else {}
         bodies = [{**({"instances": [one]} if api == "v1" else {"inputs": _tensors(one)}), **more} for one in instances]
-    status, answer = server.ask("POST", path, bodies[0])
+    status, answer = server.ask(path, bodies[0])
     if status != 200:
         raise LoadError(f"POST {path} is answered with {status}: {str(answer)[:300]}; see --texts")
     return Plan(name, path, bodies, api == "openai" and tokens is not None)

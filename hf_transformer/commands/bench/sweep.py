@@ -76,7 +76,7 @@ class Setup:
         self._config: Settings = {}
         """Of the model at a local Triton; empty where it can't be changed."""
         if local and self.triton:
-            self._config = self.triton.ask("GET", f"/v2/models/{self.model}/config")[1]
+            self._config = self.triton.ask(f"/v2/models/{self.model}/config")[1]
         self._loaded = self._config
 
     def _start_triton(self, stack: ExitStack, given: Namespace) -> list[str]:
@@ -108,7 +108,7 @@ class Setup:
         self._service.enter_context(
             service_running(flags, self._environ, log, http_port=http_port, grpc_port=grpc_port)
         )
-        return Target(HOST, http_port)
+        return Target.at(f"{HOST}:{http_port}")
 
     def _load(self, config: Settings) -> None:
         """Has Triton load the model with a configuration. Raises LoadError.
@@ -117,7 +117,7 @@ class Setup:
         """
         self._loaded = {}
         path, body = f"/v2/repository/models/{self.model}/load", {"parameters": {"config": json.dumps(config)}}
-        status, answer = self.triton.ask("POST", path, body) if self.triton else (0, "it is not local")
+        status, answer = self.triton.ask(path, body) if self.triton else (0, "it is not local")
         if status != 200:
             raise LoadError(f"Triton does not load {self.model}: {answer}")
         self._loaded = config
@@ -206,7 +206,7 @@ def triton_statistics(triton: Target, model: str) -> dict[str, int]:
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
     """
-    status, found = triton.ask("GET", f"/v2/models/{model}/stats")
+    status, found = triton.ask(f"/v2/models/{model}/stats")
     if status != 200:
         raise LoadError(f"Triton's statistics of {model} are answered with {status}: {str(found)[:200]}")
     counted = found["model_stats"][-1]
