@@ -1,7 +1,7 @@
 """The load generator: a number of connections, each of which sends its next request as soon as it has an answer.
 
-Its client is the service's own for Triton. One process sends about twice as many requests a second as one worker of
-the service answers; ``Figures.busy`` says how near it came to its own limit.
+Its client is the service's own for Triton. A request costs it less than a third of what it costs a worker of the
+service; ``Figures.busy`` says how near it came to its own limit.
 """
 
 from __future__ import annotations
