@@ -101,7 +101,11 @@ def test_a_sweep_of_the_demo(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both kinds of settings, and one that the model does not take."""
-    tried = {"dynamic_batching": [None], "--max_batches_in_flight": [0], "--pad_to_multiple_of": [8]}
+    tried: dict[str, list[Any]] = {
+        "dynamic_batching": [None],
+        "--max_batches_in_flight": [0],
+        "--pad_to_multiple_of": [8],
+    }
     whole = Setup.settings
     known: dict[str, list[Any]] = {}
 
