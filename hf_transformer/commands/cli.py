@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from types import FrameType
+from typing import NoReturn
 
 from hf_transformer.errors import ConfigError, LoadError, TransformerError
 from hf_transformer.server.signals import handle_signals
@@ -80,8 +84,26 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             print_help(topic, environ)
             return 0
         handle_signals()  # before the imports, which may take a second
-    code: int = import_module(COMMANDS[name].module).run(argv, environ)
+    with unwinding_signals() if name != "serve" else nullcontext():
+        code: int = import_module(COMMANDS[name].module).run(argv, environ)
     return code
+
+
+@contextmanager
+def unwinding_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the program with the usual code, as Ctrl-C does, so that nothing it started stays."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # Under nohup SIGHUP is ignored, and stays so.
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def asked_help(argv: Sequence[str]) -> tuple[str, list[str]]:

@@ -10,6 +10,7 @@ was interrupted before the answer. It leaves no process and no file in /dev/shm,
 
 from __future__ import annotations
 
+import argparse
 import errno
 import http.client
 import json
@@ -21,11 +22,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from hf_transformer.commands.flags import FlagParser
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, exchange, free_ports, is_ready
+from hf_transformer.commands.local_triton import HOST, LocalTriton, exchange, free_ports, service_running
 from hf_transformer.config.option import Converter, integer
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
@@ -34,10 +36,11 @@ from hf_transformer.tasks import find_task
 ENVIRONMENT_VARIABLE = "HF_TRANSFORMER_TRITON_ENVIRONMENT"
 CHECKOUT = Path(__file__).resolve().parents[2]
 PORTS_TRIED = 100
-READY_SECONDS = 60.0
 ANSWER_SECONDS = 20.0
-GRACE_SECONDS = 15.0
 PAUSE_SECONDS = 0.1
+
+say = partial(print, flush=True)
+"""At once, also where stdout is a pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +92,12 @@ EXAMPLES: Mapping[str, Example] = {
 """A request for each task that its model of the repository answers well."""
 
 
-@dataclass(frozen=True, slots=True)
-class DemoSettings:
-    """What the flags and variables say."""
-
-    task: str
-    http_port: int
-    predictor_protocol: str
-    triton_environment: Path | None
-    model_repository: Path
-    once: bool
-
-
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the demo with the arguments that follow ``demo``; returns the exit code. Only in the main thread."""
     settings = parse(argv, environ)
     with signals_noted() as interrupted, tempfile.TemporaryDirectory(prefix="hf-transformer-demo-") as folder:
         try:
-            demonstrate(EXAMPLES[settings.task], settings, environ, Path(folder), interrupted)
+            demonstrate(settings, environ, Path(folder), interrupted)
         except InterruptedError:
             say("Stopped before there was an answer.")
             return 130
@@ -116,20 +107,30 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DemoSettings:
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Read the flags. Exits with code 2 and a message for a bad one."""
-    in_checkout = CHECKOUT / ".venv-triton"
     parser = FlagParser(
         "demo", "Start a Triton Inference Server with a small trained model, and the service in front of it."
     )
-    task = Converter("NAME", f"one of {', '.join(EXAMPLES)}", read_task)
-    parser.add("task", task, default="fill_mask", help="what the model does, by the names of the service's --task")
-    parser.add(
-        "http_port", integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]"
+    add, task = parser.add, Converter("NAME", f"one of {', '.join(EXAMPLES)}", read_task)
+    add("task", task, default="fill_mask", help="what the model does, by the names of the service's --task")
+    add("http_port", integer(0, 65535), default=8080, metavar="PORT", help="the next free one if taken; 0: any [8080]")
+    add("predictor_protocol", choices=("v2", "grpc-v2"), default="v2", help="how the service talks to Triton [v2]")
+    add_triton_environment(parser, environ)
+    add(
+        "model_repository",
+        type=Path,
+        default=default_model_repository(),
+        metavar="PATH",
+        help="Triton model repository in which the task's model, such as bert, has its tokenizer beside it",
     )
-    parser.add(
-        "predictor_protocol", choices=("v2", "grpc-v2"), default="v2", help="how the service talks to Triton [v2]"
-    )
+    add("once", action="store_true", help="end after the answer")
+    return parser.parse_args(argv)
+
+
+def add_triton_environment(parser: FlagParser, environ: Mapping[str, str]) -> None:
+    """Add the flag --triton_environment."""
+    in_checkout = CHECKOUT / ".venv-triton"
     parser.add(
         "triton_environment",
         type=Path,
@@ -138,15 +139,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DemoSettings:
         help=f"virtual environment with nvidia-pytriton and numpy<2; also variable {ENVIRONMENT_VARIABLE}; else that "
         "of make install, else the one that runs this, else tritonserver on PATH",
     )
-    parser.add(
-        "model_repository",
-        type=Path,
-        default=default_model_repository(),
-        metavar="PATH",
-        help="Triton model repository in which the task's model, such as bert, has its tokenizer beside it",
-    )
-    parser.add("once", action="store_true", help="end after the answer")
-    return DemoSettings(**vars(parser.parse_args(argv)))
 
 
 def read_task(text: str) -> str:
@@ -184,11 +176,7 @@ def signals_noted() -> Iterator[Callable[[], bool]]:
 
 
 def demonstrate(
-    example: Example,
-    settings: DemoSettings,
-    environ: Mapping[str, str],
-    folder: Path,
-    interrupted: Callable[[], bool],
+    settings: argparse.Namespace, environ: Mapping[str, str], folder: Path, interrupted: Callable[[], bool]
 ) -> None:
     """Start Triton and the service, send the request and print the answer; then serve until a signal or ``once``.
 
@@ -198,53 +186,49 @@ def demonstrate(
         InterruptedError: a signal came before there was an answer.
         LoadError: something did not start or did not answer, or one of the two processes ended by itself.
     """
+    example = EXAMPLES[settings.task]
     say("Starting Triton ...")
-    triton = LocalTriton(
+    with LocalTriton(
         settings.model_repository,
         environment=settings.triton_environment,
         models=[example.model],
         environ=environ,
         log=folder / "triton.log",
         interrupted=interrupted,
-    )
-    with triton:
+    ) as triton:
         say(f"Triton is ready: REST on {triton.http_address}, gRPC on {triton.grpc_address} ({triton.description})")
         port = free_port(settings.http_port)
         if settings.http_port not in (0, port):
             say(f"Port {settings.http_port} is taken, so the service gets port {port}.")
         # The gRPC port that the documentation names, where it is free.
         grpc_port = free_port(port + 1 if settings.http_port else 0)
-        predictor = triton.grpc_address if settings.predictor_protocol == "grpc-v2" else triton.http_address
-        command = [
-            *(sys.executable, "-m", "hf_transformer", "serve"),
+        over_grpc = settings.predictor_protocol == "grpc-v2"
+        flags = [
             f"--model_name={example.model}",
             f"--model_dir={settings.model_repository.absolute() / example.model}",
-            f"--predictor_host={predictor}",
+            f"--predictor_host={triton.grpc_address if over_grpc else triton.http_address}",
             f"--predictor_protocol={settings.predictor_protocol}",
-            *(f"--host={HOST}", f"--http_port={port}", f"--grpc_port={grpc_port}"),
             f"--task={settings.task}",
             *("--enable_playground", "--enable_docs_url"),
             *example.flags,
         ]
-        service = ChildProcess(command, {"LOG_LEVEL": "WARNING", **environ}, folder / "service.log")
-        children = {"Triton": triton.child, "the service": service}
-        try:
-            wait_until_ready(port, example, children, interrupted)
+        where = {"http_port": port, "grpc_port": grpc_port}
+        with service_running(flags, environ, folder / "service.log", **where, interrupted=interrupted) as service:
             say(
                 f"The service is ready: http://{HOST}:{port} and grpc://{HOST}:{grpc_port}, "
                 f"asking Triton over {settings.predictor_protocol}"
             )
             ask(port, example)
-            if not settings.once:
-                say(f"\nTry it in a browser, http://{HOST}:{port}/, or yourself:")
-                say(f"curl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
-                say(f"Logs: {folder}/service.log, {folder}/triton.log\nServing until Ctrl-C.")
-                while not interrupted():
-                    pause(children)
-                say("\nStopping ...")
-        finally:
-            # The service ends first, because Triton waits for open connections.
-            service.terminate(GRACE_SECONDS)
+            if settings.once:
+                return
+            say(f"\nTry it in a browser, http://{HOST}:{port}/, or yourself:")
+            say(f"curl http://{HOST}:{port}{example.path} -d '{example.body}'\n")
+            say(f"Logs: {folder}/service.log, {folder}/triton.log\nServing until Ctrl-C.")
+            while not interrupted():
+                triton.child.require_running("Triton")
+                service.require_running("the service")
+                time.sleep(PAUSE_SECONDS)
+            say("\nStopping ...")
 
 
 def free_port(wanted: int) -> int:
@@ -268,41 +252,14 @@ def free_port(wanted: int) -> int:
     raise LoadError(f"the ports from {wanted} on are all taken")
 
 
-def wait_until_ready(
-    port: int, example: Example, children: Mapping[str, ChildProcess], interrupted: Callable[[], bool]
-) -> None:
-    """Wait for the service. Raises InterruptedError and LoadError."""
-    deadline = time.monotonic() + READY_SECONDS
-    while not is_ready(port, f"/v1/models/{example.model}"):
-        pause(children)
-        if interrupted():
-            raise InterruptedError("interrupted while the service was starting")
-        if time.monotonic() > deadline:
-            tail = children["the service"].output_tail()
-            raise LoadError(f"the service was not ready after {READY_SECONDS:g} s. The end of its log:\n{tail}")
-
-
-def pause(children: Mapping[str, ChildProcess]) -> None:
-    """Wait a moment. Raises LoadError, with the end of its log, when a process has ended by itself."""
-    for name, child in children.items():
-        if child.exit_code is not None:
-            tail = child.output_tail()
-            raise LoadError(f"{name} ended with exit code {child.exit_code}. The end of its log:\n{tail}")
-    time.sleep(PAUSE_SECONDS)
-
-
 def ask(port: int, example: Example) -> None:
     """Send the request and print the answer. Raises LoadError for any answer but a 200."""
     say(f"\nRequest: POST {example.path}\n{example.body}")
     try:
-        status, answer = exchange(port, "POST", example.path, example.body, seconds=ANSWER_SECONDS)
+        connection = http.client.HTTPConnection(HOST, port, timeout=ANSWER_SECONDS)
+        status, answer = exchange(connection, "POST", example.path, example.body)
     except (OSError, http.client.HTTPException) as exc:
         raise LoadError(f"the service did not answer: {exc!r}") from exc
     say(f"Answer:\n{answer}")
     if status != 200:
         raise LoadError(f"the service answered with status {status}")
-
-
-def say(text: str) -> None:
-    """Print at once, also when stdout is a pipe."""
-    print(text, flush=True)

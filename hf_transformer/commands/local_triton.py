@@ -1,7 +1,9 @@
-"""A real Triton Inference Server as a child process, for the demo, the benchmarks and the tests.
+"""Triton and the service as child processes, for the demo, bench, the benchmarks and the tests.
 
     with LocalTriton(Path("deploy/model_repository"), models=["bert"]) as triton:
         ...  # triton.http_address, triton.grpc_address
+        with service_running(flags, environ, log, http_port=8080, grpc_port=8081):
+            ...
 
 Linux only, standard library only.
 """
@@ -17,13 +19,12 @@ import secrets
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,12 +37,17 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder of shm_open
 
 EXIT_SECONDS = 2
 """Triton's wait for requests and idle connections after SIGTERM."""
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 15.0
+"""Of Triton and of the service, before they are killed."""
+SERVICE_SECONDS = 60.0
+"""How long the service may take to be ready."""
+MISFIT = "does not fit the service"
+"""In the service's log, for a model that will never be ready."""
 START_ATTEMPTS = 5
 """Another process can take a port between our search and Triton's bind."""
 LINES_SHOWN = 20
 UNIMPORTANT = re.compile(r"I\d{4} |[|+]")
-"""How the lines of Triton's log begin that are no complaints: information, and tables of settings."""
+"""How lines of Triton's log begin that are no complaints: information, and tables of settings."""
 HINTS = {
     "error while loading shared libraries: libpython": (
         "Triton's Python stub needs the shared libpython of its environment: install it (libpython3.x on Debian and "
@@ -168,7 +174,7 @@ class LocalTriton:
         """SIGTERM, then SIGKILL, then remove all that Triton leaves. Does no harm when repeated."""
         try:
             if self._child is not None:
-                self._child.terminate(GRACE_SECONDS)
+                self._child.terminate()
                 self._child = None
         finally:
             self._clear_shared_memory()
@@ -178,7 +184,7 @@ class LocalTriton:
 
     def restart(self) -> None:
         """Stop (if it still runs) and start again on the same ports. Returns and raises as ``start``."""
-        self.child.terminate(GRACE_SECONDS)
+        self.child.terminate()
         self._clear_shared_memory()
         self._launch(new_ports=False)
 
@@ -212,14 +218,20 @@ class LocalTriton:
             flags = [f"--{api}-port={port}" for api, port in ports.items()]
             self._child = child = ChildProcess([*self._command, *flags, *self.options], self._variables, self._log)
             try:
-                self._wait_until_ready(child)
+                # Triton opens its ports after it tried all models, and with ``strict`` ends if one has failed.
+                child.wait_until(self._is_ready, "Triton", self.timeout_seconds, self.interrupted)
                 return
             except LoadError:
                 port_taken = "already in use" in child.output()
-                child.terminate(GRACE_SECONDS)
+                child.terminate()
                 self._clear_shared_memory()
                 if not (port_taken and attempts_left):
                     raise
+
+    def _is_ready(self) -> bool:
+        models = self.models if self.strict and self.models is not None else ()
+        paths = ["/v2/health/live", *(f"/v2/models/{name}/ready" for name in models)]
+        return all(is_ready(self.http_port, path) for path in paths)
 
     def _build_command(self, installation: TritonInstallation, folder: Path) -> list[str]:
         command = [
@@ -237,29 +249,9 @@ class LocalTriton:
             command.append(f"--model-config-name={self.config_name}")
         return command
 
-    def _wait_until_ready(self, child: ChildProcess) -> None:
-        """Triton opens its ports after it tried all models; with ``strict`` it ends itself if one has failed."""
-        deadline = time.monotonic() + self.timeout_seconds
-        models = self.models if self.strict and self.models is not None else ()
-        paths = ["/v2/health/live", *(f"/v2/models/{name}/ready" for name in models)]
-        while not all(is_ready(self.http_port, path) for path in paths):
-            if self.interrupted():
-                raise InterruptedError("interrupted while Triton was starting")
-            if child.wait(0.05):
-                raise _failure(f"Triton ended with exit code {child.exit_code}.", child.output())
-            if time.monotonic() > deadline:
-                raise _failure(f"Triton was not ready after {self.timeout_seconds:g} s.", child.output())
-
     def _clear_shared_memory(self) -> None:
         for path in SHARED_MEMORY.glob(f"{self.prefix}*"):
             path.unlink(missing_ok=True)
-
-
-def _failure(message: str, log: str) -> LoadError:
-    """The message with hints and the last complaints of Triton's log."""
-    hints = [hint for sign, hint in HINTS.items() if sign in log]
-    complaints = [line for line in log.splitlines() if line and not UNIMPORTANT.match(line)]
-    return LoadError("\n".join([" ".join([message, *hints, "The end of its log:"]), *complaints[-LINES_SHOWN:]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +373,39 @@ class ChildProcess:
             self._process.wait(seconds)
         return self._process.returncode is not None
 
-    def terminate(self, grace_seconds: float) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], name: str, seconds: float, interrupted: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until ``ready``. ``name`` is the child's, for messages.
+
+        Raises:
+            LoadError: it has ended, or ``seconds`` are over. The message has hints and the end of its log.
+            InterruptedError: ``interrupted`` said so.
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if interrupted():
+                raise InterruptedError(f"interrupted while {name} was starting")
+            self.require_running(name)
+            if time.monotonic() > deadline:
+                raise self.failure(f"{name} was not ready after {seconds:g} s")
+            self.wait(0.05)
+
+    def require_running(self, name: str) -> None:
+        """Raises LoadError, with the end of its log, if it has ended."""
+        if self.exit_code is not None:
+            raise self.failure(f"{name} ended with exit code {self.exit_code}")
+
+    def failure(self, message: str) -> LoadError:
+        """The message with hints and the last complaints in the log."""
+        log = self.output()
+        hints = [hint for sign, hint in HINTS.items() if sign in log]
+        complaints = [line for line in log.splitlines() if line and not UNIMPORTANT.match(line)]
+        return LoadError(
+            "\n".join([" ".join([f"{message}.", *hints, "The end of its log:"]), *complaints[-LINES_SHOWN:]])
+        )
+
+    def terminate(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """SIGTERM, SIGKILL after ``grace_seconds``, then end everything that is left of its session."""
         try:
             self._process.terminate()
@@ -394,7 +418,15 @@ class ChildProcess:
         """SIGKILL the child and everything that is left of its session; returns when all of them are gone."""
         self._process.kill()
         self._process.wait()
-        poll(lambda: not _kill_session(self.pid), seconds=10.0)
+        poll(self._kill_session, seconds=10.0)
+
+    def _kill_session(self) -> bool:
+        """SIGKILL to everything that is left of its session; True when nothing was."""
+        members = session_members(self.pid)
+        for pid in members:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+        return not members
 
     def suspend(self) -> None:
         """SIGSTOP; returns when every thread stands still. The processes that the child started go on."""
@@ -417,6 +449,38 @@ class ChildProcess:
         return "\n".join(self.output().splitlines()[-lines:])
 
 
+@contextmanager
+def service_running(
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path,
+    *,
+    http_port: int,
+    grpc_port: int,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Iterator[ChildProcess]:
+    """``hf-transformer serve`` on these ports of HOST, from the moment that its model is ready. It ends with the block.
+
+    Raises:
+        LoadError: it ends early, its model does not fit, or it takes too long.
+        InterruptedError: ``interrupted`` said so.
+    """
+    where = [f"--host={HOST}", f"--http_port={http_port}", f"--grpc_port={grpc_port}"]
+    command = [sys.executable, "-m", "hf_transformer", "serve", *flags, *where]
+    child = ChildProcess(command, {"LOG_LEVEL": "WARNING", **environ}, log)
+
+    def ready() -> bool:
+        if MISFIT in child.output():
+            raise child.failure("the service is not ready")
+        return is_ready(http_port, "/v2/health/ready")
+
+    try:
+        child.wait_until(ready, "the service", SERVICE_SECONDS, interrupted)
+        yield child
+    finally:
+        child.terminate()
+
+
 def session_members(session: int) -> list[int]:
     """The ids of the processes of a session that still run, without zombies, which only wait to be reaped."""
     members = []
@@ -425,15 +489,6 @@ def session_members(session: int) -> list[int]:
             fields = _stat_fields(folder)
             if fields and fields[0] not in "ZX" and int(fields[3]) == session:
                 members.append(int(folder.name))
-    return members
-
-
-def _kill_session(session: int) -> list[int]:
-    """SIGKILL to all processes of a session; returns those that were still there."""
-    members = session_members(session)
-    for pid in members:
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(pid, signal.SIGKILL)
     return members
 
 
@@ -468,36 +523,27 @@ def free_ports(count: int) -> list[int]:
 
 
 def exchange(
-    port: int,
+    connection: http.client.HTTPConnection,
     method: str,
     path: str,
     body: str | bytes | None = None,
-    *,
-    seconds: float = 5.0,
-    host: str = HOST,
-    tls: ssl.SSLContext | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """One HTTP request, over TLS with a context for it; the status and the body of the response.
+    """One request over a connection of its own: the status and the body of the response.
 
     Raises:
-        OSError: there is no connection, or no response within ``seconds``.
+        OSError: there is no connection, or no response within the connection's timeout.
         http.client.HTTPException: the response is not HTTP.
     """
-    connection = http.client.HTTPConnection(host, port, timeout=seconds)
-    if tls is not None:
-        connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=tls)
-    try:
+    with closing(connection):
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()
         return response.status, response.read().decode("utf-8", "replace")
-    finally:
-        connection.close()
 
 
 def is_ready(port: int, path: str) -> bool:
     """Whether a GET of ``path`` is answered with 200."""
     try:
-        return exchange(port, "GET", path)[0] == 200
+        return exchange(http.client.HTTPConnection(HOST, port, timeout=5.0), "GET", path)[0] == 200
     except (OSError, http.client.HTTPException):
         return False

@@ -13,11 +13,10 @@ import orjson
 import pytest
 
 from hf_transformer.commands import cli
-from hf_transformer.commands.bench import command
-from hf_transformer.commands.bench.load import Figures, LoadRun, Target
-from hf_transformer.commands.bench.report import Measured, Report, html
+from hf_transformer.commands.bench.load import Figures, Target, send
+from hf_transformer.commands.bench.report import errors, html, speeds, times, tried, warning
 from hf_transformer.commands.bench.requests import made_up, read_lengths, read_texts
-from hf_transformer.commands.bench.sweep import Setup, Trial, sweep, triton_means, with_entry
+from hf_transformer.commands.bench.sweep import Settings, Setup, shown, sweep, triton_means
 from hf_transformer.errors import ConfigError, LoadError
 from tests.predictor.fault_server import Connection, nobody, scripted
 
@@ -25,16 +24,11 @@ ROOT = Path(__file__).parents[2]
 TIMING = "Server-Timing: tokenize;dur=0.500, predict;dur=2.000"
 
 
-def server_at(address: str) -> Target:
-    host, _, port = address.rpartition(":")
-    return Target(host, int(port))
-
-
 async def loaded(address: str, *, connections: int = 2, seconds: float = 0.3, streamed: bool = False) -> Figures:
     """A run without a warm-up against a server."""
-    server = server_at(address)
-    run = LoadRun(server, [server.request("/predict", {"text": text}) for text in "ab"], seconds, 0.0, streamed)
-    return await run.send(connections)
+    server = Target.at(address)
+    requests = [server.request("/predict", {"text": text}) for text in "ab"]
+    return await send(server, requests, connections, seconds, streamed=streamed)
 
 
 async def test_requests_are_sent_in_turn_and_timed() -> None:
@@ -50,13 +44,8 @@ async def test_requests_are_sent_in_turn_and_timed() -> None:
         found = await loaded(address)
     assert len(found.latencies) == sum(seen.values()) > 0
     assert abs(seen[b'{"text":"a"}'] - seen[b'{"text":"b"}']) <= 1
-    assert not found.errors and found.seconds > 0 and found.per_second(10) > 0
-    # The first of the two connections reads it.
-    assert found.timed > 0
-    assert {name: total / found.timed for name, total in found.stages.items()} == {
-        "tokenize": pytest.approx(0.5),
-        "predict": pytest.approx(2.0),
-    }
+    assert not found.errors and found.throughput > 0
+    assert [found.means[name] for name in ("tokenize", "predict")] == pytest.approx([0.5, 2.0])
 
 
 async def test_a_warm_up_is_not_counted() -> None:
@@ -66,8 +55,8 @@ async def test_a_warm_up_is_not_counted() -> None:
             await connection.answer("503 Service Unavailable", b"warming up")
 
     async with scripted(answer) as address:
-        server = server_at(address)
-        found = await LoadRun(server, [server.request("/", {})], 0.001, 0.2).send(1)
+        server = Target.at(address)
+        found = await send(server, [server.request("/", {})], 1, seconds=0.001, warmup=0.2)
     assert sum(found.errors.values()) <= 1
 
 
@@ -75,8 +64,12 @@ async def test_a_warm_up_is_not_counted() -> None:
     ("answers", "says"),
     [
         pytest.param([b"HTTP/1.1 429 Too Many\r\nContent-Length: 4\r\n\r\nfull"], "429 full", id="refused"),
-        pytest.param([b"SSH-2.0\r\n"], "the answer is not HTTP", id="not HTTP"),
-        pytest.param([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"], "ended without an answer", id="cut off"),
+        pytest.param([b"SSH-2.0\r\n"], "no answer: it begins with b'SSH-2.0", id="not HTTP"),
+        pytest.param(
+            [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"],
+            "closed the connection in the middle of its answer",
+            id="cut off",
+        ),
     ],
 )
 async def test_failures_are_counted_by_reason(answers: Sequence[bytes], says: str) -> None:
@@ -93,7 +86,7 @@ async def test_failures_are_counted_by_reason(answers: Sequence[bytes], says: st
 
 async def test_nobody_listens() -> None:
     found = await loaded(nobody())
-    assert found.errors and all(why.startswith("no connection: ") for why in found.errors)
+    assert found.errors and all(why.startswith("no answer: ") for why in found.errors)
 
 
 async def test_a_connection_that_the_server_closes_is_opened_again() -> None:
@@ -156,29 +149,28 @@ def test_texts_of_a_file(tmp_path: Path) -> None:
     assert read_texts(file) == ["plain", {"question": "q", "context": "c"}, "{no json", "quoted"]
     with pytest.raises(ConfigError, match="can't be read"):
         read_texts(tmp_path / "none")
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="has no text"):
+        read_texts(file)
 
 
-CONFIG = """name: "m"
-# instance_group [ in a comment
-parameters { key: "dynamic_batching {" value { string_value: "]" } }
-dynamic_batching { preferred_batch_size: [ 4 ] }
-instance_group [ { count: 1 kind: KIND_CPU } ]
-"""
-
-
-def test_entries_of_a_config() -> None:
-    lines = CONFIG.splitlines()
-    changed = with_entry(CONFIG, "dynamic_batching", "{ }").splitlines()
-    assert [line for line in changed if line] == [*lines[:3], lines[4], "dynamic_batching { }"]
-    removed = with_entry(CONFIG, "instance_group", "").splitlines()
-    assert [line for line in removed if line] == lines[:4]
-    assert with_entry(CONFIG, "ensemble_scheduling", "") == CONFIG
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "as given"),
+        ({"--max_batch_tokens": 4096, "dynamic_batching": None}, "--max_batch_tokens=4096, no dynamic_batching"),
+        ({"instance_group": [{"count": 2, "kind": "KIND_CPU"}]}, "instance_group [{count: 2, kind: KIND_CPU}]"),
+        ({"dynamic_batching": {"preferred_batch_size": [4, 8]}}, "dynamic_batching {preferred_batch_size: [4, 8]}"),
+    ],
+)
+def test_settings_are_shown_as_one_writes_them(settings: Settings, text: str) -> None:
+    assert shown(settings) == text
 
 
 def test_means_of_tritons_statistics() -> None:
-    def counters(requests: int) -> Any:
-        stages = {name: {"count": requests, "ns": requests * 2_000_000} for name in ("success", "queue")}
-        return {"inference_stats": stages, "execution_count": requests // 4, "inference_count": requests * 2}
+    def counters(requests: int) -> dict[str, int]:
+        stages = {"queue": requests * 2_000_000, "compute_input": 0, "compute_infer": 0, "compute_output": 0}
+        return {**stages, "requests": requests, "runs": requests // 4, "rows": requests * 2}
 
     found = triton_means(counters(8), counters(24))
     assert (found["queue"], found["compute_infer"], found["rows per run"]) == (2.0, 0.0, 8.0)
@@ -186,25 +178,25 @@ def test_means_of_tritons_statistics() -> None:
 
 
 class PretendedSetup:
-    """A service whose throughput follows from its settings; one value does not run."""
+    """A service whose throughput follows from its settings; one of them does not run."""
 
-    def __init__(self, gains: dict[str, float], settings: list[list[str]]) -> None:
+    def __init__(self, gains: dict[str, float], settings: dict[str, list[Any]]) -> None:
         self.gains, self._settings = gains, settings
         self.throughput = 0.0
 
-    def settings(self) -> list[list[str]]:
+    def settings(self) -> dict[str, list[Any]]:
         return self._settings
 
-    def restart(self, choices: Sequence[str] = ()) -> Target:
+    def restart(self, settings: Settings) -> Target:
         self.throughput = 1000.0
-        for choice in choices:
-            if choice == "--fails":
+        for name, value in settings.items():
+            if name == "--fails":
                 raise LoadError("it does not start")
-            self.throughput *= self.gains.get(choice, 1.0)
-        return Target("127.0.0.1", 1)
+            self.throughput *= self.gains.get(f"{name}={value}", 1.0)
+        return Target.at("127.0.0.1:1")
 
     def measure(self, server: Target, title: str) -> Figures:
-        found = Figures(seconds=1.0)
+        found = Figures(last=1.0)
         found.latencies.extend([0.001] * int(self.throughput))
         return found
 
@@ -212,28 +204,31 @@ class PretendedSetup:
 @pytest.mark.parametrize(
     ("gains", "verdict"),
     [
-        pytest.param({"--a=2": 1.5, "--a=3": 1.2, "b": 1.1}, r"Use --a=2, no b: \+65% throughput", id="two settings"),
+        pytest.param(
+            {"--a=2": 1.5, "--a=3": 1.2, "b=None": 1.1}, r"Use --a=2, no b: \+65% throughput", id="two settings"
+        ),
         pytest.param({"--a=2": 1.01}, r"Keep the settings: .* \(7 trials, noise 3%\)", id="less than the noise"),
-        pytest.param({"--a=2": 0.5, "b": 0.5}, "Keep the settings", id="worse"),
+        pytest.param({"--a=2": 0.5, "b=None": 0.5}, "Keep the settings", id="worse"),
     ],
 )
 def test_a_sweep_recommends_what_gains(gains: dict[str, float], verdict: str) -> None:
-    setup, told = PretendedSetup(gains, [["--a=2", "--a=3"], ["--fails"], ["b", "b { }"]]), []
-    trials, found = sweep(cast(Setup, setup), setup.measure, lambda share, trial: told.append(share))
+    setup = PretendedSetup(gains, {"--a": [2, 3], "--fails": [1], "b": [None, {"c": 1}]})
+    told: list[float] = []
+    trials, found = sweep(cast(Setup, setup), setup.measure, lambda share, line: told.append(share))
     assert re.match(verdict, found), found
     assert len(trials) == len(told) and told[-1] <= 1.0
-    [broken] = [one for one in trials if one.figures is None]
-    assert broken.note == "it does not start" and broken.throughput == 0.0
+    [broken] = [figures for _, figures in trials if figures.errors]
+    assert broken.errors == Counter(["it does not start"])
 
 
 def test_a_sweep_of_a_service_that_fails_as_it_is() -> None:
-    setup = PretendedSetup({}, [])
+    setup = PretendedSetup({}, {})
 
     def measure(server: Target, title: str) -> Figures:
         return Figures(errors=Counter({"503": 3}))
 
-    with pytest.raises(LoadError, match="already fail"):
-        sweep(cast(Setup, setup), measure, lambda share, trial: None)
+    with pytest.raises(LoadError, match="already fail: 503"):
+        sweep(cast(Setup, setup), measure, lambda share, line: None)
 
 
 class Page(HTMLParser):
@@ -251,19 +246,21 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole_and_escapes_texts() -> None:
-    figures = Figures(seconds=1.0, timed=2, busy=0.9)
+    figures = Figures(1, last=1.0, timed=2, busy=0.9, triton={"queue": 0.1})
     figures.latencies.extend([0.002, 0.004])
     figures.stages.update({"tokenize": 1.0, "predict": 3.0})
     figures.errors["500 <script>"] = 3
-    runs = [Measured(1, figures, {"queue": 0.1}), Measured(8, Figures(), {})]
-    trials = [Trial(("--a=<b>",), figures), Trial(("--c",), None, "no <start>")]
-    text = html(Report({"model": "<m>"}, runs, 1, False, trials, "Use --a=<b>"))
+    runs = [figures, Figures(8)]
+    trials = [("--a=<b>", Figures(last=1.0)), ("--c", Figures(errors=Counter(["no <start>"])))]
+    tables = [speeds(runs, streamed=False), times(runs), errors(runs), tried(trials)]
+    text = html({"model": "<m>"}, [warning(runs), "Use --a=<b>"], tables)
     page = Page(text)
     assert not page.loads and not page.tags["script"] and not page.tags["m"] and not page.tags["b>"]
-    assert (page.tags["table"], page.tags["svg"]) == (4, 2)
+    assert page.tags["table"] == 4
     for part in ("&lt;m&gt;", "500 &lt;script&gt;", "Use --a=&lt;b&gt;", "no &lt;start&gt;", "Triton: queue"):
         assert part in text
     assert "nan" not in text.lower() and "used 90% of a processor" in text
+    assert {"--bar:33%", "--bar:100%"} <= set(re.findall("--bar:[0-9]+%", text))
 
 
 def test_a_running_service_is_not_swept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +271,7 @@ def test_a_running_service_is_not_swept(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a/path", "http://a:port"])
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError, match="expected http://HOST:PORT"):
-        command.address(url)
+        Target.at(url)
 
 
 def test_a_service_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from hf_transformer.app.wiring import BoundPair, Pair, fit_task, load_parts
 from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice
+from hf_transformer.commands.doctor.command import CHECKS
+from hf_transformer.commands.doctor.examination import Subject, examine
 from hf_transformer.config.options import parse_config
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types import Json, ModelSpec, TensorSpec
@@ -39,7 +41,8 @@ def shaped(spec: ModelSpec, *leading: int, length: int = -1) -> ModelSpec:
 
 def said(pair: Pair, *statuses: str) -> dict[str, str]:
     """What the checks find, by name, of those with one of these statuses."""
-    return {name: one.found for name, check in ADVICE for one in check(pair) if one.status in statuses}
+    fitting = ((name, check(pair)) for name, check, kind in ADVICE if isinstance(pair, kind))
+    return {name: one.found for name, found in fitting for one in found if one.status in statuses}
 
 
 ONE = replace(GOOD, inputs=(IDS,), max_batch_size=1)
@@ -82,12 +85,18 @@ def test_no_warning(spec: ModelSpec, changes: dict[str, Json], name: str, says: 
     assert says in said(pair, "ok", "skipped")[name]
 
 
-def test_a_model_that_generates_and_is_decoupled() -> None:
+async def test_a_model_that_generates_and_is_decoupled() -> None:
     pair = pair_of(GOOD)
     other = Pair(pair.config, pair.tokenizer, pair.task, replace(GOOD, decoupled=True, dynamic_batching=False))
-    skipped = ["batch size", "attention mask", "text length", "dynamic batching"]
-    assert list(said(other, "skipped")) == skipped
+    assert list(said(other, "skipped")) == ["dynamic batching"]
     assert said(other, "warning") == {}
+    subject = Subject(pair.config, [])
+    subject.pair = other
+    results = [one async for one in examine(subject, [replace(one, needs=()) for one in CHECKS if one.predictive])]
+    assert [one.name for one in results] == [
+        *("batch size", "attention mask", "text length", "other text", "shared batch", "shared memory"),
+    ]
+    assert {one.found for one in results} == {"does not apply to generated text"}
 
 
 async def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -12,18 +13,19 @@ import pytest
 from hf_transformer import __version__
 from hf_transformer.commands import cli
 from hf_transformer.commands.doctor import command
-from hf_transformer.commands.doctor.examination import Result
+from hf_transformer.commands.doctor.examination import Finding
+from hf_transformer.commands.terminal import Terminal
 from tests.predictor.fault_server import nobody
 from tests.triton_repository import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
 NAMES = [check.name for check in command.CHECKS]
 
-FINE = Result("address", "ok", "127.0.0.1", "", 0.00123)
-DOUBT = Result("batch size", "warning", "max_batch_size is 1", 'set "max_batch_size: 32" in config.pbtxt', 0.0)
-WRONG = Result("contract", "failed", "Its input 'x' is FP32", "export it as INT64", 0.0)
-BLOCKED = Result("inference", "skipped", "not made: contract comes first", "", 0.0, blocked=True)
-UNUSED = Result("TLS", "skipped", "not asked for", "", 0.0)
+FINE = Finding("ok", "127.0.0.1", name="address", seconds=0.00123)
+DOUBT = Finding("warning", "max_batch_size is 1", 'set "max_batch_size: 32" in its config.pbtxt', name="batch size")
+WRONG = Finding("failed", "Its input 'x' is FP32", "export it as INT64", name="contract")
+BLOCKED = Finding("skipped", "not made: contract comes first", name="inference", blocked=True)
+UNUSED = Finding("skipped", "not asked for", name="TLS")
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,21 +72,34 @@ def test_the_page_names_every_check() -> None:
         pytest.param([DOUBT, DOUBT, WRONG, UNUSED], (2, 2), "2 warnings, 1 failed, 1 skipped", id="a failure"),
     ],
 )
-def test_the_exit_code(results: list[Result], codes: tuple[int, int], says: str) -> None:
+def test_the_exit_code(results: list[Finding], codes: tuple[int, int], says: str) -> None:
     assert tuple(command.exit_code(results, strict=strict) for strict in (False, True)) == codes
     assert command.summary(results, codes[0]) == f"{says}; exit code {codes[0]}"
 
 
-def test_rows() -> None:
-    assert command.row(FINE, 80) == "ok       address           127.0.0.1"
-    assert command.row(DOUBT, 60).splitlines() == [
+def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    terminal = Terminal({}, io.StringIO())
+    assert command.row(FINE, terminal) == "ok       address           127.0.0.1"
+    assert command.row(DOUBT, terminal).splitlines() == [
         "warning  batch size        max_batch_size is 1",
-        '                           -> set "max_batch_size: 32" in',
+        '                           -> set "max_batch_size: 32" in its',
         "                              config.pbtxt",
     ]
-    assert command.rest([FINE, UNUSED], 80) == ""
-    rest = command.rest([WRONG, BLOCKED, BLOCKED, UNUSED], 120)
-    assert rest == "skipped  2 checks          not made, since others come first: inference, inference\n"
+    assert command.rest([FINE, UNUSED], terminal) == ""
+    rest = command.rest([WRONG, BLOCKED, BLOCKED, UNUSED], terminal)
+    assert rest.splitlines() == [
+        "skipped  2 checks          not made, since others come first: inference,",
+        "                           inference",
+    ]
+
+
+def test_colours_of_a_row() -> None:
+    terminal = Terminal({}, io.StringIO())
+    terminal.coloured = True
+    status, change = command.row(DOUBT, terminal).splitlines()
+    assert status.startswith("\x1b[33mwarning\x1b[0m  batch size ")
+    assert change.lstrip().startswith("\x1b[1m-> set") and change.endswith("config.pbtxt\x1b[0m")
 
 
 def test_json() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
+from hf_transformer.commands.export.command import parse
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE, GraphTensor
-from hf_transformer.commands.export.settings import ExportSettings, parse
 
 
 def inputs(*names: str) -> list[GraphTensor]:
@@ -21,6 +23,6 @@ GRAPHS = {
 """Inputs and outputs of a task's graph."""
 
 
-def settings(*flags: str) -> ExportSettings:
+def settings(*flags: str) -> Namespace:
     """Those of a model named bert."""
     return parse(["--model_id=hub/bert", "--output=model_repository", *flags], {})

@@ -13,7 +13,8 @@ import pytest
 
 from hf_transformer.commands.cli import main
 from hf_transformer.commands.export import command
-from hf_transformer.commands.export.settings import TOP_K, parse
+from hf_transformer.commands.export.command import parse
+from hf_transformer.commands.export.config_pbtxt import TOP_K
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import find_model_files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,12 +93,16 @@ def test_a_sweep_of_the_demo(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both kinds of settings, and one that the model does not take."""
-    tried = [["dynamic_batching"], ["--max_batches_in_flight=0", "--pad_to_multiple_of=8"]]
+    tried: dict[str, list[Any]] = {
+        "dynamic_batching": [None],
+        "--max_batches_in_flight": [0],
+        "--pad_to_multiple_of": [8],
+    }
     whole = Setup.settings
-    known: list[list[str]] = []
+    known: dict[str, list[Any]] = {}
 
-    def settings(setup: Setup) -> list[list[str]]:
-        known.extend(whole(setup))
+    def settings(setup: Setup) -> dict[str, list[Any]]:
+        known.update(whole(setup))
         return tried
 
     monkeypatch.setattr(Setup, "settings", settings)
@@ -112,13 +117,13 @@ def test_a_sweep_of_the_demo(
     for part in ("Settings tried", "expected an integer of 1 or more", "does not fit the service"):
         assert part in page.read_text()
     # Without the values that it has.
-    assert known[0][0] == "instance_group [ { count: 2 kind: KIND_CPU } ]"
-    assert known[1:] == [
-        ["dynamic_batching", "dynamic_batching { preferred_batch_size: [ 4, 8 ] }"],
-        ["--max_batches_in_flight=1", "--max_batches_in_flight=2", "--max_batches_in_flight=4"],
-        ["--max_batch_tokens=4096", "--max_batch_tokens=65536"],
-        ["--pad_to_multiple_of=8", "--pad_to_multiple_of=32"],
-    ]
+    assert known.pop("instance_group")[0] == [{"count": 2, "kind": "KIND_CPU"}]
+    assert known == {
+        "dynamic_batching": [None, {"preferred_batch_size": [4, 8]}],
+        "--max_batches_in_flight": [1, 2, 4],
+        "--max_batch_tokens": [4096, 65536],
+        "--pad_to_multiple_of": [8, 32],
+    }
 
 
 def test_a_service_with_given_flags(triton: LocalTriton, serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

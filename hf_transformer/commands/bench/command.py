@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
-import signal
-import ssl
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from urllib.parse import urlsplit
 
 import uvloop
 
 from hf_transformer import __version__
-from hf_transformer.commands.bench.load import Figures, LoadRun, Target
-from hf_transformer.commands.bench.report import Measured, Report, html, print_report
+from hf_transformer.commands.bench.load import Figures, Target, send
+from hf_transformer.commands.bench.report import errors, html, print_tables, speeds, times, tried, warning
 from hf_transformer.commands.bench.requests import Plan, made_up, make_plan, read_lengths, read_texts
-from hf_transformer.commands.bench.sweep import Setup, Trial, sweep, triton_means, triton_statistics
-from hf_transformer.commands.demo import CHECKOUT, ENVIRONMENT_VARIABLE
+from hf_transformer.commands.bench.sweep import Setup, sweep, triton_means, triton_statistics
+from hf_transformer.commands.demo import add_triton_environment
 from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal, bar
 from hf_transformer.config.option import Converter, integer, name_list, number
@@ -40,7 +34,6 @@ LENGTHS = Converter("WORDS", "numbers or ranges of words, such as 8 or 4-32 or 8
 COUNTS = name_list("N,...", "different numbers of connections, such as 1,8,32", "[1-9][0-9]{0,4}")
 KEY_VARIABLE = "HF_TRANSFORMER_BENCH_API_KEY"
 """Of its own: a key for OpenAI must not go to another server."""
-FORM = "http://HOST:PORT or https://HOST:PORT, without a path"
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -57,116 +50,63 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             "--model_repository don't go with it; without --url bench starts the service itself"
         )
     with ExitStack() as stack:
-        for signaled in (signal.SIGTERM, signal.SIGHUP):
-            stack.callback(signal.signal, signaled, signal.signal(signaled, _end))
-        setup = None
-        if not given.url:
-            terminal.progress("Starting ...")
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-transformer-bench-")))
-            flags = shlex.split(given.service_flags or "")
-            setup = Setup(
-                stack, folder, environ, flags, given.model_repository, given.model_name, given.triton_environment
-            )
-        server = setup.restart() if setup else address(given.url, given.ca_file)
-        server = replace(server, headers={"Authorization": f"Bearer {given.api_key}"} if given.api_key else {})
-        plan = make_plan(
-            server,
-            read_texts(given.texts) if given.texts else made_up(given.words),
-            model=setup.model if setup else given.model_name,
-            api=given.api,
-            openai=given.openai_route_prefix,
-            texts=given.texts_per_request,
-            tokens=given.max_tokens,
-        )
-        bench = Bench(given, terminal, plan)
-        report = bench.measure(server, setup)
-        print_report(report, terminal)
+        terminal.progress("Starting ...")
+        setup = None if given.url else Setup(stack, given, environ)
+        headers = {"Authorization": f"Bearer {given.api_key}"} if given.api_key else {}
+        server = replace(setup.restart({}) if setup else Target.at(given.url), headers=headers)
+        texts = read_texts(given.texts) if given.texts else made_up(given.words)
+        plan = make_plan(server, texts, given, setup.model if setup else given.model_name)
+        triton = Target.at(given.triton_url) if given.triton_url else setup.triton if setup else None
+        numbers, runs = sorted(map(int, given.concurrency)), []
+        for index, connections in enumerate(numbers, 1):
+            before = triton_statistics(triton, plan.model) if triton else {}
+            runs.append(figures := _run(server, plan, given, connections, f"run {index} of {len(numbers)}", terminal))
+            if triton:
+                figures.triton = triton_means(before, triton_statistics(triton, plan.model))
+        tables, notes = [speeds(runs, streamed=plan.streamed), times(runs), errors(runs)], [warning(runs)]
+        print_tables(tables, terminal)
+        for note in filter(None, notes):
+            terminal.say(terminal.styled(note, "yellow"))
         if given.sweep and setup:
-            report = bench.sweep(setup, server, report)
+            terminal.say(f"\nTrying settings with {numbers[-1]} connections ...")
+            trials, verdict = sweep(
+                setup,
+                lambda started, title: _run(
+                    replace(started, headers=headers), plan, given, numbers[-1], title, terminal
+                ),
+                lambda share, line: terminal.say(f"{bar(share, 12)} {line}"),
+            )
+            tables.append(tried(trials))
+            notes.append(verdict)
+            terminal.say(f"\n{terminal.styled(verdict, 'bold')}")
     if given.report:
-        given.report.write_text(html(report), encoding="utf-8")
-        terminal.say(f"\nThe report: {given.report}")
-    return 1 if report.errors else 0
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """Unwinds the program, as Ctrl-C does, so that what was started ends."""
-    raise SystemExit(128 + number)
-
-
-def address(url: str, ca_file: str | None = None) -> Target:
-    """Where a URL leads. Raises ConfigError."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    try:
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-            raise ValueError(url)
-        tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else None
-        return Target(parts.hostname, parts.port or (443 if tls else 80), tls)
-    except ValueError:
-        raise ConfigError(f"{url}: expected {FORM}") from None
-    except OSError as error:
-        raise ConfigError(f"--ca_file={ca_file}: can't be read: {error}") from error
-
-
-class Bench:
-    """Makes the runs that the flags ask for."""
-
-    def __init__(self, given: Namespace, terminal: Terminal, plan: Plan) -> None:
-        self._given, self._terminal, self._plan = given, terminal, plan
-        self._connections = sorted(map(int, given.concurrency))
-
-    def measure(self, server: Target, setup: Setup | None) -> Report:
-        """A run for each number of connections. Raises LoadError where Triton has no statistics."""
-        given, plan, runs = self._given, self._plan, []
-        triton = address(given.triton_url) if given.triton_url else setup.triton if setup else None
-        for index, connections in enumerate(self._connections, 1):
-            before = triton_statistics(triton, plan.model) if triton else None
-            figures = self._send(server, connections, f"run {index} of {len(self._connections)}")
-            means = triton_means(before, triton_statistics(triton, plan.model)) if triton else {}
-            runs.append(Measured(connections, figures, means))
         facts = {
             "model": plan.model,
-            "request": f"POST {plan.path}, texts in each: {plan.texts}, different ones: {len(plan.bodies)}",
-            "service": "started by bench" if setup else given.url,
+            "request": f"POST {plan.path}, {len(plan.bodies)} different ones",
+            "service": given.url or "started by bench",
             "run": f"{given.seconds:g} s after {given.warmup_seconds:g} s",
             "load generator": f"hf-transformer {__version__} on {os.cpu_count()} CPUs, {platform.machine()}",
             "date": time.strftime("%Y-%m-%d %H:%M %Z"),
         }
-        return Report(facts, runs, plan.texts, plan.streamed)
+        given.report.write_text(html(facts, notes, tables), encoding="utf-8")
+        terminal.say(f"\nThe report: {given.report}")
+    return int(any(run.errors for run in runs))
 
-    def sweep(self, setup: Setup, server: Target, report: Report) -> Report:
-        """The report with settings tried at the highest number of connections."""
-        connections = self._connections[-1]
-        self._terminal.say(f"\nTrying settings with {connections} connections ...")
 
-        def measure(started: Target, title: str) -> Figures:
-            return self._send(replace(started, headers=server.headers), connections, title)
+def _run(server: Target, plan: Plan, given: Namespace, connections: int, title: str, terminal: Terminal) -> Figures:
+    """Sends for a while, with a progress bar."""
 
-        def say(share: float, trial: Trial) -> None:
-            result = f"{trial.throughput:,.1f}/s" if trial.throughput else "fails"
-            self._terminal.say(f"{bar(share, 12)} {result:>12}  {trial.shown}")
+    def show(share: float, count: int) -> None:
+        terminal.progress(f"{bar(share)} {title}: {connections} connections, {count:,} answers")
 
-        trials, verdict = sweep(setup, measure, say)
-        self._terminal.say(f"\n{self._terminal.styled(verdict, 'bold')}")
-        return replace(report, trials=trials, verdict=verdict)
-
-    def _send(self, server: Target, connections: int, title: str) -> Figures:
-        """One run, with a progress bar."""
-
-        def show(share: float, count: int) -> None:
-            self._terminal.progress(f"{bar(share)} {title}: {connections} connections, {count:,} answers")
-
-        requests = [server.request(self._plan.path, body) for body in self._plan.bodies]
-        load = LoadRun(server, requests, self._given.seconds, self._given.warmup_seconds, self._plan.streamed)
-        try:
-            return uvloop.run(load.send(connections, show))
-        finally:
-            self._terminal.clear()
+    requests, times = [server.request(plan.path, body) for body in plan.bodies], (given.seconds, given.warmup_seconds)
+    try:
+        return uvloop.run(send(server, requests, connections, *times, streamed=plan.streamed, progress=show))
+    finally:
+        terminal.clear()
 
 
 def _parser(environ: Mapping[str, str]) -> FlagParser:
-    in_checkout = CHECKOUT / ".venv-triton"
-    triton = environ.get(ENVIRONMENT_VARIABLE) or (in_checkout if in_checkout.is_dir() else None)
     parser = FlagParser(
         "bench",
         "Measure a service: throughput, latency, and where the time goes. Without --url bench starts one: the demo, "
@@ -183,13 +123,10 @@ def _parser(environ: Mapping[str, str]) -> FlagParser:
     add("warmup_seconds", number(0, 600, zero=True, metavar="SECONDS"), default=1.0, help="before each run [1]")
     add("texts", type=Path, metavar="FILE", help="a text per line, or an instance of the task as JSON")
     add("words", LENGTHS, default=read_lengths("4-32"), help="lengths of texts that are made up [4-32]")
-    add("texts_per_request", integer(1, 10**4), default=1, help="[1]")
     add("max_tokens", integer(1), default=64, help="new ones of each text, where the model generates [64]")
     add("sweep", action="store_true", help="try the settings that matter, and recommend")
     add("report", type=Path, metavar="FILE", help="write a report as one HTML file")
     add("triton_url", metavar="URL", help="Triton's REST port, for its statistics [known if bench starts the service]")
-    add("triton_environment", type=Path, default=triton, metavar="PATH", help="as of hf-transformer demo")
-    add("openai_route_prefix", default="openai", metavar="PREFIX", help="as of hf-transformer serve [openai]")
-    add("ca_file", metavar="FILE", help="certificates to trust, for https [the system's]")
+    add_triton_environment(parser, environ)
     add("api_key", default=environ.get(KEY_VARIABLE), metavar="KEY", help=f"better: the variable {KEY_VARIABLE}")
     return parser

@@ -1,13 +1,15 @@
-"""What is sent: the model's name, the form of its instances and the texts, as whole HTTP requests."""
+"""What is sent: the model's name, the form of its instances and the texts, as bodies of requests."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
@@ -23,119 +25,94 @@ WORDS: Final = (
     "time state world life day house night music science city river language question answer winter market doctor"
 ).split()
 """Frequent words of English: nearly all are one token."""
-FORMS: Final[Sequence[Callable[[str], Any]]] = (
-    lambda text: text,
-    lambda text: f"{text} [MASK].",
-    lambda text: f"{text} <mask>.",
-    lambda text: {"question": "Where is it?", "context": text},
-    lambda text: {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]},
-    lambda text: {"sequence": text, "candidate_labels": ["science", "music", "politics"]},
-)
-"""Texts as instances of each task. The first form that the model takes is used."""
-
-Body = Callable[[Sequence[Any]], Json]
-"""Makes a request's body of instances. Raises KeyError or TypeError for instances that the API has no form for."""
+FORMS: Final[Mapping[str, Callable[[str], Json]]] = {
+    "question_answering": lambda text: {"question": "Where is it?", "context": text},
+    "rerank": lambda text: {"query": "Where is it?", "texts": [text, text[: len(text) // 2 + 1]]},
+    "zero_shot_classification": lambda text: {"sequence": text, "candidate_labels": ["science", "music", "politics"]},
+}
+"""Texts as instances of the tasks that take more than a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is sent to which model; ``texts`` in each body. ``streamed``: its answers are streams of tokens."""
+    """What is sent to which model. ``streamed``: its answers are streams of tokens."""
 
     model: str
     path: str
     bodies: Sequence[Json]
-    texts: int
     streamed: bool
 
 
-def make_plan(
-    server: Target,
-    instances: Sequence[Any],
-    *,
-    model: str | None,
-    api: str | None,
-    openai: str,
-    texts: int,
-    tokens: int,
-) -> Plan:
-    """Finds out what the model takes, with a request of each kind until one is answered.
+def make_plan(server: Target, texts: Sequence[Json], given: Namespace, model: str | None) -> Plan:
+    """Asks the service what the model does, and makes requests for that.
 
-    ``instances`` are texts, or instances of the task as V1 has them; each request has ``texts`` of them. Without
-    ``model`` it is the first one, without ``api`` (v1, v2, openai) OpenAI's where the model generates text, else V1.
-    ``openai`` is the prefix of OpenAI's routes, ``tokens`` the number of new ones per text.
+    ``texts`` may be instances of the task too, as V1 has them. Without ``model`` it is the service's first one,
+    without --api OpenAI's where the model generates text, else V1.
 
     Raises:
-        ConfigError: the service has no such model, or there are too few texts.
-        LoadError: the service does not answer, or takes none of the requests.
+        ConfigError: the service has no such model, or no such API for it.
+        LoadError: the service does not answer, or not to these requests.
     """
-    status, found = server.ask("GET", "/v1/models")
+    status, found = server.ask("/v1/models")
     names = [one["id"] for one in found["data"]] if "data" in found else found["models"] if "models" in found else []
-    if status != 200 or not names:
-        raise LoadError(f"GET /v1/models is answered with {status}, not as hf-transformer does: {str(found)[:200]}")
-    name = model or names[0]
-    if name not in names:
+    name = model or "".join(names[:1])
+    if status == 200 and name not in names:
         raise ConfigError(f"--model_name={name}: the service has {', '.join(names)}")
-    if len(instances) < texts:
-        raise ConfigError(f"--texts_per_request={texts}: there are {len(instances)} texts")
-    root = f"/{openai.strip('/')}/v1" if openai.strip("/") else "/v1"
-    probe = {"model": name, "prompt": "Hello", "max_tokens": 1}
-    generates = server.ask("POST", f"{root}/completions", probe)[0] == 200
-    api = api or ("openai" if generates else "v1")
-    more: dict[str, Any] = {"parameters": {"max_new_tokens": tokens}} if generates else {}
-    if api == "v1":
-        bodies: dict[str, Body] = {f"/v1/models/{name}:predict": lambda group: {"instances": group, **more}}
-    elif api == "v2":
-        first = server.ask("GET", f"/v2/models/{name}")[1]["inputs"][0]["name"]
-        bodies = {f"/v2/models/{name}/infer": lambda group: {"inputs": _tensors(first, group), **more}}
-    elif generates:
-        usual = {"model": name, "max_tokens": tokens, "temperature": 0, "stream": True}
-        usual |= {"stream_options": {"include_usage": True}}
-        bodies = {f"{root}/completions": lambda group: {**usual, "prompt": group}}
+    status, info = server.ask(f"/v1/models/{name}/info")
+    if status != 200:
+        raise LoadError(f"the service does not say what its model does, but {status}: {str(info)[:200]}")
+    mask, form = info.get("mask_token"), FORMS.get(info["task"])
+    if mask and mask not in str(texts[0]):
+        texts = [f"{text} {mask}." for text in texts]
+    instances = [form(one) if form and isinstance(one, str) else one for one in texts]
+    api = given.api or ("openai" if "generation" in info else "v1")
+    tokens = given.max_tokens if "generation" in info else None
+    path = info["protocols"][api]
+    if api == "openai":
+        if not path:
+            raise ConfigError(f"--api=openai: OpenAI's API has nothing for {info['task']}")
+        path, bodies = path[0], [_of_openai(name, one, tokens) for one in instances]
     else:
-        bodies = {
-            f"{root}/embeddings": lambda group: {"model": name, "input": group},
-            f"{root}/rerank": lambda group: {
-                "model": name, "query": group[0]["query"], "documents": [text for one in group for text in one["texts"]]
-            },
-        }  # fmt: skip
-    said = ""
-    for form in FORMS:
-        formed = [form(one) if isinstance(one, str) else one for one in instances]
-        groups = [formed[start : start + texts] for start in range(0, len(formed) - texts + 1, texts)]
-        for path, body in bodies.items():
-            try:
-                made = [body(group) for group in groups]
-            except (KeyError, TypeError):
-                continue
-            status, answer = server.ask("POST", path, made[0])
-            if status == 200:
-                return Plan(name, path, made, texts, api == "openai" and generates)
-            said = said or f"{path} is answered with {status}: {str(answer)[:300]}"
-    raise LoadError(f"no request is answered; give instances of the task with --texts. {said}")
+        more = {"parameters": {"max_new_tokens": tokens}} if tokens else {}
+        bodies = [{**({"instances": [one]} if api == "v1" else {"inputs": _tensors(one)}), **more} for one in instances]
+    status, answer = server.ask(path, bodies[0])
+    if status != 200:
+        raise LoadError(f"POST {path} is answered with {status}: {str(answer)[:300]}; see --texts")
+    return Plan(name, path, bodies, api == "openai" and tokens is not None)
 
 
-def _tensors(name: str, group: Sequence[Any]) -> list[Json]:
-    """Instances as tensors of V2: one per field of an object, and one of the texts where they are texts."""
-    columns = {name: group} if isinstance(group[0], str) else {key: [one[key] for one in group] for key in group[0]}
-    if not all(isinstance(value, str) for column in columns.values() for value in column):
-        raise TypeError("lists have no form in V2")
-    return [{"name": key, "shape": [len(group)], "datatype": "BYTES", "data": list(columns[key])} for key in columns]
+def _of_openai(model: str, instance: Any, tokens: int | None) -> Json:
+    """The body for embeddings, rerank or, with the number of new ``tokens``, completions."""
+    if tokens:
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": model, "prompt": instance, "max_tokens": tokens, "temperature": 0, **stream}
+    if isinstance(instance, str):
+        return {"model": model, "input": instance}
+    return {"model": model, "query": instance["query"], "documents": instance["texts"]}
+
+
+def _tensors(instance: Any) -> list[Json]:
+    """An instance as tensors of V2: one of the text, or one per field of an object."""
+    fields = {"text": instance} if isinstance(instance, str) else instance
+    if not all(isinstance(value, str) for value in fields.values()):
+        raise ConfigError("--api=v2: lists have no form in V2")
+    return [{"name": key, "shape": [1], "datatype": "BYTES", "data": [value]} for key, value in fields.items()]
 
 
 def read_texts(path: Path) -> list[Json]:
     """A text per line, or JSON: an instance of the task as V1 has it. Raises ConfigError."""
 
     def instance(line: str) -> Json:
-        try:
-            found: Json = orjson.loads(line) if line[0] in '{["' else line
-        except orjson.JSONDecodeError:
-            return line
-        return found
+        with suppress(orjson.JSONDecodeError):
+            return cast(Json, orjson.loads(line)) if line[0] in '{["' else line
+        return line
 
     try:
         found = [instance(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--texts={path}: can't be read: {error}") from error
+    if not found:
+        raise ConfigError(f"--texts={path}: has no text")
     return found
 
 

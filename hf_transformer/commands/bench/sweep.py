@@ -6,270 +6,219 @@ their own. A gain counts if it is larger than the noise, and if a last compariso
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from hf_transformer.commands.bench.load import Figures, Target
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
-from hf_transformer.commands.local_triton import HOST, ChildProcess, LocalTriton, free_ports, is_ready
+from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, service_running
 from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, LoadError
 
-READY_SECONDS: Final = 30.0
-GRACE_SECONDS: Final = 10.0
 LEAST_GAIN: Final = 0.03
 """Of the throughput. Smaller gains are not worth a setting."""
+SHOWN: Final = 300
+"""Characters of the reason why a trial fails."""
 FLAGS: Final = {
-    "--max_batches_in_flight": ("1", "2", "4"),
-    "--max_batch_tokens": ("4096", "16384", "65536"),
-    "--pad_to_multiple_of": ("1", "8", "32"),
+    "--max_batches_in_flight": (1, 2, 4),
+    "--max_batch_tokens": (4096, 16384, 65536),
+    "--pad_to_multiple_of": (1, 8, 32),
 }
 """Of hf-transformer serve, with the values to try."""
 STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 """Of a request in Triton's statistics."""
 
+Trial = tuple[str, Figures]
+"""Settings for people, and the result. If the model does not run with them, the result has that error alone."""
+Settings = Mapping[str, Any]
+"""Flags of the service with their values, and entries of Triton's configuration as JSON; None leaves one out."""
+
 
 class Setup:
-    """The service with ``flags``, and Triton where those have no --predictor_host. ``restart`` starts the service.
+    """The service with --service_flags, and Triton where those have no --predictor_host.
+
+    ``restart`` starts the service.
 
     Args:
         stack: ends what was started.
-        folder: for logs, and for the copy of the model whose config.pbtxt a sweep changes.
-        repository: Triton's model repository, the demo's if it is None. The tokenizer lies in the model's folder, as
-            export writes it.
-        model: the name of the model there.
+        given: the command's flags. Triton gets --model_name of --model_repository, of the demo's models without it.
+            The tokenizer lies in the model's folder, as export writes it.
 
     Raises:
         ConfigError: there is no such model, or a flag has a bad value or does not go with another.
         LoadError: Triton does not start.
     """
 
-    def __init__(
-        self,
-        stack: ExitStack,
-        folder: Path,
-        environ: Mapping[str, str],
-        flags: Sequence[str],
-        repository: Path | None,
-        model: str | None,
-        triton_environment: Path | None,
-    ) -> None:
-        self._folder, self._environ, self._flags = folder, {"LOG_LEVEL": "WARNING", **environ}, [*flags]
-        self._service: ChildProcess | None = None
-        self._triton: LocalTriton | None = None
-        self._configs: dict[Path, str] = {}
-        if not any(re.match("--predictor[-_]host", flag) for flag in flags):
-            name = model or EXAMPLES["fill_mask"].model
-            source = ((repository or default_model_repository()) / name).resolve()
-            if not (source / "config.pbtxt").is_file():
-                raise ConfigError(f"--model_repository: there is no {source}/config.pbtxt")
-            copy, ignored = folder / "repository" / name, shutil.ignore_patterns("__pycache__", "*.pbtxt")
-            shutil.copytree(source, copy, copy_function=_link, ignore=ignored)
-            # Which of them counts depends on the Triton: see LocalTriton.config_name.
-            self._configs = {copy / file.relative_to(source): file.read_text() for file in source.rglob("*.pbtxt")}
-            for file, text in self._configs.items():
-                file.parent.mkdir(exist_ok=True)
-                file.write_text(text)
-            self._triton = triton = LocalTriton(
-                copy.parent, environment=triton_environment, models=[name], environ=environ, log=folder / "triton.log"
-            )
-            stack.enter_context(triton)
-            found = [f"--model_name={name}", f"--model_dir={source}", f"--predictor_host={triton.http_address}"]
-            if source.parent == default_model_repository():
-                found += next((one.flags for one in EXAMPLES.values() if one.model == name), ())
-            self._flags[:0] = found
-        elif repository is not None:
+    def __init__(self, stack: ExitStack, given: Namespace, environ: Mapping[str, str]) -> None:
+        self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="hf-transformer-bench-")))
+        self._environ = environ
+        self._flags = shlex.split(given.service_flags or "")
+        local = not any(re.match("--predictor[-_]host", flag) for flag in self._flags)
+        if local:
+            self._flags[:0] = self._start_triton(stack, given)
+        elif given.model_repository is not None:
             raise ConfigError("--model_repository: --service_flags have a --predictor_host; leave one of them out")
-        stack.callback(self._stop_service)  # before Triton, which waits for open connections
+        self._service = stack.enter_context(ExitStack())  # ends before Triton, which waits for open connections
         self._serving, _ = parse_config(self._flags, environ)
         self.model = self._serving.model_name
-
-    @property
-    def triton(self) -> Target | None:
+        over_rest = self._serving.predictor_protocol == "v2" and not self._serving.predictor_use_ssl
+        self.triton = Target.at(self._serving.predictor_host) if over_rest else None
         """Triton's REST port, None where the service talks to it in another way."""
-        if self._serving.predictor_protocol != "v2" or self._serving.predictor_use_ssl:
-            return None
-        host, _, port = self._serving.predictor_host.rpartition(":")
-        return Target((host or port).strip("[]"), int(port) if host else 80)
+        self._config: Settings = {}
+        """Of the model at a local Triton; empty where it can't be changed."""
+        if local and self.triton:
+            self._config = self.triton.ask(f"/v2/models/{self.model}/config")[1]
+        self._loaded = self._config
 
-    def restart(self, choices: Sequence[str] = ()) -> Target:
-        """Starts the service, and Triton first where its model's config.pbtxt changes.
+    def _start_triton(self, stack: ExitStack, given: Namespace) -> list[str]:
+        """The service's flags for it."""
+        name = given.model_name or EXAMPLES["fill_mask"].model
+        model = (given.model_repository or default_model_repository()).absolute() / name
+        if not (model / "config.pbtxt").is_file():
+            raise ConfigError(f"--model_repository: there is no {model}/config.pbtxt")
+        log = self._folder / "triton.log"
+        triton = stack.enter_context(
+            LocalTriton(
+                model.parent, environment=given.triton_environment, models=[name], environ=self._environ, log=log
+            )
+        )
+        found = [f"--model_name={name}", f"--model_dir={model}", f"--predictor_host={triton.http_address}"]
+        if model.parent == default_model_repository():
+            found += next((one.flags for one in EXAMPLES.values() if one.model == name), ())
+        return found
 
-        Args:
-            choices: further flags, and entries for config.pbtxt such as ``dynamic_batching { }``; a name alone leaves
-                the entry out.
-
-        Raises:
-            LoadError: one of them does not start, or is not ready in time.
-        """
-        self._stop_service()
-        changed = False
-        for file, text in self._configs.items():
-            for name, _, value in (one.partition(" ") for one in choices if not one.startswith("--")):
-                text = with_entry(text, name, value)
-            changed = changed or file.read_text() != text
-            file.write_text(text)
-        if self._triton is not None and changed:
-            self._triton.restart()
+    def restart(self, settings: Settings) -> Target:
+        """Starts the service with more settings. Raises LoadError."""
+        self._service.close()
+        entries = {name: value for name, value in settings.items() if not name.startswith("--")}
+        if self._loaded != (wanted := {**self._config, **entries}):
+            self._load(wanted)
         http_port, grpc_port = free_ports(2)
-        flags = [*self._flags, *(one for one in choices if one.startswith("--")), f"--host={HOST}"]
-        command = [sys.executable, "-m", "hf_transformer", "serve", *flags, f"--http_port={http_port}"]
+        flags = [*self._flags, *(f"{name}={value}" for name, value in settings.items() if name not in entries)]
         log = self._folder / "service.log"
-        self._service = service = ChildProcess([*command, f"--grpc_port={grpc_port}"], self._environ, log)
-        deadline = time.monotonic() + READY_SECONDS
-        while not is_ready(http_port, "/v2/health/ready"):
-            unfit = "does not fit the service" in service.output()  # and will not later
-            if service.wait(0.05) or unfit or time.monotonic() > deadline:
-                raise LoadError(f"the service is not ready: {service.output_tail(3)}")
-        return Target(HOST, http_port)
+        self._service.enter_context(
+            service_running(flags, self._environ, log, http_port=http_port, grpc_port=grpc_port)
+        )
+        return Target.at(f"{HOST}:{http_port}")
 
-    def _stop_service(self) -> None:
-        if self._service is not None:
-            self._service.terminate(GRACE_SECONDS)
-            self._service = None
+    def _load(self, config: Settings) -> None:
+        """Has Triton load the model with a configuration. Raises LoadError.
 
-    def settings(self) -> list[list[str]]:
-        """The values to try of each setting, as ``restart`` takes them, but for the one that it has. Triton's come
-        first: the default of --max_batches_in_flight follows from its instances."""
-        entries: dict[str, list[str]] = {}
-        if config := next(iter(self._configs.values()), ""):
+        Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_repository.md
+        """
+        self._loaded = {}
+        path, body = f"/v2/repository/models/{self.model}/load", {"parameters": {"config": json.dumps(config)}}
+        status, answer = self.triton.ask(path, body) if self.triton else (0, "it is not local")
+        if status != 200:
+            raise LoadError(f"Triton does not load {self.model}: {answer}")
+        self._loaded = config
+
+    def settings(self) -> dict[str, list[Any]]:
+        """The values to try of each setting, without the one that it has. Triton's come first: the default of
+        --max_batches_in_flight follows from its instances."""
+        found: dict[str, list[Any]] = {}
+        if self._config:
+            groups, batching = self._config["instance_group"], self._config.get("dynamic_batching")
+            count, most = sum(one["count"] for one in groups), self._config["max_batch_size"]
+            counts = [one for one in (1, 2, 4) if one != count and one <= max(2, len(os.sched_getaffinity(0)))]
             # The device stays: a model for a GPU may not run elsewhere.
-            kind = re.search(r"^[^#\n]*\bkind\s*:\s*(KIND_\w+)", config, re.MULTILINE)
-            device = f" kind: {kind[1]}" if kind else ""
-            counts = [count for count in (1, 2, 4) if count <= max(2, len(os.sched_getaffinity(0)))]
-            entries["instance_group"] = [f"[ {{ count: {count}{device} }} ]" for count in counts]
-            rows = re.search(r"^\s*max_batch_size\s*:\s*(\d+)", config, re.MULTILINE)
-            if rows and (most := int(rows[1])) > 1:
-                entries["dynamic_batching"] = ["", "{ }", f"{{ preferred_batch_size: [ {most // 2}, {most} ] }}"]
-        found = [
-            [f"{name} {value}".strip() for value in values if not same(config, with_entry(config, name, value))]
-            for name, values in entries.items()
-        ]
-        for flag, numbers in FLAGS.items():
-            now = str(getattr(self._serving, flag.removeprefix("--")))
-            found.append([f"{flag}={value}" for value in numbers if value != now])
+            found["instance_group"] = [[{"count": one, "kind": groups[0]["kind"]}] for one in counts]
+            now = batching and (batching["preferred_batch_size"] or [most])
+            preferred = [None, [most], [most // 2, most]] if most > 1 else []
+            found["dynamic_batching"] = [
+                sizes and {"preferred_batch_size": sizes} for sizes in preferred if sizes != now
+            ]
+        for flag, values in FLAGS.items():
+            now = getattr(self._serving, flag.removeprefix("--"))
+            found[flag] = [one for one in values if one != now]
         return found
 
 
-def _link(old: str, new: str) -> None:
-    """As copying, without the bytes: weights may be large."""
-    Path(new).symlink_to(Path(old).resolve())
-
-
-def with_entry(config: str, name: str, value: str) -> str:
-    """A config.pbtxt whose message ``name`` at the top level has another value, such as ``{ }``; "" leaves it out."""
-    depth, start, end, kept = 0, -1, 0, ""
-    for token in re.finditer(r'#[^\n]*|"(?:[^"\\]|\\.)*"|[\[\]{}]|[A-Za-z_]\w*', config):
-        if token[0] == name and not depth:
-            start = token.start()
-        depth += (token[0] in "[{") - (token[0] in "]}")
-        if token[0] in "]}" and not depth and start >= 0:
-            kept, start, end = kept + config[end:start], -1, token.end()
-    rest = (kept + config[end:]).rstrip()
-    return f"{rest}\n{name} {value}\n" if value else f"{rest}\n"
-
-
-def same(one: str, other: str) -> bool:
-    """Whether two texts have the same words, in any order."""
-    return sorted(re.findall(r"\w+|[^\w\s]", one)) == sorted(re.findall(r"\w+|[^\w\s]", other))
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What was measured with some choices. ``figures`` is None where the model does not run with them: ``note``."""
-
-    choices: tuple[str, ...]
-    figures: Figures | None
-    note: str = ""
-
-    @property
-    def shown(self) -> str:
-        """The choices, for people."""
-        named = (one if " " in one or one.startswith("--") else f"no {one}" for one in self.choices)
-        return ", ".join(named) or "as given"
-
-    @property
-    def throughput(self) -> float:
-        """Tokens per second of streams, else requests per second; 0 where something fails."""
-        if self.figures is None or self.figures.errors:
-            return 0.0
-        return self.figures.per_second(self.figures.tokens or len(self.figures.latencies))
+def shown(settings: Settings) -> str:
+    """Settings as one writes them on the command line and in config.pbtxt, which has no quotes there."""
+    parts = []
+    for name, value in settings.items():
+        entry = re.sub(r'"(\w+)"', r"\1", json.dumps(value))
+        parts.append(f"{name}={value}" if name.startswith("--") else f"{name} {entry}" if value else f"no {name}")
+    return ", ".join(parts) or "as given"
 
 
 def sweep(
-    setup: Setup, measure: Callable[[Target, str], Figures], say: Callable[[float, Trial], None]
+    setup: Setup, measure: Callable[[Target, str], Figures], say: Callable[[float, str], None]
 ) -> tuple[list[Trial], str]:
     """Tries all settings; the trials, and a sentence that recommends.
 
     Args:
         setup: the service, which is started anew for each trial.
         measure: one run against it; the text says which.
-        say: gets the share that is over and the trial, after each.
+        say: gets the share that is over and a line about the trial, after each.
 
     Raises:
         LoadError: nothing can be measured with the settings as they are.
     """
-    settings = setup.settings()
-    most = 4 + sum(map(len, settings))
+    candidates = setup.settings()
+    most = 4 + sum(map(len, candidates.values()))
     trials: list[Trial] = []
 
-    def tried(*choices: str) -> Trial:
-        trial = Trial(choices, None)
+    def tried(settings: Settings) -> float:
+        """The throughput, 0 where something fails."""
+        title = shown(settings)
         try:
-            trial = Trial(choices, measure(setup.restart(choices), trial.shown))
+            figures = measure(setup.restart(settings), title)
         except LoadError as error:
-            trial = Trial(choices, None, " ".join(str(error).split())[:200])
-        trials.append(trial)
-        say(len(trials) / most, trial)
-        return trial
+            figures = Figures(errors=Counter({" ".join(str(error).split())[:SHOWN]: 1}))
+        trials.append((title, figures))
+        found = 0.0 if figures.errors else figures.throughput
+        say(len(trials) / most, f"{f'{found:,.1f}/s' if found else 'fails':>12}  {title}")
+        return found
 
-    first, second = tried(), tried()
-    if not (first.throughput and second.throughput):
-        raise LoadError(f"--sweep: the settings as they are already fail: {first.note or second.note or 'errors'}")
-    best, highest = first, (first.throughput + second.throughput) / 2
-    noise = max(LEAST_GAIN, abs(first.throughput - second.throughput) / highest)
-    for values in settings:
-        base = best.choices
-        for trial in [tried(*base, value) for value in values]:
-            if trial.throughput > highest * (1 + noise):
-                best, highest = trial, trial.throughput
+    best: Settings = {}
+    first, second = tried(best), tried(best)
+    if not (first and second):
+        raise LoadError(f"--sweep: the settings as they are already fail: {', '.join(trials[-1][1].errors)}")
+    highest = (first + second) / 2
+    noise = max(LEAST_GAIN, abs(first - second) / highest)
+    for name, values in candidates.items():
+        base = best
+        for settings in ({**base, name: value} for value in values):
+            if (throughput := tried(settings)) > highest * (1 + noise):
+                best, highest = settings, throughput
     how = f"{len(trials)} trials, noise {noise:.0%}"
-    if best.choices:
-        again, without = tried(*best.choices), tried()
-        gain = again.throughput / without.throughput - 1 if without.throughput else 0.0
+    if best:
+        again, without = tried(best), tried({})
+        gain = again / without - 1 if without else 0.0
         if gain > noise:
-            return trials, f"Use {best.shown}: {gain:+.0%} throughput in a second comparison ({how})."
+            return trials, f"Use {shown(best)}: {gain:+.0%} throughput in a second comparison ({how})."
     return trials, f"Keep the settings: no other ones gain more than the noise ({how})."
 
 
-def triton_statistics(triton: Target, model: str) -> Any:
+def triton_statistics(triton: Target, model: str) -> dict[str, int]:
     """Triton's counters of a model. Raises LoadError.
 
     Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
     """
-    status, found = triton.ask("GET", f"/v2/models/{model}/stats")
+    status, found = triton.ask(f"/v2/models/{model}/stats")
     if status != 200:
         raise LoadError(f"Triton's statistics of {model} are answered with {status}: {str(found)[:200]}")
-    return found["model_stats"][-1]
+    counted = found["model_stats"][-1]
+    stages = {stage: counted["inference_stats"][stage]["ns"] for stage in STAGES}
+    requests = counted["inference_stats"]["success"]["count"]
+    return {**stages, "requests": requests, "runs": counted["execution_count"], "rows": counted["inference_count"]}
 
 
-def triton_means(before: Any, after: Any) -> dict[str, float]:
+def triton_means(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
     """Milliseconds per request by stage, and rows per run of the model; empty where there was no request."""
-
-    def grown(part: str, name: str) -> int:
-        first, last = (one["inference_stats"].get(part, {}).get(name, 0) for one in (before, after))
-        return int(last - first)
-
-    requests, runs = grown("success", "count"), after["execution_count"] - before["execution_count"]
-    if not requests or not runs:
+    grown = {name: count - before[name] for name, count in after.items()}
+    if not grown["requests"] or not grown["runs"]:
         return {}
-    means = {stage: grown(stage, "ns") / requests / 1e6 for stage in STAGES}
-    return means | {"rows per run": (after["inference_count"] - before["inference_count"]) / runs}
+    means = {stage: grown[stage] / grown["requests"] / 1e6 for stage in STAGES}
+    return means | {"rows per run": grown["rows"] / grown["runs"]}

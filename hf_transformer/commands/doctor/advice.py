@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hf_transformer.app.wiring import BoundPair, Pair
 from hf_transformer.commands.doctor.examination import Finding, ok, skipped, warning
 from hf_transformer.tokenizer.load import model_limit
 
 logger = logging.getLogger(__name__)
-
-GENERATES = "does not apply to generated text"
 
 SMALL_BATCH = 8
 """Rows. Up to there most encoders answer more texts in hardly more time."""
@@ -25,10 +24,8 @@ LEAST_PART = 0.9
 fills 98 % of it, mT5's all but 12 of 250,112."""
 
 
-def batch_size(pair: Pair) -> list[Finding]:
+def batch_size(pair: BoundPair) -> list[Finding]:
     """Whether several texts can go to the model at once."""
-    if not isinstance(pair, BoundPair):
-        return skipped(GENERATES)
     signature, size = pair.signature, pair.spec.max_batch_size
     if size is None:
         return ok(f"the predictor does not tell max_batch_size; batches of up to {signature.max_rows} are sent")
@@ -57,10 +54,8 @@ def batch_size(pair: Pair) -> list[Finding]:
     )
 
 
-def attention_mask(pair: Pair) -> list[Finding]:
+def attention_mask(pair: BoundPair) -> list[Finding]:
     """Whether a mask hides padding from the model, if there will be any."""
-    if not isinstance(pair, BoundPair):
-        return skipped(GENERATES)
     signature = pair.signature
     if signature.masked:
         return ok("attention_mask goes along")
@@ -79,10 +74,8 @@ def attention_mask(pair: Pair) -> list[Finding]:
     return warning("without attention_mask only texts with the same number of tokens share a batch", change)
 
 
-def text_length(pair: Pair) -> list[Finding]:
+def text_length(pair: BoundPair) -> list[Finding]:
     """Whether texts are cut shorter than the model's files say."""
-    if not isinstance(pair, BoundPair):
-        return skipped(GENERATES)
     fixed, longest = pair.signature.length, pair.tokenizer.max_length
     if fixed is not None and fixed < longest:
         return warning(
@@ -153,16 +146,16 @@ def padding_token(pair: Pair) -> list[Finding]:
     return ok(f"id {own}")
 
 
-ADVICE: Sequence[tuple[str, Callable[[Pair], list[Finding]]]] = (
-    ("batch size", batch_size),
-    ("attention mask", attention_mask),
-    ("text length", text_length),
-    ("dynamic batching", dynamic_batching),
-    ("instances", instances),
-    ("vocabulary", vocabulary),
-    ("padding token", padding_token),
+ADVICE: Sequence[tuple[str, Callable[[Any], list[Finding]], type[Pair]]] = (
+    ("batch size", batch_size, BoundPair),
+    ("attention mask", attention_mask, BoundPair),
+    ("text length", text_length, BoundPair),
+    ("dynamic batching", dynamic_batching, Pair),
+    ("instances", instances, Pair),
+    ("vocabulary", vocabulary, Pair),
+    ("padding token", padding_token, Pair),
 )
-"""These checks by name, in the order of the table."""
+"""These checks by name, in the order of the table, and the pairs that they are for."""
 
 
 class StartAdvice:
@@ -177,8 +170,8 @@ class StartAdvice:
         asyncio.get_running_loop().call_soon(self._log, pair)
 
     def _log(self, pair: Pair) -> None:
-        for name, check in ADVICE:
-            for finding in check(pair):
+        for name, check, kind in ADVICE:
+            for finding in check(pair) if isinstance(pair, kind) else ():
                 line = f"{name}: {finding.found} ({finding.change})"
                 if finding.status == "warning" and line not in self._said:
                     self._said.add(line)

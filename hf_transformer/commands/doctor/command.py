@@ -10,16 +10,15 @@ import logging
 import textwrap
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import orjson
 
 from hf_transformer import __version__
-from hf_transformer.app.wiring import Pair
+from hf_transformer.app.wiring import BoundPair
 from hf_transformer.commands.doctor import inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE
-from hf_transformer.commands.doctor.examination import Check, Finding, Result, Status, Subject, examine
-from hf_transformer.commands.doctor.shared_memory import shared_memory
+from hf_transformer.commands.doctor.examination import Check, Finding, Status, Subject, examine
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.options import parse_config
 
@@ -44,7 +43,7 @@ _NAME, _STATUS = 18, 9
 """Columns of a check's name and of its status."""
 
 
-def _of_pair(check: Callable[[Pair], Sequence[Finding]]) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
+def _advice(check: Callable[[Any], list[Finding]]) -> Callable[[Subject], Awaitable[Sequence[Finding]]]:
     async def run(subject: Subject) -> Sequence[Finding]:
         return check(subject.pair)
 
@@ -70,13 +69,13 @@ CHECKS: Sequence[Check] = (
     Check("model", model.model, ("server",)),
     Check("description", model.description, ("model",)),
     Check("contract", model.contract, ("description", "model files")),
-    *(Check(name, _of_pair(check), ("contract",)) for name, check in ADVICE),
+    *(Check(name, _advice(check), ("contract",), predictive=kind is BoundPair) for name, check, kind in ADVICE),
     Check("inference", inference.inference, ("contract",), _SAME_MODEL),
-    Check("other text", inference.other_text, ("inference",), _SAME_MODEL),
+    Check("other text", inference.other_text, ("inference",), _SAME_MODEL, predictive=True),
     Check("longest text", inference.longest_text, ("inference",), "see --max_model_len, and the predictor's log"),
     Check("highest token id", inference.highest_id, ("inference",)),
-    Check("shared batch", inference.batch_invariance, ("inference",), _ONE_ROW),
-    Check("shared memory", shared_memory, ("inference",), "--predictor_shared_memory=off"),
+    Check("shared batch", inference.batch_invariance, ("inference",), _ONE_ROW, predictive=True),
+    Check("shared memory", inference.shared_memory, ("inference",), "--predictor_shared_memory=off", predictive=True),
     Check("golden text", inference.smoke_test, ("inference",), _SAME_MODEL),
 )
 """All checks, in the order in which they are made."""
@@ -95,17 +94,17 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     as_json, strict = (flag in argv for flag in own)
     config, notes = parse_config([word for word in argv if word not in own], environ)
     terminal = Terminal(environ)
-    columns = terminal.columns
     if not as_json:
         where = f"{config.predictor_host} over {config.predictor_protocol}"
         terminal.say(f"hf-transformer {__version__} doctor: model {config.model_name!r}, predictor {where}\n")
 
-    async def results() -> list[Result]:
+    async def results() -> list[Finding]:
         found = []
-        async for one in examine(Subject(config, notes), CHECKS, ignore if as_json else terminal.progress):
+        progress = (lambda text: None) if as_json else terminal.progress
+        async for one in examine(Subject(config, notes), CHECKS, progress):
             found.append(one)
             if not (as_json or one.blocked):
-                terminal.say(coloured(one, columns, terminal))
+                terminal.say(row(one, terminal))
         return found
 
     # The findings say what the service would log. Errors are bugs, and are shown.
@@ -120,54 +119,38 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if as_json:
         print(json_text(config.model_name, found, code))
     else:
-        terminal.say(f"{rest(found, columns)}\n{summary(found, code)}")
+        terminal.say(f"{rest(found, terminal)}\n{summary(found, code)}")
     return code
 
 
-def exit_code(results: Sequence[Result], *, strict: bool) -> int:
+def exit_code(results: Sequence[Finding], *, strict: bool) -> int:
     """2 if anything failed, 1 if there are warnings and they count, else 0."""
     statuses = {one.status for one in results}
     return 2 if "failed" in statuses else int(strict and "warning" in statuses)
 
 
-def ignore(text: str) -> None:
-    """No progress is shown beside JSON."""
-
-
-def coloured(result: Result, columns: int, terminal: Terminal) -> str:
-    """The row with the status in its colour, and what to change in bold; on a terminal only."""
-    status, rest = row(result, columns)[: len(result.status)], row(result, columns)[len(result.status) :]
-    found, arrow, change = rest.partition("-> ")
-    return f"{terminal.styled(status, COLOURS[result.status])}{found}{terminal.styled(arrow + change, 'bold')}"
-
-
-def row(result: Result, columns: int) -> str:
+def row(result: Finding, terminal: Terminal) -> str:
     """A row of the table: status, name and finding. What to change follows on lines of its own."""
     margin = " " * (_STATUS + _NAME)
-    head = f"{result.status:<{_STATUS}}{result.name:<{_NAME}}"
-    rows = _filled(result.found, head, margin, columns)
-    return f"{rows}\n{_filled(f'-> {result.change}', margin, margin + '   ', columns)}" if result.change else rows
+    wrapper = textwrap.TextWrapper(terminal.columns, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = f"{result.status:<{_STATUS}}{result.name:<{_NAME}}", margin
+    rows = wrapper.fill(" ".join(result.found.split()))
+    rows = terminal.styled(result.status, COLOURS[result.status]) + rows.removeprefix(result.status)
+    if not result.change:
+        return rows
+    wrapper.initial_indent, wrapper.subsequent_indent = margin, margin + "   "
+    change = wrapper.fill(" ".join(f"-> {result.change}".split())).removeprefix(margin)
+    return f"{rows}\n{margin}{terminal.styled(change, 'bold')}"
 
 
-def rest(results: Sequence[Result], columns: int) -> str:
+def rest(results: Sequence[Finding], terminal: Terminal) -> str:
     """One row for all checks that were not made because others failed, and a line break; empty if there are none."""
     names = [one.name for one in results if one.blocked]
     found = f"not made, since others come first: {', '.join(names)}"
-    return f"{row(Result(f'{len(names)} checks', 'skipped', found, '', 0.0), columns)}\n" if names else ""
+    return f"{row(Finding('skipped', found, name=f'{len(names)} checks'), terminal)}\n" if names else ""
 
 
-def _filled(text: str, first: str, following: str, columns: int) -> str:
-    return textwrap.fill(
-        " ".join(text.split()),
-        columns,
-        initial_indent=first,
-        subsequent_indent=following,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def summary(results: Sequence[Result], code: int) -> str:
+def summary(results: Sequence[Finding], code: int) -> str:
     """How many there are of each status, and the exit code."""
     counts = Counter(one.status for one in results)
     plural = "s" if counts["warning"] > 1 else ""
@@ -175,7 +158,7 @@ def summary(results: Sequence[Result], code: int) -> str:
     return f"{', '.join(shown)}; exit code {code}"
 
 
-def json_text(model_name: str, results: Sequence[Result], code: int) -> str:
+def json_text(model_name: str, results: Sequence[Finding], code: int) -> str:
     """{"version", "model", "exit_code", "results": [{"name", "status", "found", "change", "seconds"}]}, indented."""
     names = ("name", "status", "found", "change")
     rows = [{name: getattr(one, name) for name in names} | {"seconds": round(one.seconds, 4)} for one in results]

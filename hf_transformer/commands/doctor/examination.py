@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hf_transformer.app.wiring import BoundPair, Pair, Parts
@@ -24,26 +24,23 @@ Status = Literal["ok", "warning", "failed", "skipped"]
 checked."""
 
 
+GENERATES = "does not apply to generated text"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """``found`` is what there is, ``change`` what to do about it (a flag, an entry of config.pbtxt), empty where
-    nothing is wrong."""
+    nothing is wrong.
+
+    ``examine`` adds the ``name`` of the check, the ``seconds`` that its findings took together, and ``blocked`` where
+    it was not made, because one that it needs failed.
+    """
 
     status: Status
     found: str
     change: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finding of the check ``name``, whose findings took ``seconds`` together. ``blocked``: the check was not made,
-    because one that it needs failed."""
-
-    name: str
-    status: Status
-    found: str
-    change: str
-    seconds: float
+    name: str = ""
+    seconds: float = 0.0
     blocked: bool = False
 
 
@@ -95,17 +92,18 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class Check:
     """One row of the table. It is not made if one of ``needs`` has failed. If ``run`` raises a TransformerError, the
-    finding is its message, and ``hint`` what to change."""
+    finding is its message, and ``hint`` what to change. ``predictive``: not for models that generate text."""
 
     name: str
     run: Callable[[Subject], Awaitable[Sequence[Finding]]]
     needs: tuple[str, ...] = ()
     hint: str = "see the predictor's log"
+    predictive: bool = False
 
 
 async def examine(
     subject: Subject, checks: Sequence[Check], progress: Callable[[str], object] = lambda text: None
-) -> AsyncIterator[Result]:
+) -> AsyncIterator[Finding]:
     """Makes the checks, one after the other, and gives each finding as soon as it is there.
 
     ``progress`` gets a line about each check before it is made.
@@ -121,11 +119,13 @@ async def examine(
                 unusable.add(check.name)
             seconds = time.perf_counter() - started
             for one in findings:
-                yield Result(check.name, one.status, one.found, one.change, seconds, bool(missing))
+                yield replace(one, name=check.name, seconds=seconds, blocked=bool(missing))
 
 
 async def _findings(check: Check, subject: Subject) -> Sequence[Finding]:
     try:
+        if check.predictive and not isinstance(subject.pair, BoundPair):
+            return skipped(GENERATES)
         return await check.run(subject)
     except TransformerError as error:
         return failed(str(error), check.hint)

@@ -1,24 +1,28 @@
-"""What the model answers: inference, batch invariance, limits (longest text and highest token id) and a smoke test.
+"""What the model answers: inference, limits (longest text, highest token id), batches, shared memory, a smoke test.
 
 Nothing is sent that a client's text could not hold. All texts are the doctor's own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 import numpy as np
 import orjson
 
 from hf_transformer.app.wiring import BoundPair, Pair, filling, most_shared_bytes, scheduler_settings
-from hf_transformer.commands.doctor.advice import GENERATES
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
-from hf_transformer.core.batch import EncodingForm
-from hf_transformer.errors import PredictorDenied, PredictorError
+from hf_transformer.commands.doctor.model import CALL_SECONDS
+from hf_transformer.core.batch import EncodingForm, Packed
+from hf_transformer.errors import PredictorDenied, PredictorError, RequestError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
+from hf_transformer.predictor.base import Transport
+from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, aligned, free_bytes
 from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
 
 TEXT = "The capital of France is a city on a river."
@@ -33,6 +37,11 @@ TOLERANCES = {"FP16": 2e-2, "BF16": 5e-2}
 TOLERANCE = 1e-3
 UNUSABLE = 0.1
 """A difference that changes answers, and not only their last digits."""
+
+MIB = 2**20
+INLINE = "or set --predictor_shared_memory=off; outputs travel in the responses until then, and work as well"
+_RELATIVE, _ABSOLUTE = 2e-2, 1e-3
+"""How far the outputs of two runs of one batch may differ: some models' sums come in another order each time."""
 
 Outputs = Mapping[str, Array]
 """One text's outputs by role, without batch axis and padding."""
@@ -58,8 +67,6 @@ async def inference(subject: Subject) -> list[Finding]:
 
 async def other_text(subject: Subject) -> list[Finding]:
     """Whether another text has other outputs. Raises RequestError."""
-    if not isinstance(subject.pair, BoundPair):
-        return skipped(GENERATES)
     text = sample(subject.pair)
     [outputs] = await ask(subject, [text])
     [others] = await ask(subject, [_altered(text, subject.pair.tokenizer.vocab_size)])
@@ -126,9 +133,7 @@ async def highest_id(subject: Subject) -> list[Finding]:
 
 async def batch_invariance(subject: Subject) -> list[Finding]:
     """Whether a full batch is answered, and whether a text's answer depends on what shares it. Raises RequestError."""
-    pair = subject.pair
-    if not isinstance(pair, BoundPair):
-        return skipped(GENERATES)
+    pair = subject.bound
     signature, form, text = pair.signature, form_of(pair), sample(pair)
     if signature.max_rows < 2:
         return skipped("the model takes one text at a time")
@@ -161,6 +166,75 @@ async def batch_invariance(subject: Subject) -> list[Finding]:
     remedy = "its attention_mask hides the padding" if signature.masked else "its rows do not mix"
     change = f'export the model so that {remedy}, or set "max_batch_size: 1" in config.pbtxt'
     return failed(said, change) if worst > UNUSABLE else warning(said, change)
+
+
+async def shared_memory(subject: Subject) -> list[Finding]:
+    """Whether a region can be registered, and an output comes through it. Raises RequestError."""
+    pair, config = subject.bound, subject.config
+    if config.predictor_shared_memory != "auto":
+        return skipped("switched off (--predictor_shared_memory)")
+    largest = pair.signature.max_rows * pair.signature.output_bytes(pair.length)
+    if largest < config.predictor_shared_memory_min_bytes:
+        return skipped(
+            f"not needed: a batch's outputs have {largest} bytes at most, "
+            f"--predictor_shared_memory_min_bytes={config.predictor_shared_memory_min_bytes}"
+        )
+    if any(output.row_bytes(pair.length) is None for output in pair.signature.outputs):
+        return skipped("the outputs' dims are free in config.pbtxt, so their size is not known beforehand")
+    try:
+        there = free_bytes(FOLDER)
+    except OSError as exc:
+        return warning(f"{FOLDER}: {exc.strerror}", f"mount an emptyDir with medium: Memory there, {INLINE}")
+    if there < config.predictor_shared_memory_bytes + MARGIN:
+        return warning(
+            f"{FOLDER} has {there // MIB} MiB left, --predictor_shared_memory_bytes asks for "
+            f"{config.predictor_shared_memory_bytes // MIB} MiB and {MARGIN // MIB} MiB have to stay free",
+            f"enlarge {FOLDER} (sizeLimit of the emptyDir, --shm-size), lower the flag, {INLINE}",
+        )
+    packed = form_of(pair).pack([sample(pair)])
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            arrived = await _arrives(subject.admin, packed)
+    except (RequestError, OSError) as error:  # TimeoutError is an OSError
+        return warning(
+            f"the predictor can't use our {FOLDER}: {str(error) or f'it gave no answer in {CALL_SECONDS:g} s'}",
+            f"mount one emptyDir with medium: Memory at {FOLDER} in both containers (or --ipc=host), {INLINE}",
+        )
+    if not arrived:
+        return warning(
+            f"what the predictor writes into {FOLDER} does not arrive here",
+            f"mount the same {FOLDER} in both containers, {INLINE}",
+        )
+    return ok(f"{sum(packed.sizes.values())} bytes came through {FOLDER}")
+
+
+async def _arrives(transport: Transport, packed: Packed) -> bool:
+    """Whether a batch's outputs come through a region of our own as they come inline.
+
+    Raises:
+        RequestError: the predictor refuses the region or the batch.
+        OSError: /dev/shm is missing or full.
+    """
+    outputs = list(packed.sizes)
+    with ExitStack() as stack:
+        inline = await transport.infer(packed.inputs, outputs, {})
+        stack.callback(inline.release)
+        region = stack.enter_context(closing(Region(sum(map(aligned, packed.sizes.values())), FOLDER)))
+        await transport.register_region(region.name, region.key, region.size)
+        try:
+            await asyncio.to_thread(region.fill)
+            slot = region.take(packed.sizes)
+            if slot is None:
+                raise OSError(f"the region of {region.size} bytes has no place for {packed.sizes}")
+            shared = await transport.infer(packed.inputs, outputs, {}, destination=slot.destination)
+            stack.callback(shared.release)
+        finally:
+            with suppress(RequestError):
+                await transport.unregister_region(region.name)
+        return all(
+            np.allclose(tensor.data, shared.tensors[name].data, rtol=_RELATIVE, atol=_ABSOLUTE)
+            for name, tensor in inline.tensors.items()
+        )
 
 
 async def smoke_test(subject: Subject) -> list[Finding]:

@@ -1,6 +1,6 @@
 """``hf-transformer export``: a model's weights as a folder that Triton serves, with the tokenizer beside them.
 
-    settings.py      the flags
+    command.py       the flags, and the steps
     checkpoint.py    a hub's id or a folder -> the torch model, the tokenizer, the files
     graph.py         the model of a task as a function of tensors, perhaps with the task's reduction
     writers.py       the graph -> model.onnx or model.pt

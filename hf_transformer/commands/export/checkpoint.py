@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import torch
 import transformers
 
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, SEQUENCE
-from hf_transformer.commands.export.settings import ExportSettings
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks import find_task
@@ -67,7 +67,7 @@ def explained(message: str) -> Iterator[None]:
         raise LoadError(f"{message}: {reason}") from exc
 
 
-def load_checkpoint(settings: ExportSettings) -> Checkpoint:
+def load_checkpoint(settings: Namespace) -> Checkpoint:
     """Loads everything, and downloads the files of a hub's model that are not there yet.
 
     Raises:
@@ -94,7 +94,7 @@ def load_checkpoint(settings: ExportSettings) -> Checkpoint:
     return Checkpoint(files, task, tokenizer, sentences, _load_model(settings, task))
 
 
-def _load_model(settings: ExportSettings, task: str) -> Any:
+def _load_model(settings: Namespace, task: str) -> Any:
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():  # people see the progress of a download, logs do not
         transformers.logging.disable_progress_bar()

@@ -9,25 +9,29 @@ the number of a signal that ended it. It leaves no part of a folder, however it 
 from __future__ import annotations
 
 import re
-import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
-from hf_transformer.commands.export.config_pbtxt import config_pbtxt
+from hf_transformer.commands.export.config_pbtxt import FILES, TOP_K, config_pbtxt
 from hf_transformer.commands.export.repository import fill, new_folder, require_free, require_loadable
 from hf_transformer.commands.export.serving import commands, manifest
-from hf_transformer.commands.export.settings import FILES, ExportSettings, parse
+from hf_transformer.commands.flags import FlagParser
 from hf_transformer.commands.terminal import Terminal
+from hf_transformer.config.option import BOOLEAN, integer, name_list, number, secret_text
 from hf_transformer.errors import ConfigError, LoadError
 
 LIBRARIES = {"onnx": ("torch", "onnx", "onnxruntime"), "torchscript": ("torch",)}
 """What each format needs beside the service's own libraries."""
-
-
+BACKENDS: Mapping[str, tuple[str, ...]] = {"onnx": ("onnxruntime", "python"), "torchscript": ("pytorch", "python")}
+"""Triton's backends that run each format, the default first."""
+TOLERANCES: Mapping[str, float] = {"fp32": 1e-3, "fp16": 5e-2}
+"""The default of --tolerance by precision."""
+INPUT_NAMES = name_list("NAMES", "different names separated by commas, such as input_ids,attention_mask")
 SERVES_FLAGS = {
     "--model_dir or --model_id": "--model_id",
     "--model_revision, --tokenizer_revision": "--revision",
@@ -45,7 +49,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         ConfigError: a flag has a bad value, or the task can't be exported so.
         LoadError: the model can't be loaded or written, or what was written differs from it.
-        SystemExit: SIGTERM or SIGHUP came; 128 and its number.
     """
     settings = parse(argv, environ)
     missing = [name for name in LIBRARIES[settings.format] if find_spec(name) is None]
@@ -59,13 +62,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             "folder or --model_name"
         )
     require_free(target, force=settings.force)  # before the weights are loaded
-    with ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            stack.callback(signal.signal, number, signal.signal(number, _end))
-        try:
-            export(settings, target, Terminal(environ))
-        except (ConfigError, LoadError) as error:
-            raise type(error)(in_own_flags(str(error))) from error
+    try:
+        export(settings, target, Terminal(environ))
+    except (ConfigError, LoadError) as error:
+        raise type(error)(in_own_flags(str(error))) from error
     return 0
 
 
@@ -74,60 +74,132 @@ def in_own_flags(message: str) -> str:
     return re.sub("|".join(SERVES_FLAGS), lambda found: SERVES_FLAGS[found[0]], message)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """Unwinds the program, as Ctrl-C does, so that unfinished files are removed."""
-    raise SystemExit(128 + number)
-
-
-def export(settings: ExportSettings, target: Path, terminal: Terminal) -> None:
+def export(settings: Namespace, target: Path, terminal: Terminal) -> None:
     """Everything that needs torch, which takes seconds to import. Raises as ``run``."""
-    step = ExportStep(f"Loading {settings.model_id}", terminal)
-    from hf_transformer.commands.export.checkpoint import load_checkpoint
-    from hf_transformer.commands.export.graph import build_graph
-    from hf_transformer.commands.export.verifying import take_samples, verify
-    from hf_transformer.commands.export.writers import bytes_counted, layers_counted, write_model
+    with step(f"Loading {settings.model_id}", terminal) as results:
+        from hf_transformer.commands.export.checkpoint import load_checkpoint
+        from hf_transformer.commands.export.graph import build_graph
+        from hf_transformer.commands.export.verifying import take_samples, verify
+        from hf_transformer.commands.export.writers import write_model
 
-    checkpoint = load_checkpoint(settings)
-    graph = build_graph(checkpoint, settings)
-    weights = sum(one.numel() for one in checkpoint.model.parameters())
-    step.done(f"{type(checkpoint.model).__name__}, {weights / 1e6:.1f} million weights, for {checkpoint.task}")
+        checkpoint = load_checkpoint(settings)
+        graph = build_graph(checkpoint, settings)
+        weights = sum(one.numel() for one in checkpoint.model.parameters())
+        results.append(f"{type(checkpoint.model).__name__}, {weights / 1e6:.1f} million weights, for {checkpoint.task}")
     with new_folder(target, force=settings.force) as folder:
-        step = ExportStep("Asking it for the answers to sample texts", terminal)
-        with layers_counted(checkpoint.model, step.progress):
+        with step("Asking it for the answers to sample texts", terminal, folder) as results:
             samples = take_samples(graph, checkpoint, settings)
-        step.done(f"{len(samples)} batches")
+            results.append(f"{len(samples)} batches")
         path = folder / "1" / FILES[settings.format]
         names = (", ".join(tensor.name for tensor in tensors) for tensors in (graph.inputs, graph.outputs))
-        step = ExportStep(f"Writing {path.name}: {' -> '.join(names)}", terminal)
-        if settings.precision == "fp16":
-            checkpoint.model.half()
-        with layers_counted(checkpoint.model, step.progress), bytes_counted(path.parent, step.progress):
+        with step(f"Writing {path.name}: {' -> '.join(names)}", terminal, folder) as results:
+            if settings.precision == "fp16":
+                checkpoint.model.half()
             write_model(graph, path, settings.format, samples[0].inputs)
-        config = config_pbtxt(graph.inputs, graph.outputs, settings, checkpoint.task)
-        fill(folder, config, checkpoint.files, settings)
-        require_loadable(folder, checkpoint.tokenizer, settings)
-        step.done(f"{sum(one.stat().st_size for one in path.parent.iterdir()) / 1e6:.1f} MB")
-        step = ExportStep("Comparing it with the model", terminal)
-        difference = verify(graph, path, samples, settings, step.progress)
-        step.done(
-            f"the same in {len(samples)} batches: the largest difference is {difference:.2g} "
-            f"(tolerance {settings.tolerance:g})"
-        )
+            config = config_pbtxt(graph.inputs, graph.outputs, settings, checkpoint.task)
+            fill(folder, config, checkpoint.files, settings)
+            require_loadable(folder, checkpoint.tokenizer, settings)
+            results.append(megabytes(path.parent))
+        with step("Comparing it with the model", terminal, folder) as results:
+            difference = verify(graph, path, samples, settings)
+            results.append(
+                f"the same in {len(samples)} batches: the largest difference is {difference:.2g} "
+                f"(tolerance {settings.tolerance:g})"
+            )
     terminal.say(f"\n{target} is ready. On this machine:\n\n{commands(target, settings, checkpoint.task)}")
     terminal.say(f"On a cluster with KServe:\n\n{manifest(settings, checkpoint.task)}")
 
 
-class ExportStep:
-    """Says what begins, how far it is (on a terminal), and later what came of it and how long it took."""
+@contextmanager
+def step(what: str, terminal: Terminal, folder: Path | None = None) -> Iterator[list[str]]:
+    """Says what begins, and at the end the text that the block has appended, and how long it took.
 
-    def __init__(self, what: str, terminal: Terminal) -> None:
-        self._began = time.monotonic()
-        self._terminal = terminal
-        terminal.say(f"{what} ...")
+    With a ``folder`` a terminal shows the time and how much is in it, meanwhile. A download shows its own progress.
+    """
+    began, ended, results = time.monotonic(), threading.Event(), list[str]()
 
-    def progress(self, text: str) -> None:
-        """Shows how far it is."""
-        self._terminal.progress(f"  {text}, {time.monotonic() - self._began:.0f} s")
+    def watch(folder: Path) -> None:
+        while not ended.wait(0.25):
+            with suppress(OSError):  # a file that is gone again
+                terminal.progress(f"  {megabytes(folder)}, {time.monotonic() - began:.0f} s")
 
-    def done(self, result: str) -> None:
-        self._terminal.say(f"  {result} ({time.monotonic() - self._began:.1f} s)")
+    terminal.say(f"{what} ...")
+    watching = threading.Thread(target=watch, args=(folder,)) if folder and terminal.live else None
+    if watching:
+        watching.start()
+    try:
+        yield results
+    finally:
+        ended.set()
+        if watching:
+            watching.join()
+        terminal.clear()
+    terminal.say(f"  {results[0]} ({time.monotonic() - began:.1f} s)")
+
+
+def megabytes(folder: Path) -> str:
+    """Of all files in the folder."""
+    return f"{sum(one.stat().st_size for one in folder.rglob('*') if one.is_file()) / 1e6:.1f} MB"
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Namespace:
+    """Reads the flags. Exits with code 2 and a message for an unknown one or a value that is none.
+
+    Raises:
+        ConfigError: flags contradict each other.
+    """
+    given = vars(_parser(environ).parse_args(argv))
+    backends = BACKENDS[given["format"]]
+    backend = given["backend"] or backends[0]
+    if backend not in backends:
+        raise ConfigError(
+            f"--backend={backend}: does not run --format={given['format']}, expected {' or '.join(backends)}"
+        )
+    name = given["model_name"] or Path(given["model_id"]).name
+    if not re.fullmatch(r"""[^\s/?#%"'\\.][^\s/?#%"'\\]*""", name):
+        raise ConfigError(
+            f"--model_name={name}: expected a name without spaces, quotes and / \\ ? # %, and no dot first"
+        )
+    if given["top_k"] is not None and not given["reduce"]:
+        raise ConfigError("--top_k: belongs to --reduce, which is not set")
+    if backend == "python" and re.search(r"\s", str(given["output"].resolve())):
+        raise ConfigError(f"--output={given['output']}: a path with spaces, where Triton's Python backend can't start")
+    folder = Path(given["model_id"]).expanduser()
+    given |= {
+        "model_id": str(folder) if folder.is_dir() else given["model_id"],
+        "backend": backend,
+        "model_name": name,
+        "tolerance": TOLERANCES[given["precision"]] if given["tolerance"] is None else given["tolerance"],
+    }
+    return Namespace(**given)
+
+
+def _parser(environ: Mapping[str, str]) -> FlagParser:
+    parser = FlagParser(
+        "export", "Export a Hugging Face model for Triton, with the tokenizer beside it, and check the result."
+    )
+    add, count = parser.add, integer(1)
+    add("model_id", required=True, metavar="ID", help="model on the Hugging Face hub, or a local folder")
+    add("output", required=True, type=Path, metavar="FOLDER", help="model repository to write the model's folder into")
+    add("model_name", metavar="NAME", help="name of the model in Triton and in the service [the end of --model_id]")
+    add("task", metavar="NAME", help="what the model does [by the architecture in config.json]")
+    add("format", choices=tuple(BACKENDS), default="onnx", help="format of the model file [onnx]")
+    add("backend", choices=("onnxruntime", "pytorch", "python"), help="Triton's backend [that of the format]")
+    add("revision", metavar="REVISION", help="a branch, tag or commit of --model_id [main]")
+    add(
+        "inputs",
+        INPUT_NAMES,
+        default=(),
+        help="the model's inputs, with commas [all that it takes]",
+    )
+    add("max_batch_size", count, default=32, help="texts in one batch [32]")
+    add("precision", choices=tuple(TOLERANCES), default="fp32", help="of the weights and outputs [fp32]")
+    add("instances", count, default=1, help="copies of the model in Triton [1]")
+    add("dynamic_batching", BOOLEAN, default=True, help="let Triton run waiting requests together [true]")
+    add("reduce", action="store_true", help="end the graph in the task's own reduction: bytes instead of megabytes")
+    add("top_k", count, help=f"tokens per mask of a reduced fill_mask model [{TOP_K}]")
+    add("tolerance", number(zero=True), help="largest difference that counts as the same [0.001, fp16 0.05]")
+    add("force", action="store_true", help="replace the model's folder if it is there")
+    add("trust_remote_code", action="store_true", help="allow a model that comes with Python code of its own")
+    add("token", secret_text("TOKEN"), default=environ.get("HF_TOKEN"), help="for private models; better: HF_TOKEN")
+    return parser

@@ -6,12 +6,15 @@ https://github.com/triton-inference-server/common/blob/main/protobuf/model_confi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
-from hf_transformer.commands.export.settings import FILES, ExportSettings
-
+FILES: Mapping[str, str] = {"onnx": "model.onnx", "torchscript": "model.pt"}
+"""The names by format that Triton's backends look for in the folder of a version."""
+TOP_K = 10
+"""Tokens per mask of a reduced fill_mask model, without --top_k."""
 BATCH, SEQUENCE, DECODED, MASKS = FREE = ("batch", "sequence", "decoder_sequence", "masks")
 """Free axes, by the names that they have in an ONNX file."""
 
@@ -50,9 +53,7 @@ parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
 
 
-def config_pbtxt(
-    inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], settings: ExportSettings, task: str
-) -> str:
+def config_pbtxt(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], settings: Namespace, task: str) -> str:
     """The whole file."""
     file = "model.py" if settings.backend == "python" else FILES[settings.format]
     warmup = "".join(
@@ -88,12 +89,12 @@ instance_group [ {{ count: {settings.instances} }} ]
 {THREADS if settings.backend == "python" else ""}"""
 
 
-def _name(tensor: GraphTensor, index: int, settings: ExportSettings) -> str:
+def _name(tensor: GraphTensor, index: int, settings: Namespace) -> str:
     """TorchScript keeps no names, so its backend goes by the number behind the name."""
     return f"{tensor.name}__{index}" if settings.format == "torchscript" else tensor.name
 
 
-def _tensors(tensors: Sequence[GraphTensor], settings: ExportSettings) -> str:
+def _tensors(tensors: Sequence[GraphTensor], settings: Namespace) -> str:
     entries = []
     for index, tensor in enumerate(tensors):
         dims = ", ".join("-1" if isinstance(axis, str) else str(axis) for axis in tensor.axes[1:])

@@ -7,6 +7,7 @@ service gives the same answers, and refuses requests that need the missing value
 from __future__ import annotations
 
 import inspect
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_transformer.commands.export.checkpoint import HEADS, Checkpoint
-from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, GraphTensor
-from hf_transformer.commands.export.settings import TOP_K, ExportSettings
+from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, FREE, MASKS, SEQUENCE, TOP_K, GraphTensor
 from hf_transformer.errors import ConfigError
 from hf_transformer.tasks.labels import read_labels, read_problem_type
 from hf_transformer.tasks.numerics import softmax
@@ -177,7 +177,7 @@ class SentenceVector(Graph):
         return {"sentence_embedding": unit(vector), "embedding_norm": np.sqrt(vector @ vector)[np.newaxis]}
 
 
-def build_graph(checkpoint: Checkpoint, settings: ExportSettings) -> Graph:
+def build_graph(checkpoint: Checkpoint, settings: Namespace) -> Graph:
     """The graph of the task, with its reduction if --reduce is set.
 
     Raises:
@@ -201,7 +201,7 @@ def build_graph(checkpoint: Checkpoint, settings: ExportSettings) -> Graph:
     return graph
 
 
-def _inputs(checkpoint: Checkpoint, settings: ExportSettings) -> list[str]:
+def _inputs(checkpoint: Checkpoint, settings: Namespace) -> list[str]:
     """Those of --inputs, else all that the model takes and the service sends."""
     taken = inspect.signature(checkpoint.model.forward).parameters
     known = [name for name in ("input_ids", "attention_mask") if name in taken]

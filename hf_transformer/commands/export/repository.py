@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hf_transformer.commands.export.settings import ExportSettings
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.tokenizer.files import SETTINGS_FILES, VOCABULARY_FILES, ModelFiles, find_model_files
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -78,7 +78,7 @@ def _place(repository: Path) -> Path:
     return beside if same and os.access(beside, os.W_OK | os.X_OK) else repository
 
 
-def fill(folder: Path, config: str, files: ModelFiles, settings: ExportSettings) -> None:
+def fill(folder: Path, config: str, files: ModelFiles, settings: Namespace) -> None:
     """Writes config.pbtxt, model.py for the Python backend, and the files that the service reads."""
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
     if settings.backend == "python":
@@ -92,7 +92,7 @@ def fill(folder: Path, config: str, files: ModelFiles, settings: ExportSettings)
                 shutil.copyfile(found, copy)
 
 
-def require_loadable(folder: Path, tokenizer: Tokenizer, settings: ExportSettings) -> None:
+def require_loadable(folder: Path, tokenizer: Tokenizer, settings: Namespace) -> None:
     """Starts the tokenizer from the folder alone, as the service will.
 
     Raises:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from argparse import Namespace
 from pathlib import Path
-
-from hf_transformer.commands.export.settings import ExportSettings
 
 TRITON_PORT = 8000
 """Triton's own for REST; the service has 8080."""
@@ -42,12 +41,12 @@ spec:
 """
 
 
-def flags(settings: ExportSettings, task: str) -> list[str]:
+def flags(settings: Namespace, task: str) -> list[str]:
     """The service's flags for this model, without the place of its folder."""
     return [f"--model_name={settings.model_name}", *([] if settings.task is None else [f"--task={task}"])]
 
 
-def commands(folder: Path, settings: ExportSettings, task: str) -> str:
+def commands(folder: Path, settings: Namespace, task: str) -> str:
     """Triton on this machine, and the service in front of it."""
     repository = folder.parent.resolve()
     places = [f"--model_dir={repository / folder.name}", f"--predictor_host=localhost:{TRITON_PORT}"]
@@ -58,7 +57,7 @@ def commands(folder: Path, settings: ExportSettings, task: str) -> str:
     return f"{note}  tritonserver --model-repository={shlex.quote(str(repository))}\n  {service}\n"
 
 
-def manifest(settings: ExportSettings, task: str) -> str:
+def manifest(settings: Namespace, task: str) -> str:
     """An InferenceService; its storage has the model repository with the model's folder."""
     image = ""
     if settings.backend == "python":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch
 from hf_transformer.commands.export.checkpoint import Checkpoint, explained
 from hf_transformer.commands.export.config_pbtxt import BATCH, DECODED, MASKS, SEQUENCE
 from hf_transformer.commands.export.graph import Graph
-from hf_transformer.commands.export.settings import ExportSettings
 from hf_transformer.errors import ConfigError, LoadError
 from hf_transformer.types import Array, Encoding
 
@@ -46,7 +46,7 @@ class Sample:
     sizes: Mapping[str, int]
 
 
-def take_samples(graph: Graph, checkpoint: Checkpoint, settings: ExportSettings) -> list[Sample]:
+def take_samples(graph: Graph, checkpoint: Checkpoint, settings: Namespace) -> list[Sample]:
     """Batches with the answers of the model itself, called as transformers' users do, in float32.
 
     Raises:
@@ -104,16 +104,8 @@ def _sample(graph: Graph, checkpoint: Checkpoint, encodings: Sequence[Encoding])
     return Sample(inputs, expected, sizes)
 
 
-def verify(
-    graph: Graph,
-    path: Path,
-    samples: Sequence[Sample],
-    settings: ExportSettings,
-    progress: Callable[[str], None] = lambda text: None,
-) -> float:
+def verify(graph: Graph, path: Path, samples: Sequence[Sample], settings: Namespace) -> float:
     """Runs the samples through the file; the largest difference, relative to a text's largest value, 1 at least.
-
-    ``progress`` gets a few words before each batch.
 
     Raises:
         LoadError: it can't be run, or an output differs by more than the tolerance or has another shape.
@@ -121,8 +113,7 @@ def verify(
     worst = 0.0
     with explained(f"{path.name} was written, but does not run"):
         run = _onnx_runner(path) if settings.format == "onnx" else _torch_runner(path)
-        for number, sample in enumerate(samples, 1):
-            progress(f"batch {number} of {len(samples)}")
+        for sample in samples:
             found = {}
             for output, array in zip(graph.outputs, run(sample.inputs), strict=True):
                 shape = tuple(sample.sizes[axis] if isinstance(axis, str) else axis for axis in output.axes)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import torch
 
 from hf_transformer.commands.export.checkpoint import explained
 from hf_transformer.commands.export.graph import Graph
-from hf_transformer.commands.export.settings import Format
 from hf_transformer.commands.export.verifying import Inputs
 
 OPSET = 17
@@ -22,7 +18,7 @@ WEIGHTS = "model.onnx.data"
 """Beside model.onnx, where the weights don't fit into it."""
 
 
-def write_model(graph: Graph, path: Path, form: Format, inputs: Inputs) -> None:
+def write_model(graph: Graph, path: Path, form: str, inputs: Inputs) -> None:
     """Writes model.onnx or model.pt with its weights. The graph is traced with ``inputs``, a batch of several texts.
 
     Raises:
@@ -34,47 +30,6 @@ def write_model(graph: Graph, path: Path, form: Format, inputs: Inputs) -> None:
         # Tracing warns of every shape that it sees; the result is compared with the model.
         warnings.simplefilter("ignore")
         write(graph, path, inputs)
-
-
-@contextmanager
-def layers_counted(model: torch.nn.Module, progress: Callable[[str], None]) -> Iterator[None]:
-    """Tells ``progress`` which layer of the model runs, while the block calls or traces it.
-
-    A layer is a member of a ModuleList, as in all models of transformers. The hook is torch's global one: those of a
-    module itself would become a part of TorchScript's graph.
-    """
-    lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)]
-    layers = {id(layer): f"layer {number} of {len(one)}" for one in lists for number, layer in enumerate(one, 1)}
-
-    def note(module: torch.nn.Module, inputs: Any) -> None:
-        if id(module) in layers:
-            progress(layers[id(module)])
-
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def bytes_counted(folder: Path, progress: Callable[[str], None]) -> Iterator[None]:
-    """Tells ``progress`` how many bytes there are in the folder, while the block writes files there."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.25):
-            with suppress(OSError):  # a file that is gone again
-                if size := sum(file.stat().st_size for file in folder.iterdir()):
-                    progress(f"{size / 1e6:.1f} MB")
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watching.join()
 
 
 def _write_onnx(graph: Graph, path: Path, inputs: Inputs) -> None:

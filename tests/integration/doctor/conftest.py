@@ -13,20 +13,20 @@ import httpx
 import pytest
 
 from hf_transformer.commands.doctor.command import CHECKS
-from hf_transformer.commands.doctor.examination import Result, Subject, examine
+from hf_transformer.commands.doctor.examination import Finding, Subject, examine
 from hf_transformer.commands.local_triton import LocalTriton
 from hf_transformer.config.options import parse_config
 from tests.service import flags_for
 from tests.triton_repository import task_model_folder
 
 
-async def results_of(flags: Sequence[str]) -> list[Result]:
+async def results_of(flags: Sequence[str]) -> list[Finding]:
     """What the doctor finds with these flags."""
     config, notes = parse_config(flags, {})
     return [one async for one in examine(Subject(config, notes), CHECKS)]
 
 
-def troubles(results: Sequence[Result]) -> dict[str, str]:
+def troubles(results: Sequence[Finding]) -> dict[str, str]:
     """What is not well and what to change, the first finding of each check."""
     bad = [one for one in results if one.status in ("warning", "failed")]
     assert all(one.found and one.change for one in bad)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_transformer.commands.doctor import shared_memory
+from hf_transformer.commands.doctor import inference
 from tests.integration.doctor.conftest import Diagnose
 from tests.triton_repository import DEMO_MODEL as DEMO
 
@@ -195,5 +195,5 @@ def test_no_tokenizer(diagnose: Diagnose, tmp_path: Path) -> None:
 def test_memory_that_the_predictor_does_not_see(
     diagnose: Diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(inference, "FOLDER", tmp_path)
     assert_says(diagnose("bert_masked"), "\n  shared memory: can't use our ... --predictor_shared_memory=off")
