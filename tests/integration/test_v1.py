@@ -76,6 +76,7 @@ def test_metrics_have_kserves_histograms(serve: Serve) -> None:
     names = [
         f'request_{stage}_seconds_count{{model_name="bert"}}' for stage in ("preprocess", "predict", "postprocess")
     ]
+    service.predict([TEXT])  # from then on the counter of requests is shown
     before = [service.metric(name) for name in names]
     requests = service.metric('hf_transformer_requests_total{api="v1",status="200"}')
     service.predict([TEXT] * 20)
