@@ -48,7 +48,6 @@ class Described(ScriptedPredictor):
         super().__init__()
         self.ready: bool | BaseException | None = True
         self.release = asyncio.Event()
-        self.spec = SPEC
         self.questions = self.asked = 0
 
     async def model_ready(self) -> bool:
