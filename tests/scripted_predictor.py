@@ -45,9 +45,10 @@ class ScriptedPredictor(Predictor):
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.nan_at: int | None = None
+        self.spec = ModelSpec("m", "1", (), (), 0)
 
     async def model_spec(self) -> ModelSpec:
-        raise NotImplementedError
+        return self.spec
 
     async def model_ready(self) -> bool:
         return True

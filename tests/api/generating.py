@@ -56,17 +56,6 @@ ALL = (
 """Every field of Sampling that a model may honour or not."""
 
 
-class Ready(ScriptedPredictor):
-    """A predictor that has the model; nothing is asked of it beside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spec = ModelSpec("m", "1", (), (), 0)
-
-    async def model_spec(self) -> ModelSpec:
-        return self.spec
-
-
 @cache
 def tokenizer_of(folder: Path = FOLDER) -> Tokenizer:
     return load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
@@ -118,7 +107,7 @@ class Bench:
         self.tokenizer = tokenizer_of()
         self.metrics = Metrics("gpt2")
         self.generators: list[ScriptedGenerator] = []
-        self.predictor = Ready()
+        self.predictor = ScriptedPredictor()
         self.executor = ThreadPoolExecutor(1)
         settings = TaskSettings(model_config={}, vocabulary=self.tokenizer, generation=self.settings, max_length=256)
         self.made_task = self.task(settings)
@@ -279,6 +268,16 @@ class Exchange:
     def leave(self) -> None:
         """Closes the connection."""
         self._left.set()
+
+
+def counted(metrics: Metrics) -> dict[str, float]:
+    """The requests that were counted, by their status."""
+    found: dict[str, float] = {}
+    for line in metrics.render().decode().splitlines():
+        if line.startswith("hf_transformer_requests_total{") and (number := float(line.split()[-1])):
+            status = line.partition('status="')[2].partition('"')[0]
+            found[status] = found.get(status, 0) + number
+    return found
 
 
 async def post(made: Bench, path: str, body: Any, **headers: str) -> tuple[int, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
@@ -43,12 +43,15 @@ HEADERS = [(b"content-type", b"text/plain"), (b"set-cookie", b"hunter2")]
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The lines so far; the same list all the time."""
-    caplog.set_level(logging.INFO, LOGGER.name)
+def log() -> Iterator[list[str]]:
+    """The lines so far."""
     lines: list[str] = []
-    caplog.handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    return lines
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.addHandler(handler)
+    yield lines
+    LOGGER.removeHandler(handler)
 
 
 async def answer(request: Request) -> Stream:
@@ -132,7 +135,7 @@ async def test_an_application_that_fails_is_answered(log: list[str]) -> None:
     start, body = await request("%(s)s %(B)s", fail)
     assert start["status"] == 500 and (b"x-request-id", b"r1") in start["headers"]
     assert body["body"] == b'{"error":"internal error; the log has it under r1"}'
-    assert log[-1] == f"500 {len(body['body'])}"
+    assert log == [f"500 {len(body['body'])}"]
 
 
 async def test_a_client_that_goes_away(log: list[str]) -> None:

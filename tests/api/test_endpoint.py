@@ -13,6 +13,7 @@ from hf_transformer.core.limits import Admission, Place
 from hf_transformer.errors import InvalidInput
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import ClientGone, Context, Response
+from tests.api.generating import counted
 from tests.api.plain_request import PlainRequest
 from tests.observability.measured import measured
 
@@ -47,15 +48,6 @@ class Work:
         """Bytes, requests and tokens."""
         return self.admission.bytes, self.admission.requests, self.admission.tokens
 
-    @property
-    def counted(self) -> dict[str, float]:
-        """The requests that were counted, by their status."""
-        found = {}
-        for line in self.metrics.render().decode().splitlines():
-            if line.startswith('hf_transformer_requests_total{api="v1"') and float(line.split()[-1]):
-                found[line.partition('status="')[2].partition('"')[0]] = float(line.split()[-1])
-        return found
-
 
 @pytest.mark.parametrize("end", ["answered", "refused", "broken", "left"])
 async def test_at_its_end_a_request_has_given_all_back(end: str) -> None:
@@ -72,20 +64,20 @@ async def test_at_its_end_a_request_has_given_all_back(end: str) -> None:
     await asyncio.wait([task])
     status = {"answered": 200, "refused": 400, "broken": 500, "left": 499}[end]
     assert task.cancelled() if end == "left" else task.result().status == status
-    assert work.held == (0, 0, 0) and work.counted == {str(status): 1}
+    assert work.held == (0, 0, 0) and counted(work.metrics) == {str(status): 1}
 
 
 async def test_a_request_that_leaves_within_its_body_or_finds_no_place() -> None:
     work = Work()
     with pytest.raises(ClientGone):
         await work.endpoint(PlainRequest(b"some", leaves=True))
-    assert work.held == (0, 0, 0) and work.counted == {"499": 1} and not work.contexts
+    assert work.held == (0, 0, 0) and counted(work.metrics) == {"499": 1} and not work.contexts
     with Place(work.admission) as place:
         place.enter()
         request = PlainRequest(b"body")
         answer = await work.endpoint(request)
     assert answer.status == 429 and (b"retry-after", b"1") in answer.headers
-    assert request.reads == 0 and work.held == (0, 0, 0) and work.counted == {"499": 1, "429": 1}
+    assert request.reads == 0 and work.held == (0, 0, 0) and counted(work.metrics) == {"499": 1, "429": 1}
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS"])
@@ -95,7 +87,7 @@ async def test_other_methods_are_told_which_one_to_use(method: str) -> None:
     answer = await work.endpoint(request)
     assert isinstance(answer, Response) and (answer.status, request.reads) == (405, 0)
     assert answer.body == f'{{"error":"{method} /path: Method Not Allowed, expected POST"}}'.encode()
-    assert (b"allow", b"POST") in answer.headers and work.counted == {"405": 1}
+    assert (b"allow", b"POST") in answer.headers and counted(work.metrics) == {"405": 1}
 
 
 async def test_the_predictor_gets_some_headers_and_the_id() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hf_transformer.generation.stream import QUEUED_PIECES
 from hf_transformer.types import TensorSpec
-from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
+from tests.api.generating import PROMPT, Bench, Exchange, bench, counted, events, post
 from tests.predictor.scripted import until
 
 PATH = "/openai/v1/completions"
@@ -130,16 +130,6 @@ REQUESTS: dict[str, tuple[str, Any]] = {
 }
 
 
-def counted(made: Bench) -> dict[str, float]:
-    """The requests that were counted, by their status."""
-    found: dict[str, float] = {}
-    for line in made.metrics.render().decode().splitlines():
-        if line.startswith("hf_transformer_requests_total{") and (number := float(line.split()[-1])):
-            status = line.partition('status="')[2].partition('"')[0]
-            found[status] = found.get(status, 0) + number
-    return found
-
-
 async def ended(made: Bench, name: str, end: str, turns: int) -> bytes | None:
     """Ends a stream after so many turns. Gives what was sent of its body, None where not even a head was."""
     path, fields = REQUESTS[name]
@@ -166,10 +156,10 @@ async def test_its_client_may_leave_at_any_moment(name: str) -> None:
             assert made.in_flight == 0 and made.service.admission.bytes == 0
             assert all(one.running == 0 for one in made.generators)
             assert made.metric("hf_transformer_generations_in_flight") == 0
-            assert sum(counted(made).values()) == turns + 1
+            assert sum(counted(made.metrics).values()) == turns + 1
         await asyncio.sleep(0)
-        assert counted(made).keys() == {"200", "499"}
-        assert made.metric('request_predict_seconds_count{model_name="gpt2"}') >= counted(made)["200"]
+        assert counted(made.metrics).keys() == {"200", "499"}
+        assert made.metric('request_predict_seconds_count{model_name="gpt2"}') >= counted(made.metrics)["200"]
 
 
 @pytest.mark.slow
@@ -181,7 +171,7 @@ async def test_the_service_may_end_at_any_moment(name: str) -> None:
             content = await ended(made, name, "over", turns)
             assert made.service.admission.bytes == 0
             assert made.metric("hf_transformer_generations_in_flight") == 0
-            [(status, number)] = counted(made).items()
+            [(status, number)] = counted(made.metrics).items()
             assert number == 1 and content is not None
             assert (b"shutting down" in content) == (status == "503")
             assert content.endswith(b"\n") or not content.startswith(b"data")

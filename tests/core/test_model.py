@@ -48,7 +48,6 @@ class Described(ScriptedPredictor):
         super().__init__()
         self.ready: bool | BaseException | None = True
         self.release = asyncio.Event()
-        self.spec = SPEC
         self.questions = self.asked = 0
 
     async def model_ready(self) -> bool:
@@ -301,7 +300,7 @@ async def test_a_suspicion_ends_with_an_answer_and_without_being_asked(caplog: p
             await served.fail(PredictorError("wrong"), 2)
             served.outcome = None
             await served.ask()
-    assert caplog.text.count("requests fail with 502: wrong") <= 1 == caplog.text.count("answers again")
+    assert caplog.text.count("requests fail with 502") == caplog.text.count("answers again") == 1
     caplog.clear()
     async with bench() as served:
         await served.fail(DEAD, 3)

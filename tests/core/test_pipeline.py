@@ -30,7 +30,8 @@ from tests.integration.server.processes import MODEL_FOLDER
 from tests.scripted_predictor import ScriptedPredictor
 
 LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
-LONG = "word " * 600
+LONG = "word " * 800
+"""As many characters as one text may have."""
 
 
 class Ids(Task[Any, Any, list[int]]):

@@ -97,6 +97,12 @@ def test_broken_bytes(raw: bytes, message: str) -> None:
         decode_raw("t", "BYTES", (2,) if len(raw) > 5 else (1,), memoryview(raw))
 
 
+@pytest.mark.parametrize("size", [0, 3, 5, 8])
+def test_as_many_bytes_as_the_shape_takes(size: int) -> None:
+    with pytest.raises(Malformed, match=rf"'t' has {size} bytes, but INT32 \[1\] takes 4"):
+        decode_raw("t", "INT32", (1,), memoryview(bytes(size)))
+
+
 @pytest.mark.parametrize("datatype", [*NUMPY_DTYPES, "BF16", "BYTES"])
 def test_no_elements(datatype: str) -> None:
     for decoded in (
