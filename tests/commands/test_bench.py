@@ -14,7 +14,7 @@ import pytest
 
 from hf_transformer.commands import cli
 from hf_transformer.commands.bench.load import Figures, Target, send
-from hf_transformer.commands.bench.report import errors, html, speeds, times, tried, warning
+from hf_transformer.commands.bench.report import errors, html, shown, speeds, times, tried, warning
 from hf_transformer.commands.bench.requests import made_up, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Settings, Setup, shown, sweep, triton_means
 from hf_transformer.errors import ConfigError, LoadError
@@ -288,13 +288,12 @@ def test_the_page_and_the_help_name_the_same_flags(capsys: pytest.CaptureFixture
 
 
 def test_the_table_has_rates_and_percentiles() -> None:
-    figures = Figures(seconds=2.0)
+    figures = Figures(4, last=2.0)
     figures.latencies.extend([number / 1000 for number in range(1, 102)])
-    head, [row] = Report({}, [Measured(4, figures, {})], texts=2, streamed=False).speeds
-    assert dict(zip(head, row, strict=True)) == {
+    _, head, [row] = speeds([figures], streamed=False)
+    assert dict(zip(head, map(shown, row), strict=True)) == {
         "connections": "4",
         "requests/s": "50.5",
-        "texts/s": "101",
         "p50 ms": "51.0",
         "p90 ms": "91.0",
         "p99 ms": "100",
