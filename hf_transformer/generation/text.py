@@ -101,7 +101,7 @@ class TextGenerator(Generator):
             try:
                 new = reading.take(reply.tensors)
             finally:
-                pass
+                reply.release()
             yield await reading.last(new + reading.rest())
             return
         async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:

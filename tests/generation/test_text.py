@@ -305,6 +305,7 @@ async def test_the_prompt_is_left_out(bench: Bench, answer: str, expected: str) 
     written, finish = await bench.read(TUTORIAL, whole(answer), sampling=MANY)
     assert ("".join(written), finish) == (expected, "stop")
     assert bench.predictor.sent() == {"text_input": ["hello"]}
+    assert bench.predictor.released == 1
     for size in (1, 2, 3, 100):
         written, _ = await bench.read(PLAIN, *cut(answer, size))
         assert "".join(written) == expected
