@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import LoadError
-from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.text import TEXT_INPUT, TEXT_OUTPUTS, TextGenerator
 from hf_transformer.generation.tokens import IDS, OUTPUT, TokenGenerator
@@ -25,6 +24,9 @@ from hf_transformer.tasks.base import FLOATS
 from hf_transformer.tokenizer.files import ModelFiles, read_json
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Json, ModelSpec
+
+if TYPE_CHECKING:
+    from hf_transformer.generation.chat import ChatTemplate
 
 MOST_IDS = 2**31
 """Ids that there may be: tokenizers and models have 32 bits for them."""
@@ -54,6 +56,8 @@ def load_generation_parts(files: ModelFiles, tokenizer: Tokenizer, chat_template
     Raises:
         LoadError: an id is not valid, or an encoder-decoder has none that its decoder could begin with.
     """
+    from hf_transformer.generation.chat import load_chat_template  # with Jinja, which no predictive model needs
+
     own = read_json(files.model_folder / "generation_config.json", required=False)
     given = {name: own[name] if name in own else files.config.get(name) for name in _NAMES}
     pad = [] if given["pad_token_id"] == -1 else _ids(given, "pad_token_id")  # -1 is none in the first LLaMAs
