@@ -16,8 +16,7 @@ from dataclasses import replace
 from hf_transformer.core.limits import Limits
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.sequence import Assembler, SequencePlan
-from hf_transformer.generation.stream import Generation
+from hf_transformer.generation.stream import Assembler, Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
 from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt, Sampling
@@ -89,8 +88,8 @@ class GenerationPipeline:
         read = time.perf_counter()
         prompts = await self._prompts(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
-        plans = [one for index, prompt in enumerate(prompts) for one in self._plans(request, index, prompt)]
-        self._generator.check([(one.prompt, one.sampling) for one in plans])
+        sequences = [one for index, prompt in enumerate(prompts) for one in self._sequences(request, index, prompt)]
+        self._generator.check([(one.prompt, one.sampling) for one in sequences])
         context.instances, context.tokens = len(prompts), tokens
         encoded = time.perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
@@ -98,14 +97,13 @@ class GenerationPipeline:
             place.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
         return Generation(
-            plans,
+            sequences,
             self._generator,
             context,
             self._metrics,
             prompt_tokens=tokens,
             count_text=self._count_text,
             timeout=self._timeout,
-            shape=(len(prompts), request.sampling.n),
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
@@ -201,19 +199,18 @@ class GenerationPipeline:
                 prompts.append(Prompt(str(text), tuple(encoding.ids), special))
         return prompts
 
-    def _plans(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[SequencePlan]:
+    def _sequences(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Assembler]:
         """One for each choice of a prompt."""
         sampling, most = request.sampling, self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != most:
             sampling = replace(sampling, n=1, max_tokens=most)
         before = prompt.text if request.echo else ""
         continues = not self._settings.decoder_start_ids
-        plans = []
+        found = []
         for choice in range(request.sampling.n):
             own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
-            assembler = Assembler(self._vocabulary, prompt, own, (index, choice), before, continues)
-            plans.append(SequencePlan(prompt, own, assembler))
-        return plans
+            found.append(Assembler(self._vocabulary, prompt, own, (index, choice), before, continues))
+        return found
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
         """How many new tokens a sequence may have: the client's number, but no more than the model's length leaves.

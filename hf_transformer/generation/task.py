@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import SamplingReader, limited
+from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, limited, read_sampling
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, TaskSettings, read_text
@@ -21,12 +21,6 @@ from hf_transformer.tasks.tensors import OUTPUT
 from hf_transformer.types import Json, Query, Tensor
 
 MAX_TOKENS = ("max_new_tokens", "max_tokens")
-MIN_TOKENS = ("min_new_tokens", "min_tokens")
-CHOICES = ("num_return_sequences", "n")
-STOP = ("stop", "stop_strings", "stop_words")
-"""Each parameter has transformers' name first, then those of vLLM and TensorRT-LLM."""
-DRAW = ("temperature", "top_k", "top_p", "min_p")
-"""A request with one of these wants sampling, unless it sets do_sample."""
 PARAMETERS = (
     *("output_format", "max_length", *MAX_TOKENS, *MIN_TOKENS, "do_sample", *DRAW, "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
@@ -71,31 +65,9 @@ class TextGeneration(Servable):
         if tokens is not None and "max_length" in given:
             raise InvalidInput(f"parameters.max_length: can't be combined with {tokens}, which says what is new")
         max_length = None if tokens is not None else given.integer("max_length", defaults.max_length, 1)
-        sampling = self.bounded(self._sampling(given, tokens), max_length)
+        sampling = read_sampling(given, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
+        sampling = self.bounded(sampling, max_length)
         return GenerationOptions(sampling, max_length, full, given.flag("stream", False))
-
-    def _sampling(self, given: Parameters, tokens: str | None) -> Sampling:
-        defaults, size = self.settings.generation, self.settings.vocabulary.vocab_size
-        reader = SamplingReader(given)
-        if "max_length" in given:
-            reader.length("max_length")
-        reader.tokens(tokens, given.one_of(*MIN_TOKENS))
-        frozen = reader.temperature(defaults.temperature)
-        reader.top_k(defaults.top_k)
-        reader.top_p(defaults.top_p)
-        reader.number("min_p", 0.0, 0.0, 1.0)
-        reader.seed()
-        reader.penalties()
-        reader.logit_bias(size)
-        reader.ignore_eos()
-        reader.stop(given.one_of(*STOP))
-        reader.stop_token_ids(size)
-        reader.choices(given.one_of(*CHOICES) or CHOICES[0])
-        sample = given.flag("do_sample", defaults.do_sample or any(name in given for name in DRAW))
-        if frozen or not sample:
-            says = "temperature" if frozen else "do_sample"
-            reader.drop_randomness(says if says in given else "")
-        return reader.finish()
 
     def bounded(self, sampling: Sampling, max_length: int | None = None) -> Sampling:
         """The sampling within --max_new_tokens. Raises TooLarge where it asks for more."""

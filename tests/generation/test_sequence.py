@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.sequence import Assembler
+from hf_transformer.generation.stream import Assembler
 from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenScore
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from tests.generation.scripted import ids_of, steps
