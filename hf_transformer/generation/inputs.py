@@ -1,4 +1,5 @@
-"""The inputs of token and text models, filled from a request's sampling by the names of Triton's backends.
+"""What token and text models share: their inputs, filled from a request's sampling by the names of Triton's backends,
+and one call for a whole text.
 
 A model is refused at the start if an input can't hold its values: whole numbers need 32 bits at least.
 """
@@ -7,19 +8,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from hf_transformer.generation.types import Sampling
+from hf_transformer.generation.types import Generator, Sampling
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import NUMPY_DTYPES, Context, ModelSpec, Tensor, TensorSpec
 
-Kind = Literal["whole", "float", "flag", "text"]
+Kind = Literal["whole", "signed", "float", "flag", "text"]
 WHOLE: Final = ("INT32", "INT64", "UINT32", "UINT64")
 DATATYPES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "whole": WHOLE,
+    "signed": ("INT32", "INT64"),
     "float": ("FP32", "FP64", "FP16", "BF16"),
     "flag": ("BOOL", *WHOLE),
     "text": ("BYTES",),
@@ -66,10 +68,11 @@ CONSTANT: Final[Mapping[str, Any]] = {
     "stop_words": "",
     "bad_words": "",
 }
-"""The values of inputs that depend on no request: one text, and no words. A model whose input is optional gets them
-only from STREAMING and exclude_input_in_output."""
+"""The values of inputs that depend on no request: one text, and no words."""
 STREAMING: Final = ("streaming", "stream")
 """True for a decoupled model."""
+EVEN_IF_OPTIONAL: Final = (*STREAMING, "exclude_input_in_output")
+"""Of these, those that a model gets even where it does not require them."""
 
 _NEUTRAL: Final = Sampling()
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
@@ -92,10 +95,6 @@ class ModelInput:
     def takes_any_number(self) -> bool:
         """Whether it may have any number of elements."""
         return self._fixed == 1 and bool(self._free)
-
-    @property
-    def is_signed(self) -> bool:
-        return self.datatype in ("INT32", "INT64")
 
     def fits(self, count: int) -> bool:
         """Whether it can have so many elements."""
@@ -122,12 +121,6 @@ class ModelInput:
         usual = "TYPE_STRING" if kind == "text" else DATATYPES[kind][0]
         return [f"Its input {self.name!r} is {self.datatype}; export it as {usual}."]
 
-    def sign_problems(self, meaning: str) -> list[str]:
-        """Why it can't hold -1, which has this meaning; else nothing."""
-        if self.is_signed:
-            return []
-        return [f"Its input {self.name!r} is {self.datatype}, which can't hold -1, {meaning}; export it as INT32."]
-
 
 class ModelInputs:
     """All inputs of a model: those that a request's sampling fills, and those with the same value for all requests.
@@ -150,29 +143,22 @@ class ModelInputs:
         filled = {*own, END, *(one.name for one in self._fields.values())}
         for name, one in self.by_name.items():
             if name in CONSTANT and name not in own:
-                self._add_constant(one, spec.decoupled if name in STREAMING else CONSTANT[name])
+                if not one.optional or name in EVEN_IF_OPTIONAL:
+                    self._add_constant(one, spec.decoupled if name in STREAMING else CONSTANT[name])
             elif name not in filled and not one.optional:
                 self.problems.append(f"It requires the input {name!r}, which nothing here fills: mark it optional.")
         for field, one in self._fields.items():
             self.problems += one.problems(KINDS[field])
         if self._end is not None:
-            self.problems += self._end.problems("whole") or self._end_problems(self._end)
+            may_be_none = end == NO_END or (end is None and not self._end.optional)
+            self.problems += self._end.problems("signed" if may_be_none else "whole")
 
     def _add_constant(self, one: ModelInput, value: Any) -> None:
-        if one.optional and one.name not in (*STREAMING, "exclude_input_in_output"):
-            return
-        if value is NO_WORDS:
-            problems = one.problems("whole", len(NO_WORDS)) or one.sign_problems("the mark of no words")
-        else:
-            kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
-            problems = one.problems(kind)
+        kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
+        problems = one.problems("signed", len(value)) if value is NO_WORDS else one.problems(kind)
         self.problems += problems
         if not problems:
             self._constant.append(one.tensor(value))
-
-    def _end_problems(self, one: ModelInput) -> list[str]:
-        needs_none = self._end_id == NO_END or (self._end_id is None and not one.optional)
-        return one.sign_problems("the mark of no end") if needs_none else []
 
     @property
     def filled(self) -> frozenset[str]:
@@ -186,7 +172,7 @@ class ModelInputs:
         found = set(self._fields)
         if found & {"top_k", "top_p"}:
             found.add("greedy")
-        if self._end is not None and self._end.is_signed:
+        if self._end is not None and self._end.datatype in DATATYPES["signed"]:
             found.add("ignore_eos")
         return frozenset(found)
 
@@ -224,21 +210,47 @@ class ModelInputs:
         return {"temperature": 1.0, "min_p": 0.0, "seed": 0, **likeliest}
 
 
-def json_problems(spec: ModelSpec, predictor: Predictor, used: Collection[str]) -> list[str]:
-    """Why a decoupled model can't be asked through JSON, where the predictor's streams are; else nothing.
+class TensorGenerator(Generator):
+    """A model that chooses the tokens itself, and is asked for a whole text in one call."""
 
-    ``used`` are the names of all tensors that are sent or read.
-    """
-    if not (spec.decoupled and predictor.streams_json):
-        return []
-    return [
-        f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
-        "--predictor_protocol=grpc-v2."
-        for one in (*spec.inputs, *spec.outputs)
-        if one.name in used and one.datatype in ("FP16", "BF16")
-    ]
+    def __init__(self, spec: ModelSpec, predictor: Predictor, inputs: ModelInputs) -> None:
+        self._spec = spec
+        self._predictor = predictor
+        self._inputs = inputs
+        self._decoupled = spec.decoupled
 
+    def _responses(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """The model's responses: a stream, or a single one where it is not decoupled. Close it."""
+        if self._decoupled:
+            return self._predictor.stream(inputs, outputs, context.headers)
+        return self._single(inputs, outputs, context)
 
-def listed(tensors: Sequence[TensorSpec]) -> str:
-    """Their names, for messages."""
-    return ", ".join(tensor.name for tensor in tensors) or "none"
+    async def _single(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        reply = await self._predictor.infer(inputs, outputs, context.headers, cancellable=True)
+        try:
+            yield reply.tensors
+        finally:
+            reply.release()
+
+    def _shared_problems(self, outputs: Collection[str]) -> list[str]:
+        """The reasons why the inputs don't fit, in a sentence each, or why they and ``outputs`` can't be streamed as
+        JSON, as over REST."""
+        problems, spec = [*self._inputs.problems], self._spec
+        if spec.decoupled and self._predictor.streams_json:
+            problems += [
+                f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
+                "--predictor_protocol=grpc-v2."
+                for one in (*spec.inputs, *spec.outputs)
+                if one.name in {*self._inputs.filled, *outputs} and one.datatype in ("FP16", "BF16")
+            ]
+        return problems
+
+    @property
+    def _tensors_it_has(self) -> str:
+        """Its inputs and outputs, for messages."""
+        inputs, outputs = (", ".join(one.name for one in side) for side in (self._spec.inputs, self._spec.outputs))
+        return f"{inputs or 'none'} and {outputs or 'none'}"

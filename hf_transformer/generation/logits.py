@@ -41,8 +41,6 @@ from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor
 
-HONOURED = frozenset(one.name for one in fields(Sampling)) - {"n", "stop", "names"}
-"""Everything: nothing of it is up to the model."""
 MAX_PADDING = 0.5
 """The largest part of a batch that may be padding. More than elsewhere: a step has few tokens, so that the call itself
 costs most, and two sequences of any length may always share one."""
@@ -369,6 +367,7 @@ class LogitsGenerator(Generator):
     """
 
     interface: ClassVar[str] = "logits"
+    honours = frozenset(one.name for one in fields(Sampling)) - {"n", "stop", "names"}  # nothing is up to the model
 
     def __init__(
         self,
@@ -396,10 +395,6 @@ class LogitsGenerator(Generator):
         self._scheduler = Scheduler[LogitsSequence](
             predictor, form, scheduling, executor=executor, metrics=metrics, limit=settings.places
         )
-
-    @property
-    def honours(self) -> frozenset[str]:
-        return HONOURED
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         """Raises TooLarge for a text whose cache never fits into --max_cache_bytes, and InvalidInput for one that can't

@@ -182,13 +182,11 @@ class Generator(ABC):
     interface: ClassVar[str]
     """Its kind, as --generation_interface names it: tokens, text or logits."""
 
-    @property
-    @abstractmethod
-    def honours(self) -> frozenset[str]:
-        """The fields of Sampling that the model, or this class, can honour. A request that sets another one to anything
-        but its neutral value is refused before ``generate``. ``stop`` and ``n`` need no support: the pipeline searches
-        the text itself, and each continuation is a call of its own.
-        """
+    honours: frozenset[str]
+    """The fields of Sampling that the model, or this class, can honour. A request that sets another one to anything but
+    its neutral value is refused before ``generate``. ``stop`` and ``n`` need no support: the pipeline searches the text
+    itself, and each continuation is a call of its own.
+    """
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         """Raises RequestError for a text of a request that can never be written. Called before ``generate``."""

@@ -16,18 +16,13 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
 from hf_transformer.errors import LoadError
-from hf_transformer.generation.build import (
-    GenerationParts,
-    choose_interface,
-    load_generation_parts,
-    make_generator,
-)
+from hf_transformer.generation.build import choose_interface, generator_settings, make_generator
 from hf_transformer.generation.cache import Cache
 from hf_transformer.generation.logits import Bounds, LogitsGenerator, LogitsSequence, StepForm
 from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.sampling import Chooser
-from hf_transformer.generation.types import Prompt, Sampling
+from hf_transformer.generation.types import GeneratorSettings, Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -41,64 +36,57 @@ from tests.triton_repository import DEMO_MODEL, DEMO_MODELS
 FOLDER = DEMO_MODELS / "gpt2"
 
 
-def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None = None) -> GenerationParts:
+def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None = None) -> GeneratorSettings:
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return load_generation_parts(ModelFiles(folder, folder, model), tokenizer_of(), None)
+    return generator_settings(ModelFiles(folder, folder, model), tokenizer_of(), scheduling=settings().scheduling)
 
 
 # The model's files
 
-
-@pytest.mark.parametrize(
-    ("model", "generation", "eos", "pad"),
-    [
-        ({"eos_token_id": 5, "pad_token_id": 6}, None, {5}, 6),
-        ({"eos_token_id": 5, "pad_token_id": 6}, {"eos_token_id": [7, 8]}, {7, 8}, 6),
-        ({"eos_token_id": 5}, {"eos_token_id": None, "pad_token_id": 9}, set(), 9),
-        ({}, {}, set(), 0),
-        ({"eos_token_id": 2, "pad_token_id": -1}, None, {2}, 0),
-    ],
-    ids=["config alone", "several", "none", "nothing", "no padding"],
-)
-def test_the_ids_that_end_a_text(
-    tmp_path: Path, model: dict[str, Any], generation: dict[str, Any] | None, eos: set[int], pad: int
-) -> None:
-    parts = read(tmp_path, model, generation)
-    assert (set(parts.eos_ids), parts.pad_id, parts.decoder_start_ids) == (eos, pad, ())
-    assert parts.chat_template is None
+SEQ2SEQ = {"is_encoder_decoder": True}
 
 
 @pytest.mark.parametrize(
-    ("model", "generation", "start"),
+    ("model", "generation", "eos", "pad", "start"),
     [
-        ({"decoder_start_token_id": 0}, None, (0,)),
-        ({"bos_token_id": 3}, None, (3,)),
-        ({"decoder_start_token_id": 2}, {"decoder_start_token_id": 4, "forced_bos_token_id": 1}, (4, 1)),
+        ({"eos_token_id": 5, "pad_token_id": 6}, None, {5}, 6, ()),
+        ({"eos_token_id": 5, "pad_token_id": 6}, {"eos_token_id": [7, 8]}, {7, 8}, 6, ()),
+        ({"eos_token_id": 5}, {"eos_token_id": None, "pad_token_id": 9}, set(), 9, ()),
+        ({"decoder_start_token_id": 0}, {}, set(), 0, ()),
+        ({"eos_token_id": 2, "pad_token_id": -1}, None, {2}, 0, ()),
+        (SEQ2SEQ | {"decoder_start_token_id": 0}, None, set(), 0, (0,)),
+        (SEQ2SEQ | {"bos_token_id": 3}, None, set(), 0, (3,)),
+        (SEQ2SEQ, {"decoder_start_token_id": 4, "forced_bos_token_id": 1}, set(), 0, (4, 1)),
     ],
-    ids=["its own", "the first of a text", "a forced one"],
+    ids=["config", "several ends", "no end", "nothing", "no padding", "decoder", "its bos", "a forced one"],
 )
-def test_the_first_tokens_of_a_decoder(
-    tmp_path: Path, model: dict[str, Any], generation: dict[str, Any] | None, start: tuple[int, ...]
+def test_the_ids_in_the_models_files(
+    tmp_path: Path,
+    model: dict[str, Any],
+    generation: dict[str, Any] | None,
+    eos: set[int],
+    pad: int,
+    start: tuple[int, ...],
 ) -> None:
-    assert read(tmp_path, {"is_encoder_decoder": True, **model}, generation).decoder_start_ids == start
-    assert read(tmp_path, model).decoder_start_ids == ()
+    found = read(tmp_path, model, generation)
+    assert (set(found.eos_ids), found.pad_id, found.decoder_start_ids) == (eos, pad, start)
 
 
 def test_an_invalid_id_ends_the_start(tmp_path: Path) -> None:
-    for name, value in (("eos_token_id", "</s>"), ("pad_token_id", 2**31), ("pad_token_id", 2**64 - 1)):
+    for name, value in (("eos_token_id", "</s>"), ("pad_token_id", 2**31)):
         with pytest.raises(LoadError, match=f"{name} in generation_config.json or .*: expected token ids, got"):
             read(tmp_path, {}, {name: value})
     with pytest.raises(LoadError, match="has no decoder_start_token_id"):
-        read(tmp_path, {"is_encoder_decoder": True}, {})
+        read(tmp_path, SEQ2SEQ, {})
 
 
 def test_a_task_is_chosen_by_the_architecture(tmp_path: Path) -> None:
     flags = ["--temperature=0.5", "--max_new_tokens=9", "--chat_template={{ messages[0].content }}?"]
     parts = load_parts(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
     assert parts.task.name == "text_generation" and parts.generation is not None
-    assert parts.generation.chat_template is not None
-    assert parts.generation.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
+    assert parts.chat_template is not None
+    assert parts.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
     generation = parts.task.settings.generation
     assert (generation.max_length, generation.temperature, generation.max_new_tokens) == (40, 0.5, 9)
     t5 = load_parts(config(f"--model_dir={DEMO_MODELS / 't5'}"))
