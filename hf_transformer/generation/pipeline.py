@@ -113,11 +113,12 @@ class GenerationPipeline:
             RequestError: one error for the whole request.
         """
         task = self._task
-        async with await self.start(task.request(query), context) as generation:
+        request = task.request(query)
+        async with await self.start(request, context) as generation:
             texts = await generation.collect()
         written = time.perf_counter()
         predictions = task.answers(texts)
-        tensor = task.tensor(predictions, task.options(query.parameters)) if query.tensors else None
+        tensor = task.tensor(predictions, request) if query.tensors else None
         context.postprocess += time.perf_counter() - written
         return Answers(predictions, (), context.tokens, tensor)
 

@@ -6,7 +6,6 @@ Every API that generates uses them; pipeline.py has the texts written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -28,16 +27,6 @@ PARAMETERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationOptions:
-    """One request's choices. ``max_length`` is None where the sampling's own max_tokens counts."""
-
-    sampling: Sampling
-    max_length: int | None
-    full_text: bool
-    stream: bool
-
-
 class TextGeneration(Servable):
     """A decoder alone: the text goes on where the prompt ends.
 
@@ -54,9 +43,11 @@ class TextGeneration(Servable):
         super().__init__(settings)
         refuse_logit_flags(settings, self.name)
 
-    def options(self, parameters: Mapping[str, Json]) -> GenerationOptions:
+    def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
+        """What the parameters ask for, of prompts that are still to come. Raises InvalidInput or TooLarge."""
         given = Parameters(parameters, PARAMETERS)
         given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
+        given.flag("stream", False)  # up to the API
         defaults = self.settings.generation
         full = given.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
         if full and not self.knows_full_text:
@@ -67,7 +58,7 @@ class TextGeneration(Servable):
         max_length = None if tokens is not None else given.integer("max_length", defaults.max_length, 1)
         sampling = read_sampling(given, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
         sampling = self.bounded(sampling, max_length)
-        return GenerationOptions(sampling, max_length, full, given.flag("stream", False))
+        return GenerationRequest(prompts=(), sampling=sampling, echo=full, max_length=max_length)
 
     def bounded(self, sampling: Sampling, max_length: int | None = None) -> Sampling:
         """The sampling within --max_new_tokens. Raises TooLarge where it asks for more."""
@@ -79,21 +70,16 @@ class TextGeneration(Servable):
         Raises:
             RequestError: an instance or a parameter is not what is expected.
         """
-        options = self.options(query.parameters)
-        prompts = [read_text(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
-        return GenerationRequest(
-            prompts=prompts,
-            sampling=options.sampling,
-            echo=options.full_text,
-            max_length=options.max_length,
-            name=query.name,
-        )
+        request = self.options(query.parameters)
+        request.prompts = [read_text(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
+        request.name = query.name
+        return request
 
     def answers(self, texts: Sequence[Sequence[str]]) -> list[Json]:
         """The predictions. ``texts`` has the whole texts of each prompt, one per choice, as ``echo`` makes them."""
         return [[{"generated_text": text} for text in choices] for choices in texts]
 
-    def tensor(self, predictions: Sequence[Json], options: GenerationOptions) -> Tensor:
+    def tensor(self, predictions: Sequence[Json], options: GenerationRequest) -> Tensor:
         """BYTES [instances], or [instances, n] for n texts of each."""
         texts = [[one["generated_text"].encode() for one in choices] for choices in predictions]
         count = options.sampling.n
