@@ -28,7 +28,7 @@ import jinja2.utils
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context
 
 from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tasks.base import describe
@@ -69,11 +69,8 @@ class GenerationTag(jinja2.ext.Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own, as in transformers: variables that are set within are not seen outside.
-        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
-
-    def _content(self, caller: Macro) -> str:
-        return caller()
+        # A scope of its own, as in transformers: variables that are set within are not seen outside.
+        return nodes.Scope(body).set_lineno(line)
 
 
 class Namespace(jinja2.utils.Namespace):

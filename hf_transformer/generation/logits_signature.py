@@ -59,27 +59,21 @@ class LogitsSignature:
         return any(one.role == role for one in self.inputs)
 
     @property
-    def placed(self) -> bool:
-        """Whether the model gets each token's position and a mask: then padding may be on the left."""
-        return self.takes("attention_mask") and self.takes("position_ids")
+    def pads_cache(self) -> bool:
+        """Whether caches of different lengths may share a batch: the model gets each token's position and a mask, so
+        that a token's place in the batch is not its position in the text."""
+        return self.takes("attention_mask") and self.takes("position_ids") and not self.encoder_decoder
 
     @property
     def left(self) -> bool:
         """Whether whole texts are padded on the left: where only the logits of the last place come back. On the right
         elsewhere: a causal model does not see it there."""
-        return not self.all_positions and self.placed and not self.encoder_decoder
+        return self.pads_cache and not self.all_positions
 
     @property
     def pads(self) -> bool:
         """Whether texts of different lengths may share a batch, before there is a cache."""
-        if self.encoder_decoder:
-            return self.all_positions
-        return self.takes("attention_mask") if self.all_positions else self.left
-
-    @property
-    def pads_cache(self) -> bool:
-        """The same once there is one: the new token's place in the batch is then not its position in the text."""
-        return self.placed and not self.encoder_decoder
+        return self.left or (self.all_positions and (self.encoder_decoder or self.takes("attention_mask")))
 
 
 def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSettings) -> LogitsSignature:
@@ -95,14 +89,19 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
             "model_transaction_policy { decoupled: false } in config.pbtxt."
         )
     roles = _roles(spec, settings.input_names)
-    encoder_decoder = "decoder_input_ids" in roles.values()
+    shapes = {roles[tensor.name]: tensor.shape for tensor in spec.inputs if tensor.name in roles}
+    encoder_decoder = "decoder_input_ids" in shapes
     if encoder_decoder and not settings.decoder_start_ids:
         problems.append(
             "It takes decoder_input_ids, but neither config.json nor generation_config.json says what they begin "
             "with: add decoder_start_token_id."
         )
     inputs = _fit_inputs(spec, roles, encoder_decoder, problems)
-    ids = _input_ids(spec, roles, problems)
+    ids, target = shapes.get("input_ids", ()), shapes.get("decoder_input_ids", (-1,))[-1]
+    if len(ids) not in ((1,) if spec.max_batch_size else (1, 2)):
+        names = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in spec.inputs) or "none"
+        problems.append(f"Among its inputs ({names}) are no input_ids [-1] (beside max_batch_size) or [-1, -1].")
+        raise ContractError(spec.name, problems)
     leading = len(ids) - 1
     logits, all_positions, size = _fit_output(spec, settings.output_names, leading, problems)
     least = _least_vocabulary(vocabulary, settings)
@@ -111,7 +110,6 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
             f"Its output {logits.name!r} has {size} tokens, the tokenizer or config.json {least}. "
             "Serve it with its own tokenizer and config.json."
         )
-    target = next((tensor.shape[-1] for tensor in spec.inputs if roles.get(tensor.name) == "decoder_input_ids"), -1)
     batch_axis = bool(spec.max_batch_size) or leading == 1
     exact = ids[0] if leading == 1 and ids[0] > 0 else None
     signature = LogitsSignature(
@@ -139,16 +137,6 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
     return signature
 
 
-def _input_ids(spec: ModelSpec, roles: Mapping[str, str], problems: list[str]) -> tuple[int, ...]:
-    """The dims of input_ids, from which the batch axis is read. Raises ContractError without them."""
-    shape = next((tensor.shape for tensor in spec.inputs if roles.get(tensor.name) == "input_ids"), ())
-    if len(shape) in ((1,) if spec.max_batch_size else (1, 2)):
-        return shape
-    names = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in spec.inputs)
-    problems.append(f"Among its inputs ({names or 'none'}) are no input_ids [-1] (beside max_batch_size) or [-1, -1].")
-    raise ContractError(spec.name, problems)
-
-
 def _roles(spec: ModelSpec, wanted: Sequence[str]) -> dict[str, str]:
     """The role of each input that is sent, by its name, which may be numbered (input_ids__0). Names without a meaning
     (INPUT__0) have theirs by position."""
@@ -156,8 +144,7 @@ def _roles(spec: ModelSpec, wanted: Sequence[str]) -> dict[str, str]:
         order = sorted(spec.inputs, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
         return {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
     sent = {*wanted, CACHE_BRANCH} if wanted else {*KNOWN}
-    roles = {tensor.name: told(tensor.name, KNOWN) for tensor in spec.inputs}
-    return {name: role for name, role in roles.items() if role in sent}
+    return {tensor.name: role for tensor in spec.inputs if (role := told(tensor.name, KNOWN)) in sent}
 
 
 def _fit_inputs(

@@ -19,7 +19,7 @@ from hf_transformer.generation.detokenizer import Vocabulary
 from hf_transformer.generation.stream import Assembler, Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
-from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt, Sampling
+from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Query, TextInput, TokenIds, Tokenization
@@ -58,6 +58,7 @@ class GenerationPipeline:
         self._metrics = metrics
         self._timeout = timeout
         self._log_texts = log_texts
+        self._max_new_tokens = task.settings.generation.max_new_tokens
         self._vocabulary = Vocabulary(tokenizer)
         self._count_text = TokenCounter(tokenizer, executor).count
 
@@ -79,8 +80,7 @@ class GenerationPipeline:
             TooLarge: too many prompts, or too long ones.
         """
         began, place = time.perf_counter(), context.place
-        self._check_sampling(request.sampling)
-        length = self._check_limits(request)
+        length = self._check(request)
         if place is not None:
             place.expect(length)
         if self._log_texts is not None:
@@ -150,24 +150,24 @@ class GenerationPipeline:
     async def close(self) -> None:
         """There is nothing to close: sequences under way go on to their end, or fail."""
 
-    def _check_sampling(self, sampling: Sampling) -> None:
-        """Raises InvalidInput for a parameter that this model can't honour, or none could."""
+    def _check(self, request: GenerationRequest) -> int:
+        """How many characters the prompts have together. Raises InvalidInput for a parameter that this model can't
+        honour, and RequestError for too many, too few or too long prompts."""
+        sampling, most = request.sampling, self._limits.max_sequences
         for field, name in sampling.names.items():
             if field not in self.honours:
                 raise InvalidInput(
                     f"{name}: this model is a {self._generator.interface} model, which can't honour it; leave it out"
                 )
-        if "" in sampling.stop:
-            raise InvalidInput(f"{sampling.named('stop')}: an empty string would end every text at once")
-        if sampling.n < 1:
-            raise InvalidInput(f"{sampling.named('n')}: expected at least 1, got {sampling.n}")
-
-    def _check_limits(self, request: GenerationRequest) -> int:
-        """How many characters the prompts have together. Raises RequestError for too many, too few or too long ones."""
         if not request.prompts:
             raise InvalidInput(f"{request.name}: expected at least one, got none")
         length = self._limits.check_texts(request.prompts, request.name, single=request.single)
-        sampling, most = request.sampling, self._limits.max_sequences
+        limit, name, asked = self._max_new_tokens, "max_tokens", sampling.max_tokens
+        if asked is None and "max_length" in sampling.names:
+            name, asked = "max_length", request.max_length
+        # A prompt has a token at least.
+        if limit is not None and asked is not None and asked - (name == "max_length") > limit:
+            raise TooLarge(f"{sampling.named(name)}: {asked}, at most {limit} new tokens are given (--max_new_tokens)")
         count = len(request.prompts) * sampling.n
         if count > most:
             raise TooLarge(
@@ -214,11 +214,12 @@ class GenerationPipeline:
         return found
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
-        """How many new tokens a sequence may have: the client's number, but no more than the model's length leaves.
+        """How many new tokens a sequence may have: the client's number, else --max_new_tokens, but no more than the
+        model's length leaves.
 
         An encoder-decoder's own tokens do not count the prompt, but those that its decoder starts with.
         """
-        sampling, limit = request.sampling, self._settings.max_length
+        sampling, limit, most = request.sampling, self._settings.max_length, self._max_new_tokens
         start = self._settings.decoder_start_ids
         taken = len(start) if start else len(prompt.ids)
         if len(prompt.ids) > limit or taken >= limit:
@@ -229,6 +230,8 @@ class GenerationPipeline:
         found = limit - taken
         if sampling.max_tokens is not None:
             found = min(found, sampling.max_tokens)
+        elif most is not None and (request.max_length is None or request.max_length > most + 1):
+            found = min(found, most)
         elif request.max_length is not None:
             if request.max_length <= taken:
                 raise InvalidInput(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,29 +201,6 @@ def _bias(key: str, value: Json, vocab_size: int) -> tuple[int, float]:
     if not -100 <= value <= 100:
         raise InvalidInput(f"parameters.logit_bias: token {key} has {value:g}, expected -100 to 100")
     return int(key), float(value)
-
-
-def limited(sampling: Sampling, limit: int | None, max_length: int | None = None) -> Sampling:
-    """The sampling within ``limit`` new tokens (--max_new_tokens), which also holds where the client gives no number.
-
-    Args:
-        max_length: what bounds the prompt and new tokens together, where ``max_tokens`` is None; the client's own
-            where the sampling has a name for it, else the service's default.
-
-    Raises:
-        TooLarge: it asks for more.
-    """
-    if limit is None:
-        return sampling
-    name, wanted, shown = sampling.names.get("max_tokens", "max_tokens"), sampling.max_tokens, sampling.max_tokens
-    if wanted is None and max_length is not None:
-        wanted, shown = max_length - 1, max_length  # a prompt has a token at least
-        if wanted > limit and "max_length" not in sampling.names:
-            return replace(sampling, max_tokens=limit)
-        name = sampling.names.get("max_length", "max_length")
-    if wanted is not None and wanted > limit:
-        raise TooLarge(f"{name}: {shown}, at most {limit} new tokens are given (--max_new_tokens)")
-    return sampling if wanted is not None else replace(sampling, max_tokens=limit)
 
 
 class Processors:

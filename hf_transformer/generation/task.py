@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, limited, read_sampling
-from hf_transformer.generation.types import GenerationRequest, Sampling
+from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, read_sampling
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, TaskSettings, read_text
 from hf_transformer.tasks.parameters import Parameters, refuse_logit_flags
@@ -57,12 +57,7 @@ class TextGeneration(Servable):
             raise InvalidInput(f"parameters.max_length: can't be combined with {tokens}, which says what is new")
         max_length = None if tokens is not None else given.integer("max_length", defaults.max_length, 1)
         sampling = read_sampling(given, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
-        sampling = self.bounded(sampling, max_length)
         return GenerationRequest(prompts=(), sampling=sampling, echo=full, max_length=max_length)
-
-    def bounded(self, sampling: Sampling, max_length: int | None = None) -> Sampling:
-        """The sampling within --max_new_tokens. Raises TooLarge where it asks for more."""
-        return limited(sampling, self.settings.generation.max_new_tokens, max_length)
 
     def request(self, query: Query) -> GenerationRequest:
         """What a request in V1's or V2's form asks for.

@@ -162,14 +162,14 @@ class _Reading:
         self._parts: list[str] = []
         self._count = 0  # of tokens, if the model counts them
         self._reason: FinishReason | None = None
-        self._decoder: codecs.IncrementalDecoder | None = None  # once a response ends within a character
+        self._decoder = _UTF8("replace")  # a response may end within a character
         self.is_over = False
 
     def take(self, tensors: Mapping[str, Tensor]) -> str:
         """The new text of one response. Raises PredictorError for data that is no text, and for a text that the model
         has broken off."""
         found = tensors.get(self._outputs[0])
-        new = "" if found is None else self._certain(self._characters(_element(found)))
+        new = "" if found is None else self._certain(self._decoder.decode(_element(found)))
         if COUNT in tensors:
             data = tensors[COUNT].data
             if data.size and data.dtype.kind not in "iu":
@@ -184,7 +184,7 @@ class _Reading:
 
     def rest(self) -> str:
         """The text that was held back, after the last response."""
-        rest = "" if self._decoder is None else self._certain(self._decoder.decode(b"", True))
+        rest = self._certain(self._decoder.decode(b"", True))
         if self._leading is not None and (held := self._leading.rest()):
             self._parts.append(held)
             rest += held
@@ -216,15 +216,6 @@ class _Reading:
             return Step((), new, (), "stop")
         count = await self._counter.count(whole)
         return Step((), new, (), "length" if count >= self._most else "stop", count)
-
-    def _characters(self, data: bytes) -> str:
-        """The characters that are whole now."""
-        if self._decoder is None:
-            try:
-                return data.decode()
-            except UnicodeDecodeError:
-                self._decoder = _UTF8("replace")
-        return self._decoder.decode(data)
 
     def _certain(self, text: str) -> str:
         """The part that is certainly not the prompt, which is new."""

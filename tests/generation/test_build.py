@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,11 +16,9 @@ from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
 from hf_transformer.errors import LoadError
 from hf_transformer.generation.build import choose_interface, generator_settings, make_generator
-from hf_transformer.generation.cache import Cache
-from hf_transformer.generation.logits import Bounds, LogitsGenerator, LogitsSequence, StepForm
+from hf_transformer.generation.logits import LogitsGenerator, LogitsSequence, StepForm
 from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.sampling import Chooser
 from hf_transformer.generation.types import GeneratorSettings, Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.files import ModelFiles
@@ -31,7 +28,7 @@ from hf_transformer.wiring import load_parts, pipeline_builder, scheduler_settin
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec
-from tests.triton_repository import DEMO_MODEL, DEMO_MODELS
+from tests.triton_repository import DEMO_MODELS
 
 FOLDER = DEMO_MODELS / "gpt2"
 
@@ -94,16 +91,6 @@ def test_a_task_is_chosen_by_the_architecture(tmp_path: Path) -> None:
     assert t5.generation.decoder_start_ids
 
 
-def test_flags_of_generation_have_no_effect_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    flags = ["--temperature=0.5", "--do_sample", "--chat_template={{ x }}", "--return_full_text=false"]
-    parts = load_parts(config(f"--model_dir={DEMO_MODEL}", *flags))
-    assert parts.generation is None
-    warned = [record.getMessage() for record in caplog.records]
-    for flag in ("--temperature=0.5", "--do_sample=true", "--return_full_text=false", "--chat_template"):
-        assert f"{flag} has no effect for fill_mask" in warned
-
-
 # The kind of a model
 
 IDS = spec("input_ids", "INT64", -1)
@@ -149,15 +136,12 @@ def test_models_of_no_kind(found: ModelSpec) -> None:
 @pytest.mark.parametrize(
     ("found", "more", "message"),
     [
-        (BOTH, {"interface": "text"}, "It requires the input 'input_ids'"),
-        (LOGITS, {"interface": "tokens"}, "A token model has the inputs input_ids and request_output_len"),
-        (LOGITS, {"interface": "text"}, "A text model has the input text_input"),
         (TOKENS, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of tokens gets .* expected 1, or"),
         (VLLM, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of text gets .* expected 1, or"),
     ],
-    ids=["too many inputs", "not tokens", "not text", "padded tokens", "padded text"],
+    ids=["tokens", "text"],
 )
-def test_flags_that_a_model_does_not_fit(
+def test_only_logits_models_are_padded(
     found: ModelSpec, more: dict[str, Any], message: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
 ) -> None:
     with pytest.raises(ContractError, match=message):
@@ -185,12 +169,10 @@ def options(*flags: str) -> Config:
 @pytest.mark.parametrize(("spec", "width"), [(CACHED, 200), (PLAIN, 80)], ids=["cache", "plain"])
 def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpec, width: int, gpt2: Tokenizer) -> None:
     signature = fit_logits(spec, gpt2, settings())
-    cache = Cache(signature.caches, width, 0) if signature.caches else None
-    ids = (1,) * width
-    chooser = Chooser(Sampling(), ids, frozenset())
-    sequence = LogitsSequence(Prompt("", ids), Bounds(ids, (), frozenset(), 1), chooser, cache)
-    if cache is not None:
-        cache.length = width
+    sequence = LogitsSequence(Prompt("", (1,) * width), (1,) * width, (), frozenset(), 1)
+    sequence.begin(Sampling(), frozenset(), signature.caches)
+    if sequence.cache is not None:
+        sequence.cache.length = width
     for flags, fits in (
         ((), True),
         ((f"--max_batch_output_bytes={2**24}",), False),

@@ -82,7 +82,7 @@ def test_the_templates_own_words_are_told_and_no_others() -> None:
 
 @pytest.mark.parametrize("name", [*TEMPLATES])
 def test_who_supports_tools(name: str) -> None:
-    assert of(TEMPLATES[name]).supports_tools == (name in {"llama-3", "mistral", "hermes"})
+    assert of(TEMPLATES[name]).supports_tools == (name in {"mistral", "hermes", "loops"})
 
 
 HOSTILE = {

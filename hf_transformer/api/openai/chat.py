@@ -23,15 +23,16 @@ import orjson
 from hf_transformer.api.base import Call, Model, Service, generating_task, new_request_id, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, shown, unused
 from hf_transformer.api.openai.generation import (
+    DEFAULTS,
     SHARED,
     GeneratedAnswer,
     WholeText,
     logprob,
-    read_sampling,
     read_stream,
 )
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCall, ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
@@ -87,9 +88,11 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         _check_response_format(given.get("response_format"))
         sampling = read_sampling(
             given,
-            generating_task(model, "chat/completions"),
+            DEFAULTS,
+            generating_task(model, "chat/completions").settings.vocabulary.vocab_size,
             tokens=given.one_of("max_completion_tokens", "max_tokens"),
             logprobs=_read_logprobs(given),
+            prefix="",
         )
         one_call = not given.flag("parallel_tool_calls", True)
         tools = read_tools(given.get("tools"))

@@ -21,10 +21,8 @@ from hf_transformer.api.base import Model, renamed, reply
 from hf_transformer.api.openai.fields import as_sent, render_error
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import read_sampling as sampling_of
 from hf_transformer.generation.stream import Generation
-from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
+from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, TokenText
 from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
@@ -42,35 +40,6 @@ STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 DONE = event(b"[DONE]")
 LEAST_LOGPROB = -9999.0
 """Stands for the log probability of an impossible token, for which JSON has no number; as with OpenAI."""
-
-
-def read_sampling(
-    given: Parameters,
-    task: TextGeneration,
-    *,
-    tokens: str | None,
-    default_tokens: int | None = None,
-    logprobs: tuple[int, str] | None = None,
-) -> Sampling:
-    """The sampling that a request's fields describe, with OpenAI's defaults.
-
-    Args:
-        tokens: the field that says how many new tokens there may be; without one there may be ``default_tokens``.
-        logprobs: how many tokens are told beside each, and the field that says so; None for none.
-
-    Raises:
-        RequestError: a field has a value that is not taken; it begins with ``parameters.``, see as_sent.
-    """
-    sampling = sampling_of(
-        given,
-        DEFAULTS,
-        task.settings.vocabulary.vocab_size,
-        tokens=tokens,
-        default_tokens=default_tokens,
-        logprobs=logprobs,
-        prefix="",
-    )
-    return task.bounded(sampling)
 
 
 def read_stream(given: Parameters) -> tuple[bool, bool]:
