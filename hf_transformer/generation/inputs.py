@@ -122,62 +122,74 @@ class ModelInput:
         return [f"Its input {self.name!r} is {self.datatype}; export it as {usual}."]
 
 
-class ModelInputs:
-    """All inputs of a model: those that a request's sampling fills, and those with the same value for all requests.
+class TensorGenerator(Generator):
+    """A model that chooses the tokens itself, and is asked for a whole text in one call.
 
     Args:
-        own: the names of those that the caller fills.
+        own: the names of the inputs that the subclass fills. A request's sampling fills others by FIELDS, and CONSTANT
+            has those with the same value for all requests.
         end: the value of end_id unless the end is to be ignored; None leaves it to the model.
-
-    Attributes: ``by_name`` has them all, ``problems`` a sentence for each that does not fit.
     """
 
-    def __init__(self, spec: ModelSpec, own: Collection[str], *, end: int | None) -> None:
-        self.by_name = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
-        named = {field: next((name for name in names if name in self.by_name), "") for field, names in FIELDS.items()}
-        self._fields = {field: self.by_name[name] for field, name in named.items() if name and name not in own}
-        self._end = self.by_name.get(END)
+    def __init__(self, spec: ModelSpec, predictor: Predictor, own: Collection[str], *, end: int | None) -> None:
+        self._spec = spec
+        self._predictor = predictor
+        self._decoupled = spec.decoupled
+        self._inputs = inputs = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
+        named = {field: next((name for name in names if name in inputs), "") for field, names in FIELDS.items()}
+        self._fields = {field: inputs[name] for field, name in named.items() if name and name not in own}
+        self._end = inputs.get(END)
         self._end_id = end
         self._constant: list[Tensor] = []
-        self.problems: list[str] = []
+        self._problems_of_inputs: list[str] = []
         filled = {*own, END, *(one.name for one in self._fields.values())}
-        for name, one in self.by_name.items():
+        for name, one in inputs.items():
             if name in CONSTANT and name not in own:
                 if not one.optional or name in EVEN_IF_OPTIONAL:
                     self._add_constant(one, spec.decoupled if name in STREAMING else CONSTANT[name])
             elif name not in filled and not one.optional:
-                self.problems.append(f"It requires the input {name!r}, which nothing here fills: mark it optional.")
+                problem = f"It requires the input {name!r}, which nothing here fills: mark it optional."
+                self._problems_of_inputs.append(problem)
         for field, one in self._fields.items():
-            self.problems += one.problems(KINDS[field])
+            self._problems_of_inputs += one.problems(KINDS[field])
+        self.honours = frozenset(self._fields)
+        if self.honours & {"top_k", "top_p"}:  # a top_k of 1, or a top_p of 0
+            self.honours |= {"greedy"}
         if self._end is not None:
             may_be_none = end == NO_END or (end is None and not self._end.optional)
-            self.problems += self._end.problems("signed" if may_be_none else "whole")
+            self._problems_of_inputs += self._end.problems("signed" if may_be_none else "whole")
+            if self._end.datatype in DATATYPES["signed"]:
+                self.honours |= {"ignore_eos"}
 
     def _add_constant(self, one: ModelInput, value: Any) -> None:
         kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
         problems = one.problems("signed", len(value)) if value is NO_WORDS else one.problems(kind)
-        self.problems += problems
+        self._problems_of_inputs += problems
         if not problems:
             self._constant.append(one.tensor(value))
 
-    @property
-    def filled(self) -> frozenset[str]:
-        """The names of the inputs that get a value here, always or for some requests."""
-        names = {one.name for one in self._fields.values()} | {one.name for one in self._constant}
-        return frozenset(names if self._end is None else {*names, END})
+    def _shared_problems(self, outputs: Collection[str]) -> list[str]:
+        """The reasons why the inputs don't fit, in a sentence each, or why they and ``outputs`` can't be streamed as
+        JSON, as over REST."""
+        problems, spec = [*self._problems_of_inputs], self._spec
+        used = {END, *outputs, *(one.name for one in (*self._fields.values(), *self._constant))}
+        if spec.decoupled and self._predictor.streams_json:
+            problems += [
+                f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
+                "--predictor_protocol=grpc-v2."
+                for one in (*spec.inputs, *spec.outputs)
+                if one.name in used and one.datatype in ("FP16", "BF16")
+            ]
+        return problems
 
     @property
-    def honours(self) -> frozenset[str]:
-        """The fields of Sampling that have an input; greedy is a top_k of 1, or a top_p of 0."""
-        found = set(self._fields)
-        if found & {"top_k", "top_p"}:
-            found.add("greedy")
-        if self._end is not None and self._end.datatype in DATATYPES["signed"]:
-            found.add("ignore_eos")
-        return frozenset(found)
+    def _tensors_it_has(self) -> str:
+        """Its inputs and outputs, for messages."""
+        inputs, outputs = (", ".join(one.name for one in side) for side in (self._spec.inputs, self._spec.outputs))
+        return f"{inputs or 'none'} and {outputs or 'none'}"
 
-    def tensors(self, sampling: Sampling) -> list[Tensor]:
-        """The tensors for one request.
+    def _sampled(self, sampling: Sampling) -> list[Tensor]:
+        """The tensors for one request, but for the subclass's own.
 
         Models differ in their defaults of temperature, top_k, top_p and the seed (tensorrtllm_backend is greedy
         without them, and has one seed for all), so these are always sent; the rest unless it is neutral and optional.
@@ -209,16 +221,6 @@ class ModelInputs:
         likeliest: Mapping[str, float] = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
         return {"temperature": 1.0, "min_p": 0.0, "seed": 0, **likeliest}
 
-
-class TensorGenerator(Generator):
-    """A model that chooses the tokens itself, and is asked for a whole text in one call."""
-
-    def __init__(self, spec: ModelSpec, predictor: Predictor, inputs: ModelInputs) -> None:
-        self._spec = spec
-        self._predictor = predictor
-        self._inputs = inputs
-        self._decoupled = spec.decoupled
-
     def _responses(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
@@ -235,22 +237,3 @@ class TensorGenerator(Generator):
             yield reply.tensors
         finally:
             reply.release()
-
-    def _shared_problems(self, outputs: Collection[str]) -> list[str]:
-        """The reasons why the inputs don't fit, in a sentence each, or why they and ``outputs`` can't be streamed as
-        JSON, as over REST."""
-        problems, spec = [*self._inputs.problems], self._spec
-        if spec.decoupled and self._predictor.streams_json:
-            problems += [
-                f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
-                "--predictor_protocol=grpc-v2."
-                for one in (*spec.inputs, *spec.outputs)
-                if one.name in {*self._inputs.filled, *outputs} and one.datatype in ("FP16", "BF16")
-            ]
-        return problems
-
-    @property
-    def _tensors_it_has(self) -> str:
-        """Its inputs and outputs, for messages."""
-        inputs, outputs = (", ".join(one.name for one in side) for side in (self._spec.inputs, self._spec.outputs))
-        return f"{inputs or 'none'} and {outputs or 'none'}"

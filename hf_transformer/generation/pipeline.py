@@ -34,6 +34,9 @@ class GenerationPipeline:
 
     ``executor`` has the threads for long prompts, ``timeout`` is in seconds and bounds a request as a whole.
     ``log_texts`` is called with every request's prompts.
+
+    Attributes: ``interface``, the model's kind: tokens, text or logits; ``honours``, the fields of Sampling that a
+    request may set to more than their neutral value.
     """
 
     def __init__(
@@ -58,19 +61,11 @@ class GenerationPipeline:
         self._metrics = metrics
         self._timeout = timeout
         self._log_texts = log_texts
+        self.interface = generator.interface
+        self.honours = ALWAYS_HONOURED | generator.honours
         self._max_new_tokens = task.settings.generation.max_new_tokens
         self._vocabulary = Vocabulary(tokenizer)
         self._count_text = TokenCounter(tokenizer, executor).count
-
-    @property
-    def interface(self) -> str:
-        """The model's kind: tokens, text or logits."""
-        return self._generator.interface
-
-    @property
-    def honours(self) -> frozenset[str]:
-        """The fields of Sampling that a request may set to more than their neutral value."""
-        return ALWAYS_HONOURED | self._generator.honours
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
         """Checks and tokenizes all prompts. Nothing is generated before the result is entered, but its time runs.

@@ -21,7 +21,7 @@ import orjson
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import ModelInputs, TensorGenerator
+from hf_transformer.generation.inputs import TensorGenerator
 from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -69,11 +69,12 @@ class TextGenerator(TensorGenerator):
         names = {one.name for one in spec.outputs}
         wanted = settings.output_names[:1] or TEXT_OUTPUTS
         self._output = next((name for name in wanted if name in names), "")
-        super().__init__(spec, predictor, ModelInputs(spec, (self._input, PARAMETERS, *_RETURNED), end=None))
-        inputs = self._inputs.by_name
+        super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
+        inputs = self._inputs
         self._json = PARAMETERS in inputs
-        honours = self._inputs.honours - {"logprobs"}  # the model does not say which tokens they are of
-        self.honours = honours | {"max_tokens", "greedy", *_IN_JSON} if self._json else honours
+        self.honours -= {"logprobs"}  # the model does not say which tokens they are of
+        if self._json:
+            self.honours |= {"max_tokens", "greedy", *_IN_JSON}
         asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
         # vLLM's backend leaves the prompt out where it streams.
@@ -102,15 +103,15 @@ class TextGenerator(TensorGenerator):
         yield await reading.last(held + reading.rest())
 
     def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
-        tensors = [self._inputs.by_name[self._input].tensor(text), *self._inputs.tensors(sampling), *self._asked]
+        tensors = [self._inputs[self._input].tensor(text), *self._sampled(sampling), *self._asked]
         if self._json:
             parameters = orjson.dumps(_parameters(sampling)).decode()
-            tensors.append(self._inputs.by_name[PARAMETERS].tensor(parameters))
+            tensors.append(self._inputs[PARAMETERS].tensor(parameters))
         return tensors
 
     def _problems(self, wanted: Sequence[str]) -> list[str]:
         """The reasons why the model does not fit, in a sentence each."""
-        inputs, outputs = self._inputs.by_name, {one.name: one for one in self._spec.outputs}
+        inputs, outputs = self._inputs, {one.name: one for one in self._spec.outputs}
         problems = []
         if self._input not in inputs or not self._output:
             problems.append(

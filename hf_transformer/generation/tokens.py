@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import NO_WORDS, ModelInputs, TensorGenerator
+from hf_transformer.generation.inputs import NO_WORDS, TensorGenerator
 from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import Array, Context, ModelSpec, Tensor
@@ -41,20 +41,19 @@ class TokenGenerator(TensorGenerator):
         self._decoder_start = settings.decoder_start_ids
         # One token ends the text at the model, the others do as its stop words, or else when they are read here.
         *self._others, end = sorted(self._eos) or [-1]
-        super().__init__(spec, predictor, ModelInputs(spec, _OWN, end=end))
+        super().__init__(spec, predictor, _OWN, end=end)
         own: dict[str, Sequence[int] | int] = {PAD: settings.pad_id}
         if self._decoder_start:
             own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: len(self._decoder_start)}
-        self._own = {name: values for name, values in own.items() if name in self._inputs.by_name}
+        self._own = {name: values for name, values in own.items() if name in self._inputs}
         outputs = {one.name for one in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
-        honours = self._inputs.honours | {"stop_token_ids"}  # which are seen when they are read, if not before
+        self.honours |= {"stop_token_ids"}  # which are seen when they are read, if not before
         if SCORES not in outputs:
-            honours -= {"logprobs"}
+            self.honours -= {"logprobs"}
         if self._others:  # the model holds its end_id back, and no other
-            honours -= {"min_tokens"}
-        self.honours = honours
-        self._may_repeat = "exclude_input_in_output" not in self._inputs.by_name
+            self.honours -= {"min_tokens"}
+        self._may_repeat = "exclude_input_in_output" not in self._inputs
         """Whether a response may begin with the prompt; a model that once did not never does."""
         if problems := self._problems():
             raise ContractError(spec.name, problems)
@@ -107,7 +106,7 @@ class TokenGenerator(TensorGenerator):
         return row[len(prompt) :]
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
-        inputs, own = self._inputs.by_name, self._own
+        inputs, own = self._inputs, self._own
         if WORDS in inputs:
             words = self._stop_words(sampling)
             if words or not inputs[WORDS].optional:
@@ -116,20 +115,20 @@ class TokenGenerator(TensorGenerator):
         if LENGTHS in inputs:
             tensors.append(inputs[LENGTHS].tensor(len(prompt.ids)))
         tensors += [inputs[name].tensor(values) for name, values in own.items()]
-        return [*tensors, *self._inputs.tensors(sampling)]
+        return [*tensors, *self._sampled(sampling)]
 
     def _stop_words(self, sampling: Sampling) -> Sequence[int]:
         """The tokens beside end_id that end a text at the model, so that it goes no further; the client's too, if they
         fit."""
         words = [] if sampling.ignore_eos else self._others
         more = [*words, *sampling.stop_token_ids]
-        return _as_words(more if self._inputs.by_name[WORDS].fits(2 * len(more)) else words)
+        return _as_words(more if self._inputs[WORDS].fits(2 * len(more)) else words)
 
     def _problems(self) -> list[str]:
         """The reasons why the model does not fit, in a sentence each."""
-        inputs, own = self._inputs.by_name, dict(self._own)
+        inputs, own = self._inputs, dict(self._own)
         problems = []
-        if IDS not in inputs or "max_tokens" not in self._inputs.honours or OUTPUT not in self._outputs:
+        if IDS not in inputs or "max_tokens" not in self.honours or OUTPUT not in self._outputs:
             problems.append(
                 f"A token model has the inputs {IDS} and {NEW_TOKENS} and the output {OUTPUT}; this one has "
                 f"{self._tensors_it_has}. Name them so in config.pbtxt, or set "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -185,33 +185,31 @@ async def test_prompts_and_parameters_that_are_refused(ids: tuple[int, ...], sam
 # Answers of the model
 
 
-def wrong_datatype(tensors: dict[str, Tensor]) -> None:
+def retyped(tensors: dict[str, Tensor]) -> None:
     tensors["logits"].datatype = "FP64"
-
-
-def wrong_shape(tensors: dict[str, Tensor]) -> None:
-    tensors["logits"].data = tensors["logits"].data[:, :, :-1].copy()
-
-
-def one_position(tensors: dict[str, Tensor]) -> None:
-    tensors["logits"].data = tensors["logits"].data[:, -1:].copy()
-
-
-def only_new(tensors: dict[str, Tensor]) -> None:
-    tensors["present.0.key"].data = tensors["present.0.key"].data[:, :, -1:].copy()
 
 
 def nan(tensors: dict[str, Tensor]) -> None:
     tensors["logits"].data[0, -1, 7] = np.nan
 
 
+def sliced(name: str, *part: Any) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name].data = tensors[name].data[part].copy()
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (wrong_datatype, "'logits' as FP64, its configuration says FP32"),
-        (wrong_shape, r"shape \[1, 9, 49\], expected \(rows, positions, vocabulary\) \[1, 9, 50\]"),
-        (one_position, r"dims of \[1, vocabulary\] say"),
-        (only_new, "'present.0.key' as FP32 with the shape"),
+        (retyped, "'logits' as FP64, its configuration says FP32"),
+        (
+            sliced("logits", ..., slice(None, -1)),
+            r"shape \[1, 9, 49\], expected \(rows, positions, vocabulary\) \[1, 9, 50\]",
+        ),
+        (sliced("logits", slice(None), slice(-1, None)), r"dims of \[1, vocabulary\] say"),
+        (sliced("present.0.key", slice(None), slice(None), slice(-1, None)), "'present.0.key' as FP32 with the shape"),
         (nan, "not finite"),
     ],
     ids=["datatype", "vocabulary", "positions", "cache", "nan"],
