@@ -172,7 +172,7 @@ class TensorGenerator(Generator):
         """The reasons why the inputs don't fit, in a sentence each, or why they and ``outputs`` can't be streamed as
         JSON, as over REST."""
         problems, spec = [*self._problems_of_inputs], self._spec
-        used = {END, *outputs, *(one.name for one in (*self._fields.values(), *self._constant))}
+        used = {END, *outputs, *(one.name for one in self._fields.values()), *(one.name for one in self._constant)}
         if spec.decoupled and self._predictor.streams_json:
             problems += [
                 f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "

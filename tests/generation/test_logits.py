@@ -27,7 +27,6 @@ from tests.generation.tiny_model import (
     LONGEST,
     PROMPTS,
     SCHEDULING,
-    SIXTEEN,
     VOCABULARY,
     Form,
     TinyModel,
@@ -49,8 +48,8 @@ def expected(form: Form, prompt: Sequence[int], count: int) -> tuple[list[int], 
     return (ids[:-1], "stop") if ids[-1] == EOS else (ids, "length")
 
 
-def steps(made: LogitsGenerator, *ids: int, headers: dict[str, str] | None = None) -> AsyncGenerator[Step, None]:
-    return made.generate(Prompt("", ids), ENDLESS, Context("id", headers or {}))
+def steps(made: LogitsGenerator, *ids: int) -> AsyncGenerator[Step, None]:
+    return made.generate(Prompt("", ids), ENDLESS, Context("id", {}))
 
 
 def first_tokens(predictor: TinyPredictor) -> list[list[int]]:
@@ -151,7 +150,7 @@ async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, fini
 
 
 async def test_log_probabilities_are_the_models_own() -> None:
-    async with generator(SIXTEEN) as (made, _):
+    async with generator(Form()) as (made, _):
         how = replace(GREEDY, logprobs=3, logit_bias={5: 50.0}, max_tokens=2, ignore_eos=True)
         ids, _, scores = await write(made, PROMPTS[0], how)
         assert ids == [5, 5] and [score.id for score in scores] == ids
@@ -174,7 +173,7 @@ async def test_log_probabilities_are_the_models_own() -> None:
     ids=["too large", "too long", "bias", "stop tokens"],
 )
 async def test_prompts_and_parameters_that_are_refused(ids: tuple[int, ...], sampling: Sampling, message: str) -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         with pytest.raises(InvalidInput, match=message):
             made.check([(Prompt("", ids), sampling)])
         with pytest.raises(InvalidInput, match=message):
@@ -228,7 +227,7 @@ async def test_nan_of_one_sequence_fails_no_other() -> None:
     def change(number: int, tensors: dict[str, Tensor]) -> None:
         tensors["logits"].data[1, :, 0] = np.nan
 
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         predictor.change = change
         how = replace(GREEDY, max_tokens=1, ignore_eos=True)
         found = await asyncio.gather(*[write(made, (3 + one, 4), how) for one in range(3)], return_exceptions=True)
@@ -249,7 +248,7 @@ async def test_a_trial_asks_once_outside_of_all_batches() -> None:
 
 
 async def test_newcomers_join_the_next_batch() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         predictor.held = True
         tasks = [asyncio.create_task(write(made, (3,), ENDLESS))]
         await predictor.turn()
@@ -270,7 +269,7 @@ async def test_newcomers_join_the_next_batch() -> None:
 
 
 async def test_a_slow_reader_holds_up_no_other_and_one_step_is_made_ahead() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         slow = steps(made, 7)
         found = [*(await anext(slow)).ids]
         assert len((await write(made, (3,), ENDLESS))[0]) == 40
@@ -282,7 +281,7 @@ async def test_a_slow_reader_holds_up_no_other_and_one_step_is_made_ahead() -> N
 
 @pytest.mark.parametrize("error", [PredictorUnavailable("down"), PredictorError("bad")], ids=["outage", "refusal"])
 async def test_a_failed_step_ends_the_text_after_its_tokens(error: Exception) -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         predictor.faults[2] = error
         text = steps(made, 3)
         for _ in range(2):
@@ -297,7 +296,7 @@ async def test_a_failed_step_ends_the_text_after_its_tokens(error: Exception) ->
     ids=["the model's rows", "tokens", "bytes of the outputs"],
 )
 async def test_the_limits_of_a_batch(limits: dict[str, int], most: int) -> None:
-    async with generator(SIXTEEN, replace(SCHEDULING, **limits)) as (made, predictor):
+    async with generator(Form(), replace(SCHEDULING, **limits)) as (made, predictor):
         prompts = [(number % 40 + 3, *[5] * 19) for number in range(24)]
         await asyncio.gather(*[write(made, prompt, replace(ENDLESS, max_tokens=3)) for prompt in prompts])
         for call in predictor.calls:
@@ -442,13 +441,14 @@ async def test_caches_are_freed_without_the_garbage_collector(monkeypatch: pytes
 MULTIPLE = 24
 """LONGEST is none of it, so that one width is the longest that the model takes."""
 WIDTHS = {24, 48, LONGEST}
-REFUSED = ("without a mask", "last", "encoder-decoder, last")
-TAKEN = {name: form for name, form in FORMS.items() if name not in REFUSED}
 LONG = Sampling(greedy=True, ignore_eos=True)
 
 
-@pytest.mark.parametrize("form", TAKEN.values(), ids=TAKEN)
-async def test_texts_are_the_same_alone_and_in_shared_batches(form: Form) -> None:
+@pytest.mark.parametrize(
+    "name", ["plain", "last, positions", "fixed length", "cache", "encoder-decoder", "encoder-decoder, cache"]
+)
+async def test_padded_texts_are_the_same_alone_and_in_shared_batches(name: str) -> None:
+    form = FORMS[name]
     prompts = [*PROMPTS[:12], (5,) * 30, (5,) * (LONGEST - 1)]
     async with generator(form) as (made, _):
         expected = [await write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts]
@@ -477,7 +477,7 @@ async def test_a_text_becomes_as_long_as_the_model_takes_in_few_shapes() -> None
 
 @pytest.mark.parametrize("encoder_decoder", [False, True], ids=["decoder", "encoder-decoder"])
 async def test_a_fixed_length_is_what_counts(encoder_decoder: bool) -> None:
-    form = Form(length=40, max_batch_size=16, encoder_decoder=encoder_decoder)
+    form = Form(length=40, encoder_decoder=encoder_decoder)
     prompts = [(one,) * 30 for one in (5, 6, 7)]
     scheduling = replace(SCHEDULING, max_batch_tokens=3 * 40)
     async with generator(form, scheduling, pad_to_multiple_of=MULTIPLE) as (made, predictor):

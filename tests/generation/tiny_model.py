@@ -39,7 +39,7 @@ class Form:
     past: bool = False
     branch: bool = False
     encoder_decoder: bool = False
-    max_batch_size: int = 4
+    max_batch_size: int = 16
     rows: int = -1
     length: int = -1
     flat: bool = False
@@ -259,30 +259,29 @@ SETTINGS = GeneratorSettings(
     decoder_start_ids=(1,),
     scheduling=SCHEDULING,
 )
-SIXTEEN = Form(max_batch_size=16)
 FORMS = {
-    "plain": SIXTEEN,
-    "without a mask": replace(SIXTEEN, mask=False),
-    "positions": replace(SIXTEEN, positions=True),
-    "int32, fp16": replace(SIXTEEN, datatype="INT32", floats="FP16"),
-    "last": replace(SIXTEEN, logits="last"),
-    "last, positions": replace(SIXTEEN, logits="last", positions=True),
-    "vector": replace(SIXTEEN, logits="flat", positions=True),
-    "own batch axis": replace(SIXTEEN, max_batch_size=0),
-    "exact rows": replace(SIXTEEN, max_batch_size=0, rows=3),
-    "no batch axis": replace(SIXTEEN, max_batch_size=0, flat=True),
-    "no batch axis, cache": replace(SIXTEEN, max_batch_size=0, flat=True, past=True),
-    "fixed length": replace(SIXTEEN, length=LONGEST),
-    "fixed length, last": replace(SIXTEEN, length=LONGEST, logits="last", positions=True),
-    "cache": replace(SIXTEEN, past=True, positions=True),
-    "cache, equal lengths": replace(SIXTEEN, past=True),
-    "cache, merged": replace(SIXTEEN, past=True, positions=True, branch=True),
-    "cache, merged, own batch axis": replace(SIXTEEN, past=True, positions=True, branch=True, max_batch_size=0),
-    "cache, exact rows": replace(SIXTEEN, past=True, positions=True, max_batch_size=0, rows=5),
-    "cache, last": replace(SIXTEEN, past=True, positions=True, logits="last"),
-    "encoder-decoder": replace(SIXTEEN, encoder_decoder=True),
-    "encoder-decoder, last": replace(SIXTEEN, encoder_decoder=True, logits="last"),
-    "encoder-decoder, cache": replace(SIXTEEN, encoder_decoder=True, past=True),
+    "plain": Form(),
+    "without a mask": Form(mask=False),
+    "positions": Form(positions=True),
+    "int32, fp16": Form(datatype="INT32", floats="FP16"),
+    "last": Form(logits="last"),
+    "last, positions": Form(logits="last", positions=True),
+    "vector": Form(logits="flat", positions=True),
+    "own batch axis": Form(max_batch_size=0),
+    "exact rows": Form(max_batch_size=0, rows=3),
+    "no batch axis": Form(max_batch_size=0, flat=True),
+    "no batch axis, cache": Form(max_batch_size=0, flat=True, past=True),
+    "fixed length": Form(length=LONGEST),
+    "fixed length, last": Form(length=LONGEST, logits="last", positions=True),
+    "cache": Form(past=True, positions=True),
+    "cache, equal lengths": Form(past=True),
+    "cache, merged": Form(past=True, positions=True, branch=True),
+    "cache, merged, own batch axis": Form(past=True, positions=True, branch=True, max_batch_size=0),
+    "cache, exact rows": Form(past=True, positions=True, max_batch_size=0, rows=5),
+    "cache, last": Form(past=True, positions=True, logits="last"),
+    "encoder-decoder": Form(encoder_decoder=True),
+    "encoder-decoder, last": Form(encoder_decoder=True, logits="last"),
+    "encoder-decoder, cache": Form(encoder_decoder=True, past=True),
 }
 GREEDY = Sampling(greedy=True, max_tokens=12)
 random = np.random.default_rng(3)
@@ -293,22 +292,12 @@ PROMPTS = [tuple(int(one) for one in random.integers(3, VOCABULARY, random.integ
 async def generator(
     form: Form,
     scheduling: SchedulerSettings = SCHEDULING,
-    predictor: type[TinyPredictor] = TinyPredictor,
     **settings: Any,
 ) -> AsyncIterator[tuple[LogitsGenerator, TinyPredictor]]:
-    made = predictor(form)
+    made = TinyPredictor(form)
     with ThreadPoolExecutor(2) as executor:
-        yield (
-            LogitsGenerator(
-                form.spec,
-                made,
-                vocabulary(),
-                replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **settings}),
-                executor=executor,
-                metrics=Metrics("m"),
-            ),
-            made,
-        )
+        own = replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **settings})
+        yield LogitsGenerator(form.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
 
 
 def vocabulary(size: int = VOCABULARY) -> Any:
@@ -316,12 +305,12 @@ def vocabulary(size: int = VOCABULARY) -> Any:
 
 
 async def write(
-    made: LogitsGenerator, ids: Sequence[int], sampling: Sampling = GREEDY, headers: dict[str, str] | None = None
+    made: LogitsGenerator, ids: Sequence[int], sampling: Sampling = GREEDY
 ) -> tuple[list[int], FinishReason | None, list[TokenScore]]:
     found: list[int] = []
     scores: list[TokenScore] = []
     finish = None
-    async for step in made.generate(Prompt("", tuple(ids)), sampling, Context("id", headers or {})):
+    async for step in made.generate(Prompt("", tuple(ids)), sampling, Context("id", {})):
         found += step.ids
         scores += step.scores
         finish = step.finish
