@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -189,20 +189,17 @@ class CompiledTemplate:
             InvalidInput: it does not take these messages.
             TooLarge: it takes too long for them, or writes too much.
         """
+        parts, size = [], 0
         try:
-            return "".join(_counted(self._template.generate({**variables, BUDGET: time.monotonic() + MOST_SECONDS})))
+            for part in self._template.generate({**variables, BUDGET: time.monotonic() + MOST_SECONDS}):
+                parts.append(part)
+                size += len(part)
+                _check_size(size)
         except OverBudget as exc:
             raise TooLarge(f"messages: the model's chat template is given up: {exc}") from exc
         except TEMPLATE_ERRORS as exc:
             raise InvalidInput(f"messages: the model's chat template does not take them: {_why(exc)}") from exc
-
-
-def _counted(parts: Iterator[str]) -> Iterator[str]:
-    size = 0
-    for part in parts:
-        size += len(part)
-        _check_size(size)
-        yield part
+        return "".join(parts)
 
 
 def _why(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """Sampling: from a request's parameters to Sampling, and from a model's logits to the next token.
 
-``read_sampling`` reads parameters, Processors and ``candidates`` are transformers' logits processors, and Chooser
-chooses the tokens of one sequence. The numerics are for models that give logits; other models choose tokens themselves.
+``read_sampling`` reads parameters. Chooser chooses the tokens of one sequence, by transformers' logits processors, for
+models that give logits; other models choose tokens themselves.
 
 The order is that of ``GenerationMixin._get_logits_processor``: logit_bias, repetition_penalty, presence and frequency
 penalties, min_tokens; then, only where a token is drawn, temperature, top_k, top_p, min_p. Presence and frequency
@@ -203,52 +203,6 @@ def _bias(key: str, value: Json, vocab_size: int) -> tuple[int, float]:
     return int(key), float(value)
 
 
-class Processors:
-    """Applies one sequence's bias, penalties and min_tokens to its logits, before a token is chosen.
-
-    Args:
-        ids: what was there before the first generated token.
-        eos_ids: the tokens that end a text, held back until there are ``sampling.min_tokens``.
-    """
-
-    def __init__(self, sampling: Sampling, ids: Sequence[int], eos_ids: frozenset[int]) -> None:
-        self._sampling = sampling
-        self._repetition = sampling.repetition_penalty != 1
-        self._counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
-        self._bias_ids = np.array(list(sampling.logit_bias), np.int64)
-        self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
-        self._ends = np.array(sorted(eos_ids), np.int64)
-        self._counts = dict.fromkeys(ids if self._repetition else (), 0)
-        """How often each token was generated; 0 for those of the prompt alone."""
-        self._generated = 0
-
-    def add(self, token: int) -> None:
-        """Counts the token that was chosen, before the next call."""
-        self._generated += 1
-        if self._repetition or self._counted:
-            self._counts[token] = self._counts.get(token, 0) + 1
-
-    def __call__(self, logits: Array) -> Array:
-        """The processed logits [V]: themselves if nothing applies, else float32."""
-        sampling = self._sampling
-        held_back = self._generated < sampling.min_tokens and self._ends.size
-        if not (self._repetition or self._counted or self._bias_ids.size or held_back):
-            return logits
-        scores = logits.astype(np.float32)
-        scores[self._bias_ids] += self._biases
-        ids = np.fromiter(self._counts, np.int64, len(self._counts))
-        if self._repetition:  # RepetitionPenaltyLogitsProcessor; arXiv 1909.05858
-            seen, penalty = scores[ids], np.float32(sampling.repetition_penalty)
-            scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
-        if self._counted:  # OpenAI's formula: c[j] * frequency + (c[j] > 0) * presence
-            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-            frequency, presence = np.float32(sampling.frequency_penalty), np.float32(sampling.presence_penalty)
-            scores[ids] -= frequency * counts + presence * (counts > 0)
-        if held_back:
-            scores[self._ends] = -np.inf
-        return scores
-
-
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:
     """The tokens that may be drawn: temperature, top_k, top_p and min_p, in this order.
 
@@ -345,12 +299,19 @@ class Chooser:
     Args:
         sampling: how; a temperature of 0 is greedy too.
         ids: what was there before the first generated token.
-        eos_ids: the tokens that end a text.
+        eos_ids: the tokens that end a text, held back until there are ``sampling.min_tokens``.
     """
 
     def __init__(self, sampling: Sampling, ids: Sequence[int], eos_ids: frozenset[int]) -> None:
         self._sampling = sampling
-        self._processors = Processors(sampling, ids, eos_ids)
+        self._repetition = sampling.repetition_penalty != 1
+        self._counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        self._bias_ids = np.array(list(sampling.logit_bias), np.int64)
+        self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
+        self._ends = np.array(sorted(eos_ids), np.int64)
+        self._counts = dict.fromkeys(ids if self._repetition else (), 0)
+        """How often each token was generated; 0 for those of the prompt alone."""
+        self._generated = 0
         self._random: np.random.Generator | None = None
         if not sampling.greedy and sampling.temperature != 0:
             # Philox takes any 128 bits as its key. A seed may be negative.
@@ -369,12 +330,38 @@ class Chooser:
         Raises:
             PredictorError: they are NaN or infinite.
         """
-        scores = self._processors(logits)
+        scores = self.process(logits)
         if self._random is None:
             token = int(scores.argmax())
             _require_finite(scores[token])
         else:
             token = draw(*candidates(scores, self._sampling), self._random.random())
-        self._processors.add(token)
+        self.add(token)
         wanted = self._sampling.logprobs
         return token, None if wanted is None else score(logits, token, wanted)
+
+    def add(self, token: int) -> None:
+        """Counts a token that was chosen."""
+        self._generated += 1
+        if self._repetition or self._counted:
+            self._counts[token] = self._counts.get(token, 0) + 1
+
+    def process(self, logits: Array) -> Array:
+        """The logits [V] with bias, penalties and min_tokens: themselves if nothing applies, else float32."""
+        sampling = self._sampling
+        held_back = self._generated < sampling.min_tokens and self._ends.size
+        if not (self._repetition or self._counted or self._bias_ids.size or held_back):
+            return logits
+        scores = logits.astype(np.float32)
+        scores[self._bias_ids] += self._biases
+        ids = np.fromiter(self._counts, np.int64, len(self._counts))
+        if self._repetition:  # RepetitionPenaltyLogitsProcessor; arXiv 1909.05858
+            seen, penalty = scores[ids], np.float32(sampling.repetition_penalty)
+            scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
+        if self._counted:  # OpenAI's formula: c[j] * frequency + (c[j] > 0) * presence
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            frequency, presence = np.float32(sampling.frequency_penalty), np.float32(sampling.presence_penalty)
+            scores[ids] -= frequency * counts + presence * (counts > 0)
+        if held_back:
+            scores[self._ends] = -np.inf
+        return scores

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError
-from hf_transformer.generation.sampling import BLOCK, LARGE, Chooser, Processors, candidates, draw
+from hf_transformer.generation.sampling import BLOCK, LARGE, Chooser, candidates, draw
 from hf_transformer.generation.types import Sampling
 from hf_transformer.types import Array
 
@@ -30,10 +30,10 @@ def sampling_of(case: dict[str, Any]) -> Sampling:
 
 
 def processed(case: dict[str, Any]) -> Array:
-    processors = Processors(sampling_of(case), case["prompt"], EOS_IDS)
+    chooser = Chooser(sampling_of(case), case["prompt"], EOS_IDS)
     for token in case["generated"]:
-        processors.add(token)
-    return processors(logits_of(case))
+        chooser.add(token)
+    return chooser.process(logits_of(case))
 
 
 def logits_of(case: dict[str, Any]) -> Array:
@@ -74,13 +74,13 @@ def test_as_transformers(case: dict[str, Any]) -> None:
 
 def test_presence_and_frequency_count_what_was_generated() -> None:
     # OpenAI's formula: mu[j] - c[j] * frequency - (c[j] > 0) * presence. Token 4 is in the prompt alone.
-    processors = Processors(Sampling(presence_penalty=0.5, frequency_penalty=0.25), [4, 1], frozenset())
+    chooser = Chooser(Sampling(presence_penalty=0.5, frequency_penalty=0.25), [4, 1], frozenset())
     for token in (1, 2, 2, 2):
-        processors.add(token)
-    assert processors(np.zeros(6, np.float32)).tolist() == [0, -0.75, -1.25, 0, 0, 0]
-    negative = Processors(Sampling(presence_penalty=-1.0), [], frozenset())
+        chooser.add(token)
+    assert chooser.process(np.zeros(6, np.float32)).tolist() == [0, -0.75, -1.25, 0, 0, 0]
+    negative = Chooser(Sampling(presence_penalty=-1.0), [], frozenset())
     negative.add(3)
-    assert negative(np.zeros(5, np.float32)).tolist() == [0, 0, 0, 1, 0]
+    assert negative.process(np.zeros(5, np.float32)).tolist() == [0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -90,7 +90,7 @@ def test_logits_are_never_changed(dtype: Any) -> None:
     how = Sampling(
         temperature=0.5, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=2.0, presence_penalty=1.0, min_tokens=3
     )
-    candidates(Processors(how, [1, 2], EOS_IDS)(logits), how)
+    candidates(Chooser(how, [1, 2], EOS_IDS).process(logits), how)
     assert np.array_equal(logits, np.linspace(-3, 3, 20).astype(dtype))
 
 
