@@ -18,7 +18,6 @@ from hf_transformer.api.body import USUAL_TYPES, parse_json, to_utf8
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import GeneratePipeline
 from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
-from hf_transformer.generation.chat import ChatTemplate
 from hf_transformer.generation.stream import Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
@@ -42,6 +41,7 @@ from hf_transformer.types import (
 
 if TYPE_CHECKING:
     from hf_transformer.api.streaming import OpenStreams
+    from hf_transformer.generation.chat import ChatTemplate  # it imports Jinja
     from hf_transformer.observability.tracing import Tracing  # OpenTelemetry is an extra
 
 logger = logging.getLogger(__name__)

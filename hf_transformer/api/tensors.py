@@ -28,7 +28,8 @@ from hf_transformer.api.generate import (
 )
 from hf_transformer.api.streaming import STREAM, one_answer, wants_stream
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.task import STOP, TextGeneration
+from hf_transformer.generation.sampling import STOP
+from hf_transformer.generation.task import TextGeneration
 from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.tasks.base import Servable
 from hf_transformer.tasks.tensors import OUTPUT, read_instances

@@ -125,7 +125,7 @@ def _served_model(
         check_seconds=config.predictor_check_seconds,
         latency_log=latency_log,
         board=board,
-        chat_template=None if parts.generation is None else parts.generation.chat_template,
+        chat_template=parts.chat_template,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_transformer.config.options import Config
 from hf_transformer.core.batch import EncodingForm, Filling, widths_of
@@ -28,7 +28,7 @@ from hf_transformer.core.scheduler import (
     SchedulerSettings,
 )
 from hf_transformer.errors import ConfigError
-from hf_transformer.generation.build import GenerationParts, load_generation_parts, make_generator
+from hf_transformer.generation.build import generator_settings, make_generator
 from hf_transformer.generation.cache import CacheBudget
 from hf_transformer.generation.inputs import FIELDS
 from hf_transformer.generation.pipeline import GenerationPipeline
@@ -54,6 +54,9 @@ from hf_transformer.tokenizer.sentence_transformers import read_activation, read
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Context, Json, ModelSpec, TextInput
 
+if TYPE_CHECKING:
+    from hf_transformer.generation.chat import ChatTemplate
+
 logger = logging.getLogger(__name__)
 texts_logger = logging.getLogger("hf_transformer.requests")
 
@@ -63,11 +66,13 @@ LogTexts = Callable[[Sequence[TextInput], Context], None]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is loaded from the model's files before anything is served; ``generation`` for a model that generates."""
+    """What is loaded from the model's files before anything is served; ``generation`` for a model that generates, and
+    ``chat_template`` where it has one."""
 
     tokenizer: Tokenizer
     task: Servable
-    generation: GenerationParts | None = None
+    generation: GeneratorSettings | None = None
+    chat_template: ChatTemplate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +153,15 @@ def load_parts(config: Config) -> Parts:
     made = task(settings)
     for flag in flags_without_effect(task.name, settings):
         logger.warning("%s has no effect for %s", flag, task.name)
-    generation = None
     if isinstance(made, TextGeneration):
-        generation = load_generation_parts(files, tokenizer, config.chat_template)
-    elif config.chat_template is not None:
+        from hf_transformer.generation.chat import load_chat_template  # with Jinja, which no predictive model needs
+
+        generation = _generator_settings(config, files, tokenizer)
+        template = load_chat_template(files.tokenizer_folder, config.chat_template, tokenizer.special_tokens)
+        return Parts(tokenizer, made, generation, template)
+    if config.chat_template is not None:
         logger.warning("--chat_template has no effect for %s", task.name)
-    return Parts(tokenizer, made, generation)
+    return Parts(tokenizer, made)
 
 
 def _task_settings(
@@ -185,6 +193,20 @@ def _task_settings(
             return_full_text=config.return_full_text,
             max_new_tokens=config.max_new_tokens,
         ),
+    )
+
+
+def _generator_settings(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> GeneratorSettings:
+    """All but the ``scheduling`` of the predictor's own model."""
+    return generator_settings(
+        files,
+        tokenizer,
+        interface=config.generation_interface,
+        input_names=config.tensor_input_names or (),
+        output_names=config.tensor_output_names or (),
+        pad_to_multiple_of=config.pad_to_multiple_of,
+        scheduling=scheduler_settings(config, 1, STEP_OUTPUT_BYTES),
+        caches=CacheBudget(config.max_cache_bytes),
     )
 
 
@@ -242,8 +264,7 @@ def pipeline_builder(
         return partial(_build_pipeline, common, task)
     if not isinstance(task, TextGeneration) or parts.generation is None:
         raise AssertionError(f"{task.name} neither predicts nor generates")
-    settings_of = _generator_settings(config, parts.generation, parts.tokenizer, places)
-    return partial(_build_generation, common, task, settings_of)
+    return partial(_build_generation, common, task, parts.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +312,10 @@ def _build_pipeline(common: _Common, task: Task[Any, Any, Any], spec: ModelSpec)
 
 
 def _build_generation(
-    common: _Common, task: TextGeneration, settings_of: Callable[..., GeneratorSettings], spec: ModelSpec
+    common: _Common, task: TextGeneration, generation: GeneratorSettings, spec: ModelSpec
 ) -> GenerationPipeline:
     config, tokenizer = common.config, common.tokenizer
-    settings = settings_of(scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
+    settings = replace(generation, scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
     generator = make_generator(
         spec, common.predictor, tokenizer, settings, executor=common.executor, metrics=common.metrics
     )
@@ -340,26 +361,6 @@ def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tupl
             ],
         )
     return reader, signature
-
-
-def _generator_settings(
-    config: Config, parts: GenerationParts, tokenizer: Tokenizer, places: ConcurrencyLimit
-) -> Callable[..., GeneratorSettings]:
-    """All but ``scheduling``."""
-    return partial(
-        GeneratorSettings,
-        model_config=parts.model_config,
-        eos_ids=parts.eos_ids,
-        pad_id=parts.pad_id,
-        decoder_start_ids=parts.decoder_start_ids,
-        max_length=tokenizer.max_length,
-        interface=config.generation_interface,
-        input_names=config.tensor_input_names or (),
-        output_names=config.tensor_output_names or (),
-        pad_to_multiple_of=config.pad_to_multiple_of,
-        places=places,
-        caches=CacheBudget(config.max_cache_bytes),
-    )
 
 
 def _sampling_problems(config: Config, task: TextGeneration, generator: Generator) -> list[str]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import LoadError
-from hf_transformer.generation.chat import ChatTemplate, load_chat_template
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.text import TEXT_INPUT, TEXT_OUTPUTS, TextGenerator
 from hf_transformer.generation.tokens import IDS, OUTPUT, TokenGenerator
@@ -31,25 +29,12 @@ MOST_IDS = 2**31
 _NAMES = ("eos_token_id", "pad_token_id", "decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationParts:
-    """What generation needs of the model's files beside tokenizer and task; see GeneratorSettings for the ids.
-    ``chat_template`` is None for a model that has none."""
-
-    model_config: Mapping[str, Any]
-    eos_ids: frozenset[int]
-    pad_id: int
-    decoder_start_ids: tuple[int, ...]
-    chat_template: ChatTemplate | None
-
-
-def load_generation_parts(files: ModelFiles, tokenizer: Tokenizer, chat_template: str | None) -> GenerationParts:
-    """Reads generation_config.json where there is one, as transformers does, else config.json.
-
-    Only the ids of generation_config.json count: sampling is up to requests and to the service's flags.
+def generator_settings(files: ModelFiles, tokenizer: Tokenizer, **flags: Any) -> GeneratorSettings:
+    """Reads the ids in generation_config.json where there is one, as transformers does, else in config.json. Nothing
+    else in it counts: sampling is up to requests and to the service's flags.
 
     Args:
-        chat_template: --chat_template.
+        flags: the other fields of GeneratorSettings.
 
     Raises:
         LoadError: an id is not valid, or an encoder-decoder has none that its decoder could begin with.
@@ -57,12 +42,13 @@ def load_generation_parts(files: ModelFiles, tokenizer: Tokenizer, chat_template
     own = read_json(files.model_folder / "generation_config.json", required=False)
     given = {name: own[name] if name in own else files.config.get(name) for name in _NAMES}
     pad = [] if given["pad_token_id"] == -1 else _ids(given, "pad_token_id")  # -1 is none in the first LLaMAs
-    return GenerationParts(
+    return GeneratorSettings(
         model_config=files.config,
         eos_ids=frozenset(_ids(given, "eos_token_id")),
         pad_id=pad[0] if pad else tokenizer.pad_id,
         decoder_start_ids=_decoder_start(given) if files.config.get("is_encoder_decoder") else (),
-        chat_template=load_chat_template(files.tokenizer_folder, chat_template, tokenizer.special_tokens),
+        max_length=tokenizer.max_length,
+        **flags,
     )
 
 

@@ -11,7 +11,8 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ BYTES_PER_COST = 1000
 """Bytes that are copied in the time of one unit of the scheduler's INLINE_COST."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheTensor:
     """One tensor that a model takes (``past``) and returns (``present``).
 
@@ -36,11 +37,11 @@ class CacheTensor:
     datatype: str
     shape: tuple[int, ...]
     source: bool = False
-    before: tuple[slice, ...] = field(init=False, repr=False)
-    """The index of the axes before that of the tokens, computed once: every sequence needs it in each step."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "before", (slice(None),) * self.shape.index(-1))
+    @cached_property
+    def before(self) -> tuple[slice, ...]:
+        """The index of the axes before that of the tokens."""
+        return (slice(None),) * self.shape.index(-1)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -1,28 +1,222 @@
-"""Chats to prompts, by the model's own template.
+"""Chats to prompts, by the model's own template, in a sandbox as transformers sets it up.
 
-It is looked for in this order: --chat_template, chat_template.jinja with additional_chat_templates/*.jinja,
-chat_template in tokenizer_config.json (one, or several with names), chat_template.json. Of several, tool_use is for
-chats with tools where there is one, and default for all others. Templates run in chat_sandbox.py.
+A template is looked for in this order: --chat_template, chat_template.jinja with
+additional_chat_templates/*.jinja, chat_template in tokenizer_config.json (one, or several with names),
+chat_template.json. Of several, tool_use is for chats with tools, and default for all others.
+
+It comes with a model and may be anybody's. It reaches no files and no modules, and sees JSON values alone. Its loops
+and calls look at the clock, and its output is counted.
+
+Source: transformers 5.23, utils/chat_template_utils.py. Only a service that generates imports this module, and Jinja
+with it.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from hf_transformer.errors import InvalidInput, LoadError
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.sandbox
+import jinja2.utils
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+
+from hf_transformer.errors import InvalidInput, LoadError, TooLarge
 from hf_transformer.tasks.base import describe
 from hf_transformer.tokenizer.files import read_json
 from hf_transformer.types import Json
 
-if TYPE_CHECKING:
-    from hf_transformer.generation.chat_sandbox import CompiledTemplate
-
 DEFAULT, TOOL_USE = "default", "tool_use"
-
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message has the model's thoughts; templates read the first, some the second."""
+
+MOST_SECONDS = 5.0
+"""A template that takes longer is stopped; a usual one takes a millisecond for a long chat."""
+MOST_CHARACTERS = 10_000_000
+"""Of all output of a template, and of a value that it makes."""
+BUDGET = " budget"
+"""The name of the deadline among a template's variables: with a space in it, no template can read it."""
+PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+"""Methods of a string that make one of any length."""
+TEMPLATE_ERRORS = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
+    *(TypeError, ValueError, RecursionError),
+)
+"""How a template ends that does not get the messages that it expects."""
+
+
+class OverBudget(Exception):
+    """A template has taken too long, or made too much."""
+
+
+# The sandbox
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """The tag {% generation %}, which marks the assistant's words for training. Here its content counts alone."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A scope of its own, as in transformers: variables that are set within are not seen outside.
+        return nodes.Scope(body).set_lineno(line)
+
+
+class Namespace(jinja2.utils.Namespace):
+    """Jinja's own, without names that begin with an underscore, as in transformers."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace can't have the name {name!r}")
+        super().__setitem__(name, value)
+
+
+def _namespace(*args: Any, **kwargs: Any) -> Namespace:
+    made = Namespace()
+    for name, value in dict(*args, **kwargs).items():
+        made[name] = value
+    return made
+
+
+class Dict:
+    """The type dict, as far as templates need it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox: no value can be changed, and each call and each turn of a loop looks at the budget."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+            "dict": Dict(),
+            "namespace": _namespace,
+        }
+
+    def turn(self) -> str:
+        """Each turn of a loop calls this, so that ``call`` sees it."""
+        return ""
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if time.monotonic() > __context[BUDGET]:
+            raise OverBudget(f"it takes longer than {MOST_SECONDS:g} s")
+        if __obj == __self.turn:
+            return ""
+        if getattr(__obj, "__name__", "") in PADDING:
+            _check_size(max((value for value in args if isinstance(value, int)), default=0))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            _check_size(max(abs(value) for value in (left, right) if isinstance(value, int | float)))
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, str | list | tuple) and isinstance(other, int):
+                _check_size(len(one) * other)
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_size(size: float) -> None:
+    if size > MOST_CHARACTERS:
+        raise OverBudget(f"it makes more than {MOST_CHARACTERS} characters")
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _to_json(
+    value: Json,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Not Jinja's own, which escapes the characters of HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class CompiledTemplate:
+    """One template, ready to run; threads may share it.
+
+    Attributes: ``names``, the variables that it reads; ``wants_parts``, whether it goes through a message's content
+    part by part and does not know contents that are strings.
+
+    Raises:
+        LoadError: it is no Jinja.
+    """
+
+    def __init__(self, environment: ChatEnvironment, text: str, where: str) -> None:
+        try:
+            tree = environment.parse(text)
+            self.names = jinja2.meta.find_undeclared_variables(tree)
+            loops = list(tree.find_all(nodes.For))
+            self.wants_parts = any(_reads_content(loop.iter) for loop in loops) and not any(
+                test.name == "string" for test in tree.find_all(nodes.Test)
+            )
+            for loop in loops:
+                turn = nodes.Call(nodes.EnvironmentAttribute("turn"), [], [], None, None)
+                loop.body.insert(0, nodes.ExprStmt(turn).set_lineno(loop.lineno))
+            code = environment.compile(tree)
+        except jinja2.TemplateSyntaxError as exc:
+            raise LoadError(f"{where}: the chat template is no valid Jinja, line {exc.lineno}: {exc.message}") from exc
+        self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
+
+    def render(self, variables: Mapping[str, Json]) -> str:
+        """The template's output.
+
+        Raises:
+            InvalidInput: it does not take these messages.
+            TooLarge: it takes too long for them, or writes too much.
+        """
+        parts, size = [], 0
+        try:
+            for part in self._template.generate({**variables, BUDGET: time.monotonic() + MOST_SECONDS}):
+                parts.append(part)
+                size += len(part)
+                _check_size(size)
+        except OverBudget as exc:
+            raise TooLarge(f"messages: the model's chat template is given up: {exc}") from exc
+        except TEMPLATE_ERRORS as exc:
+            raise InvalidInput(f"messages: the model's chat template does not take them: {_why(exc)}") from exc
+        return "".join(parts)
+
+
+def _why(error: Exception) -> str:
+    """The template's own words where it refuses; else the kind of error, since its text may quote a message."""
+    if type(error) is jinja2.TemplateError:
+        return str(error)[:300]
+    return "it needs something that they lack" if isinstance(error, jinja2.UndefinedError) else type(error).__name__
+
+
+def _reads_content(node: nodes.Node) -> bool:
+    """Whether an expression is a message's content."""
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+
+# Templates of a model
 
 
 class ChatTemplate:
@@ -48,20 +242,18 @@ class ChatTemplate:
     ) -> str:
         """The prompt: special tokens are in it, so the tokenizer must not add any.
 
-        For a long chat it may take milliseconds, and belongs in a thread. ``more`` are further variables for the
-        template.
+        For a long chat it may take milliseconds, and belongs in a thread. Contents are strings, and no field is null.
+        ``more`` are further variables for the template.
 
         Raises:
             InvalidInput: the messages are not what the template takes; it may have conditions of its own.
             TooLarge: the template takes too long for them, or writes too much.
         """
-        if not messages:
-            raise InvalidInput("messages: expected at least one, got none")
         template = self._choose(with_tools=tools is not None)
         variables = {
             **self._special_tokens,
             **more,
-            "messages": [self._message(one, index, template.wants_parts) for index, one in enumerate(messages)],
+            "messages": [_with_aliases(one, template.wants_parts) for one in messages],
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
@@ -73,37 +265,16 @@ class ChatTemplate:
             return self._templates[TOOL_USE]
         return self._templates.get(DEFAULT) or next(iter(self._templates.values()))
 
-    def _message(self, given: Mapping[str, Json], index: int, in_parts: bool) -> dict[str, Json]:
-        """A message without fields that are null, its content in the form that the template wants."""
-        if not isinstance(given, Mapping):
-            raise InvalidInput(f"messages[{index}]: expected an object, got {describe(given)}")
-        message = {name: value for name, value in given.items() if value is not None}
-        reasoning = next((message[name] for name in REASONING if name in message), None)
-        if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        if "content" in message:
-            text = read_content(message["content"], f"messages[{index}].content")
-            message["content"] = [{"type": "text", "text": text}] if in_parts else text
-        return message
 
-
-def read_content(content: Json, where: str) -> str:
-    """The text of a message, which may come in parts. Raises InvalidInput for any part that is not text."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        raise InvalidInput(f"{where}: expected a string or a list of parts, got {describe(content)}")
-    texts = []
-    for number, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else None
-            got = f"one of type {kind[:40]!r}" if isinstance(kind, str) and kind != "text" else describe(part)
-            raise InvalidInput(
-                f'{where}[{number}]: expected a part {{"type": "text", "text": string}}, got {got}; '
-                "the model reads text alone"
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
+def _with_aliases(given: Mapping[str, Json], in_parts: bool) -> dict[str, Json]:
+    """A message with its thoughts under each name, and its content in the form that the template wants."""
+    message = dict(given)
+    reasoning = next((message[name] for name in REASONING if name in message), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if in_parts and "content" in message:
+        message["content"] = [{"type": "text", "text": message["content"]}]
+    return message
 
 
 def load_chat_template(
@@ -121,19 +292,13 @@ def load_chat_template(
     found = _overriding(override) if override else _in_folder(Path(folder))
     if not found:
         return None
-    # Here, since a model without a template needs no Jinja.
-    from hf_transformer.generation.chat_sandbox import ChatEnvironment, CompiledTemplate
-
     environment = ChatEnvironment()
     compiled = {name: CompiledTemplate(environment, text, where) for name, (text, where) in found.items()}
     return ChatTemplate(compiled, special_tokens or {})
 
 
-Found = dict[str, tuple[str, str]]
-"""By name: the template, and where it comes from."""
-
-
-def _overriding(given: str) -> Found:
+def _overriding(given: str) -> dict[str, tuple[str, str]]:
+    """By name: the template, and where it comes from."""
     path = Path(given)
     try:
         is_file = path.is_file()
@@ -148,8 +313,8 @@ def _overriding(given: str) -> Found:
     raise LoadError(f"--chat_template: expected a file or a Jinja template, and there is no file {given!r:.200}")
 
 
-def _in_folder(folder: Path) -> Found:
-    found: Found = {}
+def _in_folder(folder: Path) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
     if (single := folder / "chat_template.jinja").is_file():
         found[DEFAULT] = _read(single), str(single)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
@@ -163,7 +328,7 @@ def _in_folder(folder: Path) -> Found:
     return found
 
 
-def _named(given: Json, where: str) -> Found:
+def _named(given: Json, where: str) -> dict[str, tuple[str, str]]:
     """One template, or a list of {"name", "template"}, or an object with a template per name."""
     if isinstance(given, str):
         return {DEFAULT: (given, where)}

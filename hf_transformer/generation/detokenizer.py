@@ -8,9 +8,9 @@ selector is a character of its own here: the one before it is not kept waiting, 
 from __future__ import annotations
 
 import codecs
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import cache
+from typing import Final, TypeAlias
 
 from hf_transformer.errors import PredictorError
 from hf_transformer.generation.stops import Replacing
@@ -41,35 +41,18 @@ def byte_alphabet() -> Mapping[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-class Detokenizer(ABC):
-    """The text of one continuation, as its tokens come."""
-
-    @abstractmethod
-    def push(self, number: int) -> str:
-        """What is certain now, with one more id."""
-
-    @abstractmethod
-    def flush(self) -> str:
-        """What is left at the end; half a character becomes U+FFFD, as in ``decode``."""
-
-    @property
-    @abstractmethod
-    def held(self) -> int:
-        """Characters that are held back; those that are not whole yet are one."""
-
-
 class Vocabulary:
     """What a tokenizer's tokens stand for, looked up once each; all texts of a model share it. Of one event loop."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._alphabet = byte_alphabet()
-        self._special: dict[int, bool] = {}
-        self._bytes: dict[int, bytes] = {}
-        self._whole: dict[int, str | None] = {}
-        self._single: dict[int, int | None] = {}
-        self._shown: dict[int, tuple[str, bytes]] = {}
         self._plain = tokenizer.first_token_id("a")
+        self.is_special = cache(self._is_special)
+        self.byte_string = cache(self._byte_string)
+        self.whole_text = cache(self._whole_text)
+        self.single_byte = cache(self._single_byte)
+        self.show = cache(self._show)
 
     def continue_text(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for what follows after the ids of a prompt, or of a text of its own without them."""
@@ -87,68 +70,46 @@ class Vocabulary:
         made = Bytes(self, context) if byte_level else Window(self, context)
         return Cleaned(made) if self.tokenizer.cleans_up else made
 
-    def is_special(self, number: int) -> bool:
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special ones left out."""
+        return self.tokenizer.decode_unclean(ids, True)
+
+    def _is_special(self, number: int) -> bool:
         """Whether a token is left out of a text, as special ones are, and ids that models have and tokenizers do not.
 
         Raises:
             PredictorError: it can be no token's id at all.
         """
-        found = self._special.get(number)
-        if found is None:
-            if not 0 <= number < 2**31:
-                raise PredictorError(f"the predictor gave {number} as a token's id")
-            decode = self.tokenizer.decode_unclean
-            known = self.tokenizer.id_to_token(number) is not None
-            found = not known or (not decode((number,), True) and bool(decode((number,), False)))
-            self._special[number] = found
-        return found
+        if not 0 <= number < 2**31:
+            raise PredictorError(f"the predictor gave {number} as a token's id")
+        if self.tokenizer.id_to_token(number) is None:
+            return True
+        decode = self.tokenizer.decode_unclean
+        return not decode((number,), True) and bool(decode((number,), False))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, special ones left out."""
-        return self.tokenizer.decode_unclean(ids, True)
-
-    def byte_string(self, number: int) -> bytes:
-        """The bytes of a byte-level token, of a special one none."""
-        found = self._bytes.get(number)
-        if found is None:
-            token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
-            found = self._bytes[number] = self._from_alphabet(token)
-        return found
-
-    def whole_text(self, number: int) -> str | None:
-        """The text of a byte-level token, None if it begins or ends within a character."""
-        if number in self._whole:
-            return self._whole[number]
-        try:
-            text: str | None = self.byte_string(number).decode()
-        except UnicodeDecodeError:
-            text = None
-        self._whole[number] = text
-        return text
-
-    def _from_alphabet(self, token: str) -> bytes:
-        """As the library's decoder reads a token: one that is not of the alphabet alone is plain text."""
+    def _byte_string(self, number: int) -> bytes:
+        """The bytes of a byte-level token, of a special one none. As in the library's decoder, a token that is not of
+        the alphabet alone is plain text."""
+        token = "" if self.is_special(number) else self.tokenizer.id_to_token(number) or ""
         places = [self._alphabet.get(character) for character in token]
         return token.encode() if None in places else bytes(place for place in places if place is not None)
 
-    def single_byte(self, number: int) -> int | None:
-        """The byte that a token of byte fallback (``<0xE2>``) stands for, None for any other token."""
-        if number in self._single:
-            return self._single[number]
-        token, byte = self.tokenizer.id_to_token(number) or "", None
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">") and self.decode((number,)) != token:
-            byte = int(token[3:5], 16)
-        self._single[number] = byte
-        return byte
+    def _whole_text(self, number: int) -> str | None:
+        """The text of a byte-level token, None if it begins or ends within a character."""
+        try:
+            return self.byte_string(number).decode()
+        except UnicodeDecodeError:
+            return None
 
-    def show(self, number: int) -> tuple[str, bytes]:
-        """A token by itself, with the space before it, as text and as bytes, which may be part of a character."""
-        found = self._shown.get(number)
-        if found is None:
-            found = self._shown[number] = self._show(number)
-        return found
+    def _single_byte(self, number: int) -> int | None:
+        """The byte that a token of byte fallback (``<0xE2>``) stands for, None for any other token."""
+        token = self.tokenizer.id_to_token(number) or ""
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">") and self.decode((number,)) != token:
+            return int(token[3:5], 16)
+        return None
 
     def _show(self, number: int) -> tuple[str, bytes]:
+        """A token by itself, with the space before it, as text and as bytes, which may be part of a character."""
         if self.is_special(number):
             text = self.tokenizer.id_to_token(number) or ""
             return text, text.encode()
@@ -162,7 +123,12 @@ class Vocabulary:
         return text, text.encode()
 
 
-class Bytes(Detokenizer):
+# A detokenizer has the text of one continuation, as its tokens come: ``push`` gives what is certain with one more id,
+# ``flush`` what is left at the end (half a character becomes U+FFFD, as in ``decode``). ``held`` counts the characters
+# that are held back; one that is not whole yet counts as one.
+
+
+class Bytes:
     """For byte-level BPE: the tokens' bytes, joined, are the text; what is invalid becomes U+FFFD."""
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int]) -> None:
@@ -192,7 +158,7 @@ class Bytes(Detokenizer):
         return text
 
 
-class Window(Detokenizer):
+class Window:
     """For all other tokenizers: the last few tokens are decoded with and without what is new.
 
     Tokens of byte fallback are put together here, as soon as they are a character. (The library takes a whole row of
@@ -265,10 +231,10 @@ class Window(Detokenizer):
         del self._byte_ids[:count], self._bytes[:count]
 
 
-class Cleaned(Detokenizer):
+class Cleaned:
     """What another one gives, without the spaces that clean_up_tokenization_spaces removes."""
 
-    def __init__(self, inner: Detokenizer) -> None:
+    def __init__(self, inner: Bytes | Window) -> None:
         self._inner = inner
         self._passes = [Replacing(old, new) for old, new in CLEAN_UP]
 
@@ -288,3 +254,6 @@ class Cleaned(Detokenizer):
     @property
     def held(self) -> int:
         return self._inner.held + sum([one.held for one in self._passes])
+
+
+Detokenizer: TypeAlias = Bytes | Window | Cleaned

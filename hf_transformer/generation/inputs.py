@@ -1,4 +1,5 @@
-"""The inputs of token and text models, filled from a request's sampling by the names of Triton's backends.
+"""What token and text models share: their inputs, filled from a request's sampling by the names of Triton's backends,
+and one call for a whole text.
 
 A model is refused at the start if an input can't hold its values: whole numbers need 32 bits at least.
 """
@@ -7,19 +8,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from hf_transformer.generation.types import Sampling
+from hf_transformer.generation.types import Generator, Sampling
 from hf_transformer.predictor.base import Predictor
-from hf_transformer.types import NUMPY_DTYPES, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import NUMPY_DTYPES, Context, ModelSpec, Tensor, TensorSpec
 
-Kind = Literal["whole", "float", "flag", "text"]
+Kind = Literal["whole", "signed", "float", "flag", "text"]
 WHOLE: Final = ("INT32", "INT64", "UINT32", "UINT64")
 DATATYPES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "whole": WHOLE,
+    "signed": ("INT32", "INT64"),
     "float": ("FP32", "FP64", "FP16", "BF16"),
     "flag": ("BOOL", *WHOLE),
     "text": ("BYTES",),
@@ -66,10 +68,11 @@ CONSTANT: Final[Mapping[str, Any]] = {
     "stop_words": "",
     "bad_words": "",
 }
-"""The values of inputs that depend on no request: one text, and no words. A model whose input is optional gets them
-only from STREAMING and exclude_input_in_output."""
+"""The values of inputs that depend on no request: one text, and no words."""
 STREAMING: Final = ("streaming", "stream")
 """True for a decoupled model."""
+EVEN_IF_OPTIONAL: Final = (*STREAMING, "exclude_input_in_output")
+"""Of these, those that a model gets even where it does not require them."""
 
 _NEUTRAL: Final = Sampling()
 _ALWAYS_SENT: Final = frozenset({"max_tokens", "temperature", "top_k", "top_p"})
@@ -92,10 +95,6 @@ class ModelInput:
     def takes_any_number(self) -> bool:
         """Whether it may have any number of elements."""
         return self._fixed == 1 and bool(self._free)
-
-    @property
-    def is_signed(self) -> bool:
-        return self.datatype in ("INT32", "INT64")
 
     def fits(self, count: int) -> bool:
         """Whether it can have so many elements."""
@@ -122,76 +121,75 @@ class ModelInput:
         usual = "TYPE_STRING" if kind == "text" else DATATYPES[kind][0]
         return [f"Its input {self.name!r} is {self.datatype}; export it as {usual}."]
 
-    def sign_problems(self, meaning: str) -> list[str]:
-        """Why it can't hold -1, which has this meaning; else nothing."""
-        if self.is_signed:
-            return []
-        return [f"Its input {self.name!r} is {self.datatype}, which can't hold -1, {meaning}; export it as INT32."]
 
-
-class ModelInputs:
-    """All inputs of a model: those that a request's sampling fills, and those with the same value for all requests.
+class TensorGenerator(Generator):
+    """A model that chooses the tokens itself, and is asked for a whole text in one call.
 
     Args:
-        own: the names of those that the caller fills.
+        own: the names of the inputs that the subclass fills. A request's sampling fills others by FIELDS, and CONSTANT
+            has those with the same value for all requests.
         end: the value of end_id unless the end is to be ignored; None leaves it to the model.
-
-    Attributes: ``by_name`` has them all, ``problems`` a sentence for each that does not fit.
     """
 
-    def __init__(self, spec: ModelSpec, own: Collection[str], *, end: int | None) -> None:
-        self.by_name = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
-        named = {field: next((name for name in names if name in self.by_name), "") for field, names in FIELDS.items()}
-        self._fields = {field: self.by_name[name] for field, name in named.items() if name and name not in own}
-        self._end = self.by_name.get(END)
+    def __init__(self, spec: ModelSpec, predictor: Predictor, own: Collection[str], *, end: int | None) -> None:
+        self._spec = spec
+        self._predictor = predictor
+        self._decoupled = spec.decoupled
+        self._inputs = inputs = {one.name: ModelInput(one, bool(spec.max_batch_size)) for one in spec.inputs}
+        named = {field: next((name for name in names if name in inputs), "") for field, names in FIELDS.items()}
+        self._fields = {field: inputs[name] for field, name in named.items() if name and name not in own}
+        self._end = inputs.get(END)
         self._end_id = end
         self._constant: list[Tensor] = []
-        self.problems: list[str] = []
+        self._problems_of_inputs: list[str] = []
         filled = {*own, END, *(one.name for one in self._fields.values())}
-        for name, one in self.by_name.items():
+        for name, one in inputs.items():
             if name in CONSTANT and name not in own:
-                self._add_constant(one, spec.decoupled if name in STREAMING else CONSTANT[name])
+                if not one.optional or name in EVEN_IF_OPTIONAL:
+                    self._add_constant(one, spec.decoupled if name in STREAMING else CONSTANT[name])
             elif name not in filled and not one.optional:
-                self.problems.append(f"It requires the input {name!r}, which nothing here fills: mark it optional.")
+                problem = f"It requires the input {name!r}, which nothing here fills: mark it optional."
+                self._problems_of_inputs.append(problem)
         for field, one in self._fields.items():
-            self.problems += one.problems(KINDS[field])
+            self._problems_of_inputs += one.problems(KINDS[field])
+        self.honours = frozenset(self._fields)
+        if self.honours & {"top_k", "top_p"}:  # a top_k of 1, or a top_p of 0
+            self.honours |= {"greedy"}
         if self._end is not None:
-            self.problems += self._end.problems("whole") or self._end_problems(self._end)
+            may_be_none = end == NO_END or (end is None and not self._end.optional)
+            self._problems_of_inputs += self._end.problems("signed" if may_be_none else "whole")
+            if self._end.datatype in DATATYPES["signed"]:
+                self.honours |= {"ignore_eos"}
 
     def _add_constant(self, one: ModelInput, value: Any) -> None:
-        if one.optional and one.name not in (*STREAMING, "exclude_input_in_output"):
-            return
-        if value is NO_WORDS:
-            problems = one.problems("whole", len(NO_WORDS)) or one.sign_problems("the mark of no words")
-        else:
-            kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
-            problems = one.problems(kind)
-        self.problems += problems
+        kind: Kind = "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "whole"
+        problems = one.problems("signed", len(value)) if value is NO_WORDS else one.problems(kind)
+        self._problems_of_inputs += problems
         if not problems:
             self._constant.append(one.tensor(value))
 
-    def _end_problems(self, one: ModelInput) -> list[str]:
-        needs_none = self._end_id == NO_END or (self._end_id is None and not one.optional)
-        return one.sign_problems("the mark of no end") if needs_none else []
+    def _shared_problems(self, outputs: Collection[str]) -> list[str]:
+        """The reasons why the inputs don't fit, in a sentence each, or why they and ``outputs`` can't be streamed as
+        JSON, as over REST."""
+        problems, spec = [*self._problems_of_inputs], self._spec
+        used = {END, *outputs, *(one.name for one in self._fields.values()), *(one.name for one in self._constant)}
+        if spec.decoupled and self._predictor.streams_json:
+            problems += [
+                f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
+                "--predictor_protocol=grpc-v2."
+                for one in (*spec.inputs, *spec.outputs)
+                if one.name in used and one.datatype in ("FP16", "BF16")
+            ]
+        return problems
 
     @property
-    def filled(self) -> frozenset[str]:
-        """The names of the inputs that get a value here, always or for some requests."""
-        names = {one.name for one in self._fields.values()} | {one.name for one in self._constant}
-        return frozenset(names if self._end is None else {*names, END})
+    def _tensors_it_has(self) -> str:
+        """Its inputs and outputs, for messages."""
+        inputs, outputs = (", ".join(one.name for one in side) for side in (self._spec.inputs, self._spec.outputs))
+        return f"{inputs or 'none'} and {outputs or 'none'}"
 
-    @property
-    def honours(self) -> frozenset[str]:
-        """The fields of Sampling that have an input; greedy is a top_k of 1, or a top_p of 0."""
-        found = set(self._fields)
-        if found & {"top_k", "top_p"}:
-            found.add("greedy")
-        if self._end is not None and self._end.is_signed:
-            found.add("ignore_eos")
-        return frozenset(found)
-
-    def tensors(self, sampling: Sampling) -> list[Tensor]:
-        """The tensors for one request.
+    def _sampled(self, sampling: Sampling) -> list[Tensor]:
+        """The tensors for one request, but for the subclass's own.
 
         Models differ in their defaults of temperature, top_k, top_p and the seed (tensorrtllm_backend is greedy
         without them, and has one seed for all), so these are always sent; the rest unless it is neutral and optional.
@@ -223,22 +221,19 @@ class ModelInputs:
         likeliest: Mapping[str, float] = {"top_k": 1, "top_p": 1.0} if "top_k" in self._fields else {"top_p": 0.0}
         return {"temperature": 1.0, "min_p": 0.0, "seed": 0, **likeliest}
 
+    def _responses(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        """The model's responses: a stream, or a single one where it is not decoupled. Close it."""
+        if self._decoupled:
+            return self._predictor.stream(inputs, outputs, context.headers)
+        return self._single(inputs, outputs, context)
 
-def json_problems(spec: ModelSpec, predictor: Predictor, used: Collection[str]) -> list[str]:
-    """Why a decoupled model can't be asked through JSON, where the predictor's streams are; else nothing.
-
-    ``used`` are the names of all tensors that are sent or read.
-    """
-    if not (spec.decoupled and predictor.streams_json):
-        return []
-    return [
-        f"Its tensor {one.name!r} is {one.datatype}, which can't be streamed over REST: use "
-        "--predictor_protocol=grpc-v2."
-        for one in (*spec.inputs, *spec.outputs)
-        if one.name in used and one.datatype in ("FP16", "BF16")
-    ]
-
-
-def listed(tensors: Sequence[TensorSpec]) -> str:
-    """Their names, for messages."""
-    return ", ".join(tensor.name for tensor in tensors) or "none"
+    async def _single(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], context: Context
+    ) -> AsyncGenerator[Mapping[str, Tensor], None]:
+        reply = await self._predictor.infer(inputs, outputs, context.headers, cancellable=True)
+        try:
+            yield reply.tensors
+        finally:
+            reply.release()

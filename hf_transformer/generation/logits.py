@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -41,8 +41,6 @@ from hf_transformer.predictor.base import Predictor
 from hf_transformer.tasks.base import TaskTokenizer
 from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor
 
-HONOURED = frozenset(one.name for one in fields(Sampling)) - {"n", "stop", "names"}
-"""Everything: nothing of it is up to the model."""
 MAX_PADDING = 0.5
 """The largest part of a batch that may be padding. More than elsewhere: a step has few tokens, so that the call itself
 costs most, and two sequences of any length may always share one."""
@@ -50,41 +48,48 @@ LOGITS = "logits"
 """The role of the output that a token is chosen by; the others go by the name of the output."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a sequence begins with and when it ends: ``start`` are the decoder's first tokens, ``source`` the prompt of
-    an encoder-decoder, ``ends`` are tokens that end it, at most ``max_new`` tokens are generated."""
+class LogitsSequence:
+    """One sequence while it is generated. It needs no memory worth the name before ``begin``.
 
-    start: tuple[int, ...]
-    source: tuple[int, ...]
-    ends: frozenset[int]
-    max_new: int
+    Args:
+        start: the decoder's first tokens.
+        source: the prompt of an encoder-decoder, else empty.
+        ends: tokens that end the text.
+        max_new: how many tokens are generated at most.
+
+    Attributes: ``prompt``, the ids that it is made of: sequences of one request share the object; ``source`` [S] int64;
+    ``cache``, None where the model has none.
+    """
+
+    __slots__ = ("_chooser", "_ends", "_ids", "_length", "_start", "cache", "prompt", "source")
+    _chooser: Chooser
+
+    def __init__(
+        self, prompt: Prompt, start: Sequence[int], source: Sequence[int], ends: frozenset[int], max_new: int
+    ) -> None:
+        self.prompt = prompt.ids
+        self.source = np.array(source, np.int64)
+        self.cache: Cache | None = None
+        self._ends = ends
+        self._start = self._length = len(start)
+        # Memory for all of it: a list would have to become an array with each step.
+        self._ids = np.empty(len(start) + max(max_new, 0), np.int64)
+        self._ids[: len(start)] = start
+
+    def begin(self, sampling: Sampling, eos_ids: frozenset[int], caches: Sequence[CacheTensor]) -> None:
+        """Before the first step: makes the cache, and what chooses the tokens; ``eos_ids`` wait for min_tokens."""
+        self._chooser = Chooser(sampling, self.tokens.tolist(), eos_ids)
+        self.cache = Cache(caches, self.cached, len(self.source)) if caches else None
 
     @property
     def cached(self) -> int:
         """Tokens of the cache at the end: the last one that is generated is never sent."""
-        return len(self.start) + max(self.max_new - 1, 0)
+        return max(len(self._ids) - 1, self._start)
 
-
-class LogitsSequence:
-    """One sequence while it is generated.
-
-    Attributes: ``prompt``, the ids that it is made of: sequences of one request share the object; ``source``, the
-    prompt of an encoder-decoder [S] int64, else empty; ``cache``, None where the model has none.
-    """
-
-    __slots__ = ("_chooser", "_ends", "_ids", "_length", "_start", "cache", "prompt", "source")
-
-    def __init__(self, prompt: Prompt, bounds: Bounds, chooser: Chooser, cache: Cache | None) -> None:
-        self.prompt = prompt.ids
-        self.source = np.array(bounds.source, np.int64)
-        self.cache = cache
-        self._chooser = chooser
-        self._ends = bounds.ends
-        self._start = self._length = len(bounds.start)
-        # Memory for all of it: a list would have to become an array with each step.
-        self._ids = np.empty(self._length + bounds.max_new, np.int64)
-        self._ids[: self._length] = bounds.start
+    @property
+    def is_full(self) -> bool:
+        """Whether no further token may be generated."""
+        return self._length == len(self._ids)
 
     @property
     def tokens(self) -> Array:
@@ -115,7 +120,7 @@ class LogitsSequence:
             return Step(finish="stop")
         self._ids[self._length] = token
         self._length += 1
-        finish: FinishReason | None = "length" if self._length == len(self._ids) else None
+        finish: FinishReason | None = "length" if self.is_full else None
         return Step((token,), scores=() if score is None else (score,), finish=finish)
 
 
@@ -173,17 +178,14 @@ class StepForm(Form[LogitsSequence]):
         group = "next" if item.has_begun else "first" if self._signature.caches else ""
         if self._signature.encoder_decoder:
             group = f"{group} {self._source_width(item)}"
-        widths = self._widths
         if item.cache is not None and item.has_begun:
             return group, item.cache.length
-        return group, len(item.tokens) if widths is None else widths.of(len(item.tokens))
+        return group, _rounded(self._widths, len(item.tokens))
 
     def _source_width(self, item: LogitsSequence) -> int:
         """The width of an encoder-decoder's source in a batch: the next power of two, so that sequences with sources of
         about one length share one; without a mask only those of the same length."""
-        size = len(item.source)
-        if self._source_widths is not None:
-            size = self._source_widths.of(size)
+        size = _rounded(self._source_widths, len(item.source))
         return size if size < 2 or not self._signature.takes("attention_mask") else 1 << (size - 1).bit_length()
 
     def limits(self, item: LogitsSequence) -> BatchLimits:
@@ -195,7 +197,7 @@ class StepForm(Form[LogitsSequence]):
         rows = min(signature.max_rows, settings.max_batch_tokens // source) if source else signature.max_rows
 
         def row_bytes(width: int) -> int:
-            logits = position * (1 if has_begun or signature.positions != "all" else width)
+            logits = position * (1 if has_begun or not signature.all_positions else width)
             return logits + self._token_bytes * (width + has_begun) + once
 
         return BatchLimits(
@@ -268,13 +270,11 @@ class StepForm(Form[LogitsSequence]):
         rows = signature.exact_rows or len(items)
         source = 0
         if signature.encoder_decoder:
-            source = signature.length or max(len(item.source) for item in items)
-            source = source if self._source_widths is None else self._source_widths.of(source)
+            source = _rounded(self._source_widths, signature.length or max(len(item.source) for item in items))
         if first.has_begun:
             held = max(item.cache.length for item in items if item.cache is not None)
             return StepShape(rows, 1, held, source, True)
-        read = self._fixed or max(len(item.tokens) for item in items)
-        read = read if self._widths is None else self._widths.of(read)
+        read = _rounded(self._widths, self._fixed or max(len(item.tokens) for item in items))
         return StepShape(rows, read, 0, source, False)
 
     def _wanted(self, shape: StepShape) -> Sequence[CacheTensor]:
@@ -283,7 +283,7 @@ class StepForm(Form[LogitsSequence]):
 
     def _positions(self, shape: StepShape) -> int:
         """How many positions the logits have."""
-        return shape.read if self._signature.positions == "all" else 1
+        return shape.read if self._signature.all_positions else 1
 
     def _columns(self, rows: Sequence[LogitsSequence], shape: StepShape) -> dict[str, Array]:
         """The inputs by role, [rows, ...], whether the model takes them or not."""
@@ -325,7 +325,7 @@ class StepForm(Form[LogitsSequence]):
         """[rows, positions, V]"""
         signature = self._signature
         data = tensor.data if signature.batch_axis else tensor.data[np.newaxis]
-        if signature.positions == "flat" and data.ndim == 2:
+        if not signature.all_positions and data.ndim == 2:
             data = data[:, np.newaxis]
         expected = (shape.rows, self._positions(shape), signature.vocabulary or -1)
         size = data.shape[-1] if data.ndim else 0
@@ -358,6 +358,10 @@ class StepForm(Form[LogitsSequence]):
         return data
 
 
+def _rounded(widths: Widths | None, tokens: int) -> int:
+    return tokens if widths is None else widths.of(tokens)
+
+
 def _itemsize(datatype: str) -> int:
     return 2 if datatype == "BF16" else NUMPY_DTYPES[datatype].itemsize
 
@@ -369,6 +373,7 @@ class LogitsGenerator(Generator):
     """
 
     interface: ClassVar[str] = "logits"
+    honours = frozenset(one.name for one in fields(Sampling)) - {"n", "stop", "names"}  # nothing is up to the model
 
     def __init__(
         self,
@@ -397,27 +402,23 @@ class LogitsGenerator(Generator):
             predictor, form, scheduling, executor=executor, metrics=metrics, limit=settings.places
         )
 
-    @property
-    def honours(self) -> frozenset[str]:
-        return HONOURED
-
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         """Raises TooLarge for a text whose cache never fits into --max_cache_bytes, and InvalidInput for one that can't
         be continued."""
         for prompt, sampling in texts:
-            self._caches.check(self._cache_bytes(self._bounds(prompt, sampling)))
+            self._caches.check(self._cache_bytes(self._sequence(prompt, sampling)))
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         """The decode loop of one sequence; see Generator.generate. It waits until there is room for its cache."""
-        bounds = self._bounds(prompt, sampling)
-        if bounds.max_new <= 0:
+        sequence = self._sequence(prompt, sampling)
+        if sequence.is_full:
             yield Step(finish="length")
             return
-        size = self._cache_bytes(bounds)
+        size = self._cache_bytes(sequence)
         await self._caches.take(size)
         entry: Entry[LogitsSequence] | None = None
         try:
-            sequence = self._sequence(prompt, bounds, sampling)
+            self._begin(sequence, sampling)
             entry = self._submit(sequence, sampling, context)
             while True:
                 await entry.request.future
@@ -437,7 +438,9 @@ class LogitsGenerator(Generator):
 
     async def trial(self, prompt: Prompt) -> None:
         sampling = Sampling(max_tokens=1, greedy=True)
-        await self._scheduler.trial(self._sequence(prompt, self._bounds(prompt, sampling), sampling))
+        sequence = self._sequence(prompt, sampling)
+        self._begin(sequence, sampling)
+        await self._scheduler.trial(sequence)
 
     def _submit(self, sequence: LogitsSequence, sampling: Sampling, context: Context) -> Entry[LogitsSequence]:
         """Queues the next step. The cost is in units of the scheduler's INLINE_COST, a quarter of a microsecond."""
@@ -452,30 +455,24 @@ class LogitsGenerator(Generator):
         self._scheduler.submit((entry,), _decode, None, context)
         return entry
 
-    def _sequence(self, prompt: Prompt, bounds: Bounds, sampling: Sampling) -> LogitsSequence:
-        caches = self._signature.caches
-        cache = Cache(caches, bounds.cached, len(bounds.source)) if caches else None
-        chooser = Chooser(sampling, bounds.start, self._eos_ids.union(sampling.stop_token_ids))
-        return LogitsSequence(prompt, bounds, chooser, cache)
+    def _begin(self, sequence: LogitsSequence, sampling: Sampling) -> None:
+        sequence.begin(sampling, self._eos_ids.union(sampling.stop_token_ids), self._signature.caches)
 
-    def _cache_bytes(self, bounds: Bounds) -> int:
-        return cache_bytes(self._signature.caches, bounds.cached, len(bounds.source)) if bounds.max_new > 0 else 0
+    def _cache_bytes(self, sequence: LogitsSequence) -> int:
+        if sequence.is_full:
+            return 0
+        return cache_bytes(self._signature.caches, sequence.cached, len(sequence.source))
 
-    def _bounds(self, prompt: Prompt, sampling: Sampling) -> Bounds:
-        """Where the sequence begins and ends. Raises InvalidInput if it can't."""
-        ids, longest = prompt.ids, self._longest
-        if not ids:
-            raise InvalidInput("the prompt has no tokens; expected at least one")
-        if max(ids) >= self._vocabulary or min(ids) < 0:
-            wrong = max(ids) if max(ids) >= self._vocabulary else min(ids)
-            raise InvalidInput(f"the prompt has the token {wrong}, but the model's are 0 to {self._vocabulary - 1}")
+    def _sequence(self, prompt: Prompt, sampling: Sampling) -> LogitsSequence:
+        """A sequence that is still to begin. Raises InvalidInput if it can't."""
         self._check_ids("logit_bias", sampling.logit_bias, sampling)
         self._check_ids("stop_token_ids", sampling.stop_token_ids, sampling)
-        ends = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            ends |= self._eos_ids
-        start: tuple[int, ...] = tuple(ids)
+        longest, start = self._longest, prompt.ids
         source: tuple[int, ...] = ()
+        if max(start) >= self._vocabulary:
+            raise InvalidInput(
+                f"the prompt has the token {max(start)}, but the model's are 0 to {self._vocabulary - 1}"
+            )
         if self._signature.encoder_decoder:
             start, source = self._settings.decoder_start_ids, start
             if len(source) > longest:
@@ -483,8 +480,11 @@ class LogitsGenerator(Generator):
             longest = min(self._settings.max_length, self._signature.target_length or self._settings.max_length)
         elif len(start) >= longest:
             raise InvalidInput(f"the prompt has {len(start)} tokens, and the model takes {longest} with those to come")
-        left = longest - len(start)
-        return Bounds(start, source, ends, left if sampling.max_tokens is None else min(sampling.max_tokens, left))
+        most = longest - len(start)
+        if sampling.max_tokens is not None:
+            most = min(sampling.max_tokens, most)
+        eos_ids = frozenset[int]() if sampling.ignore_eos else self._eos_ids
+        return LogitsSequence(prompt, start, source, eos_ids.union(sampling.stop_token_ids), most)
 
     def _check_ids(self, field: str, ids: Iterable[int], sampling: Sampling) -> None:
         """Raises InvalidInput for a token that the model does not have; ``field`` of the sampling has the ids."""

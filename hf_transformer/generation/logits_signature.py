@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from hf_transformer.core.contract import DEFAULT_BATCH, POSITIONAL, ContractError, InputSignature, told
 from hf_transformer.generation.cache import CacheTensor
@@ -27,24 +27,22 @@ PAST: Final = re.compile(r"past_key_values\.(\d+\.(?:(decoder|encoder)\.)?(?:key
 ENCODED: Final = ("encoder_outputs", "encoder_hidden_states", "encoder_last_hidden_state")
 """Names of the encoder's result."""
 
-Positions = Literal["all", "last", "flat"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsSignature:
     """How one model is asked for the next token's logits.
 
-    ``logits`` [rows, S, V] have every position (``positions`` all), [rows, 1, V] or [rows, V] the last one alone (last,
-    flat). ``vocabulary`` is V where the model's configuration has it, at least ``least_vocabulary``. ``length`` is the
-    number of tokens that its input_ids always have, ``target_length`` that of its decoder_input_ids, None where it is
-    free. ``batch_axis`` and ``exact_rows`` are as in core.contract.Signature; with ``triton_batch`` the axis is one
-    that Triton gives to every tensor.
+    ``logits`` are [rows, S, V] with ``all_positions``, else [rows, 1, V] or [rows, V], of the last one. ``vocabulary``
+    is V where the model's configuration has it, at least ``least_vocabulary``. ``length`` is the number of tokens that
+    its input_ids always have, ``target_length`` that of its decoder_input_ids, None where it is free. ``batch_axis``
+    and ``exact_rows`` are as in core.contract.Signature; with ``triton_batch`` the axis is one that Triton gives to
+    every tensor.
     """
 
     inputs: tuple[InputSignature, ...]
     logits: str
     datatype: str
-    positions: Positions
+    all_positions: bool
     vocabulary: int | None
     least_vocabulary: int
     caches: tuple[CacheTensor, ...]
@@ -61,27 +59,21 @@ class LogitsSignature:
         return any(one.role == role for one in self.inputs)
 
     @property
-    def placed(self) -> bool:
-        """Whether the model gets each token's position and a mask: then padding may be on the left."""
-        return self.takes("attention_mask") and self.takes("position_ids")
+    def pads_cache(self) -> bool:
+        """Whether caches of different lengths may share a batch: the model gets each token's position and a mask, so
+        that a token's place in the batch is not its position in the text."""
+        return self.takes("attention_mask") and self.takes("position_ids") and not self.encoder_decoder
 
     @property
     def left(self) -> bool:
         """Whether whole texts are padded on the left: where only the logits of the last place come back. On the right
         elsewhere: a causal model does not see it there."""
-        return self.positions != "all" and self.placed and not self.encoder_decoder
+        return self.pads_cache and not self.all_positions
 
     @property
     def pads(self) -> bool:
         """Whether texts of different lengths may share a batch, before there is a cache."""
-        if self.encoder_decoder:
-            return self.positions == "all"
-        return self.left if self.positions != "all" else self.takes("attention_mask")
-
-    @property
-    def pads_cache(self) -> bool:
-        """The same once there is one: the new token's place in the batch is then not its position in the text."""
-        return self.placed and not self.encoder_decoder
+        return self.left or (self.all_positions and (self.encoder_decoder or self.takes("attention_mask")))
 
 
 def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSettings) -> LogitsSignature:
@@ -97,30 +89,34 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
             "model_transaction_policy { decoupled: false } in config.pbtxt."
         )
     roles = _roles(spec, settings.input_names)
-    encoder_decoder = "decoder_input_ids" in roles.values()
+    shapes = {roles[tensor.name]: tensor.shape for tensor in spec.inputs if tensor.name in roles}
+    encoder_decoder = "decoder_input_ids" in shapes
     if encoder_decoder and not settings.decoder_start_ids:
         problems.append(
             "It takes decoder_input_ids, but neither config.json nor generation_config.json says what they begin "
             "with: add decoder_start_token_id."
         )
     inputs = _fit_inputs(spec, roles, encoder_decoder, problems)
-    ids = _input_ids(spec, roles, problems)
+    ids, target = shapes.get("input_ids", ()), shapes.get("decoder_input_ids", (-1,))[-1]
+    if len(ids) not in ((1,) if spec.max_batch_size else (1, 2)):
+        names = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in spec.inputs) or "none"
+        problems.append(f"Among its inputs ({names}) are no input_ids [-1] (beside max_batch_size) or [-1, -1].")
+        raise ContractError(spec.name, problems)
     leading = len(ids) - 1
-    logits, positions, size = _fit_output(spec, settings.output_names, leading, problems)
+    logits, all_positions, size = _fit_output(spec, settings.output_names, leading, problems)
     least = _least_vocabulary(vocabulary, settings)
     if size is not None and size < least:
         problems.append(
             f"Its output {logits.name!r} has {size} tokens, the tokenizer or config.json {least}. "
             "Serve it with its own tokenizer and config.json."
         )
-    target = next((tensor.shape[-1] for tensor in spec.inputs if roles.get(tensor.name) == "decoder_input_ids"), -1)
     batch_axis = bool(spec.max_batch_size) or leading == 1
     exact = ids[0] if leading == 1 and ids[0] > 0 else None
     signature = LogitsSignature(
         inputs=inputs,
         logits=logits.name,
         datatype=logits.datatype,
-        positions=positions,
+        all_positions=all_positions,
         vocabulary=size,
         least_vocabulary=least,
         caches=_fit_caches(spec, leading, problems),
@@ -141,16 +137,6 @@ def fit_logits(spec: ModelSpec, vocabulary: TaskTokenizer, settings: GeneratorSe
     return signature
 
 
-def _input_ids(spec: ModelSpec, roles: Mapping[str, str], problems: list[str]) -> tuple[int, ...]:
-    """The dims of input_ids, from which the batch axis is read. Raises ContractError without them."""
-    shape = next((tensor.shape for tensor in spec.inputs if roles.get(tensor.name) == "input_ids"), ())
-    if len(shape) in ((1,) if spec.max_batch_size else (1, 2)):
-        return shape
-    names = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in spec.inputs)
-    problems.append(f"Among its inputs ({names or 'none'}) are no input_ids [-1] (beside max_batch_size) or [-1, -1].")
-    raise ContractError(spec.name, problems)
-
-
 def _roles(spec: ModelSpec, wanted: Sequence[str]) -> dict[str, str]:
     """The role of each input that is sent, by its name, which may be numbered (input_ids__0). Names without a meaning
     (INPUT__0) have theirs by position."""
@@ -158,8 +144,7 @@ def _roles(spec: ModelSpec, wanted: Sequence[str]) -> dict[str, str]:
         order = sorted(spec.inputs, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
         return {tensor.name: role for tensor, role in zip(order, wanted, strict=False)}
     sent = {*wanted, CACHE_BRANCH} if wanted else {*KNOWN}
-    roles = {tensor.name: told(tensor.name, KNOWN) for tensor in spec.inputs}
-    return {name: role for name, role in roles.items() if role in sent}
+    return {tensor.name: role for tensor in spec.inputs if (role := told(tensor.name, KNOWN)) in sent}
 
 
 def _fit_inputs(
@@ -223,9 +208,9 @@ def _fit_caches(spec: ModelSpec, leading: int, problems: list[str]) -> tuple[Cac
 
 def _fit_output(
     spec: ModelSpec, wanted: Sequence[str], leading: int, problems: list[str]
-) -> tuple[TensorSpec, Positions, int | None]:
-    """The logits, which positions they have, and the size of the vocabulary if it is known. Raises ContractError where
-    it is not clear which output they are."""
+) -> tuple[TensorSpec, bool, int | None]:
+    """The logits, whether they are of all positions, and the size of the vocabulary if it is known. Raises
+    ContractError where it is not clear which output they are."""
     floats = [tensor for tensor in spec.outputs if tensor.datatype in FLOATS and not tensor.name.startswith("present.")]
     floats = [tensor for tensor in floats if tensor.name not in ENCODED]
     name = wanted[0] if wanted else "logits"
@@ -240,8 +225,7 @@ def _fit_output(
         )
         raise ContractError(spec.name, problems)
     shape = found[0].shape[leading:]
-    positions: Positions = "flat" if len(shape) == 1 else "last" if shape[0] == 1 else "all"
-    return found[0], positions, shape[-1] if shape[-1] > 0 else None
+    return found[0], len(shape) == 2 and shape[0] != 1, shape[-1] if shape[-1] > 0 else None
 
 
 def _least_vocabulary(vocabulary: TaskTokenizer, settings: GeneratorSettings) -> int:
@@ -258,7 +242,7 @@ def _length_problems(signature: LogitsSignature) -> list[str]:
         return []
     if signature.caches:
         return [f"Its input always has {fixed} tokens, but a cache grows: export it with a free sequence axis."]
-    if signature.positions != "all" and not signature.left:
+    if not signature.all_positions and not signature.left:
         return [
             f"Its input always has {fixed} tokens, but it gives the logits of the last one alone: export it with a "
             "free sequence axis, or with the logits of all."
@@ -276,6 +260,6 @@ def _unpaddable(signature: LogitsSignature) -> str:
         if signature.target_length is None and not signature.pads:
             return "it gives the logits of its decoder's last place alone, which would be padding"
     elif signature.length is None and not signature.pads:
-        needed = "attention_mask" if signature.positions == "all" else "attention_mask and position_ids"
+        needed = "attention_mask" if signature.all_positions else "attention_mask and position_ids"
         return f"without {needed} its texts can't be padded"
     return ""

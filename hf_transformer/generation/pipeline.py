@@ -16,11 +16,10 @@ from dataclasses import replace
 from hf_transformer.core.limits import Limits
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.detokenizer import Vocabulary
-from hf_transformer.generation.sequence import Assembler, SequencePlan
-from hf_transformer.generation.stream import Generation
+from hf_transformer.generation.stream import Assembler, Generation
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.text import TokenCounter
-from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt, Sampling
+from hf_transformer.generation.types import GenerationRequest, Generator, GeneratorSettings, Prompt
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Answers, Context, Encoding, Query, TextInput, TokenIds, Tokenization
@@ -35,6 +34,9 @@ class GenerationPipeline:
 
     ``executor`` has the threads for long prompts, ``timeout`` is in seconds and bounds a request as a whole.
     ``log_texts`` is called with every request's prompts.
+
+    Attributes: ``interface``, the model's kind: tokens, text or logits; ``honours``, the fields of Sampling that a
+    request may set to more than their neutral value.
     """
 
     def __init__(
@@ -59,18 +61,11 @@ class GenerationPipeline:
         self._metrics = metrics
         self._timeout = timeout
         self._log_texts = log_texts
+        self.interface = generator.interface
+        self.honours = ALWAYS_HONOURED | generator.honours
+        self._max_new_tokens = task.settings.generation.max_new_tokens
         self._vocabulary = Vocabulary(tokenizer)
         self._count_text = TokenCounter(tokenizer, executor).count
-
-    @property
-    def interface(self) -> str:
-        """The model's kind: tokens, text or logits."""
-        return self._generator.interface
-
-    @property
-    def honours(self) -> frozenset[str]:
-        """The fields of Sampling that a request may set to more than their neutral value."""
-        return ALWAYS_HONOURED | self._generator.honours
 
     async def start(self, request: GenerationRequest, context: Context) -> Generation:
         """Checks and tokenizes all prompts. Nothing is generated before the result is entered, but its time runs.
@@ -80,8 +75,7 @@ class GenerationPipeline:
             TooLarge: too many prompts, or too long ones.
         """
         began, place = time.perf_counter(), context.place
-        self._check_sampling(request.sampling)
-        length = self._check_limits(request)
+        length = self._check(request)
         if place is not None:
             place.expect(length)
         if self._log_texts is not None:
@@ -89,8 +83,8 @@ class GenerationPipeline:
         read = time.perf_counter()
         prompts = await self._prompts(request)
         tokens = sum(len(prompt.ids) for prompt in prompts)
-        plans = [one for index, prompt in enumerate(prompts) for one in self._plans(request, index, prompt)]
-        self._generator.check([(one.prompt, one.sampling) for one in plans])
+        sequences = [one for index, prompt in enumerate(prompts) for one in self._sequences(request, index, prompt)]
+        self._generator.check([(one.prompt, one.sampling) for one in sequences])
         context.instances, context.tokens = len(prompts), tokens
         encoded = time.perf_counter()
         context.preprocess, context.parse, context.tokenize = encoded - began, read - context.arrived, encoded - read
@@ -98,14 +92,13 @@ class GenerationPipeline:
             place.charge(tokens)
         self._metrics.generation.prompt_tokens += tokens
         return Generation(
-            plans,
+            sequences,
             self._generator,
             context,
             self._metrics,
             prompt_tokens=tokens,
             count_text=self._count_text,
             timeout=self._timeout,
-            shape=(len(prompts), request.sampling.n),
         )
 
     async def __call__(self, query: Query, context: Context) -> Answers:
@@ -115,11 +108,12 @@ class GenerationPipeline:
             RequestError: one error for the whole request.
         """
         task = self._task
-        async with await self.start(task.request(query), context) as generation:
+        request = task.request(query)
+        async with await self.start(request, context) as generation:
             texts = await generation.collect()
         written = time.perf_counter()
         predictions = task.answers(texts)
-        tensor = task.tensor(predictions, task.options(query.parameters)) if query.tensors else None
+        tensor = task.tensor(predictions, request) if query.tensors else None
         context.postprocess += time.perf_counter() - written
         return Answers(predictions, (), context.tokens, tensor)
 
@@ -151,24 +145,24 @@ class GenerationPipeline:
     async def close(self) -> None:
         """There is nothing to close: sequences under way go on to their end, or fail."""
 
-    def _check_sampling(self, sampling: Sampling) -> None:
-        """Raises InvalidInput for a parameter that this model can't honour, or none could."""
+    def _check(self, request: GenerationRequest) -> int:
+        """How many characters the prompts have together. Raises InvalidInput for a parameter that this model can't
+        honour, and RequestError for too many, too few or too long prompts."""
+        sampling, most = request.sampling, self._limits.max_sequences
         for field, name in sampling.names.items():
             if field not in self.honours:
                 raise InvalidInput(
                     f"{name}: this model is a {self._generator.interface} model, which can't honour it; leave it out"
                 )
-        if "" in sampling.stop:
-            raise InvalidInput(f"{sampling.named('stop')}: an empty string would end every text at once")
-        if sampling.n < 1:
-            raise InvalidInput(f"{sampling.named('n')}: expected at least 1, got {sampling.n}")
-
-    def _check_limits(self, request: GenerationRequest) -> int:
-        """How many characters the prompts have together. Raises RequestError for too many, too few or too long ones."""
         if not request.prompts:
             raise InvalidInput(f"{request.name}: expected at least one, got none")
         length = self._limits.check_texts(request.prompts, request.name, single=request.single)
-        sampling, most = request.sampling, self._limits.max_sequences
+        limit, name, asked = self._max_new_tokens, "max_tokens", sampling.max_tokens
+        if asked is None and "max_length" in sampling.names:
+            name, asked = "max_length", request.max_length
+        # A prompt has a token at least.
+        if limit is not None and asked is not None and asked - (name == "max_length") > limit:
+            raise TooLarge(f"{sampling.named(name)}: {asked}, at most {limit} new tokens are given (--max_new_tokens)")
         count = len(request.prompts) * sampling.n
         if count > most:
             raise TooLarge(
@@ -201,26 +195,26 @@ class GenerationPipeline:
                 prompts.append(Prompt(str(text), tuple(encoding.ids), special))
         return prompts
 
-    def _plans(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[SequencePlan]:
+    def _sequences(self, request: GenerationRequest, index: int, prompt: Prompt) -> list[Assembler]:
         """One for each choice of a prompt."""
         sampling, most = request.sampling, self._max_tokens(request, index, prompt)
         if sampling.n != 1 or sampling.max_tokens != most:
             sampling = replace(sampling, n=1, max_tokens=most)
         before = prompt.text if request.echo else ""
         continues = not self._settings.decoder_start_ids
-        plans = []
+        found = []
         for choice in range(request.sampling.n):
             own = sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
-            assembler = Assembler(self._vocabulary, prompt, own, (index, choice), before, continues)
-            plans.append(SequencePlan(prompt, own, assembler))
-        return plans
+            found.append(Assembler(self._vocabulary, prompt, own, (index, choice), before, continues))
+        return found
 
     def _max_tokens(self, request: GenerationRequest, index: int, prompt: Prompt) -> int:
-        """How many new tokens a sequence may have: the client's number, but no more than the model's length leaves.
+        """How many new tokens a sequence may have: the client's number, else --max_new_tokens, but no more than the
+        model's length leaves.
 
         An encoder-decoder's own tokens do not count the prompt, but those that its decoder starts with.
         """
-        sampling, limit = request.sampling, self._settings.max_length
+        sampling, limit, most = request.sampling, self._settings.max_length, self._max_new_tokens
         start = self._settings.decoder_start_ids
         taken = len(start) if start else len(prompt.ids)
         if len(prompt.ids) > limit or taken >= limit:
@@ -231,6 +225,8 @@ class GenerationPipeline:
         found = limit - taken
         if sampling.max_tokens is not None:
             found = min(found, sampling.max_tokens)
+        elif most is not None and (request.max_length is None or request.max_length > most + 1):
+            found = min(found, most)
         elif request.max_length is not None:
             if request.max_length <= taken:
                 raise InvalidInput(

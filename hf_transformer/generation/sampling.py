@@ -1,7 +1,7 @@
 """Sampling: from a request's parameters to Sampling, and from a model's logits to the next token.
 
-SamplingReader reads parameters, Processors and ``candidates`` are transformers' logits processors, and Chooser chooses
-the tokens of one sequence. The numerics are for models that give logits; other models choose tokens themselves.
+``read_sampling`` reads parameters. Chooser chooses the tokens of one sequence, by transformers' logits processors, for
+models that give logits; other models choose tokens themselves.
 
 The order is that of ``GenerationMixin._get_logits_processor``: logit_bias, repetition_penalty, presence and frequency
 penalties, min_tokens; then, only where a token is drawn, temperature, top_k, top_p, min_p. Presence and frequency
@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput, PredictorError, TooLarge
 from hf_transformer.generation.types import Sampling, TokenScore
-from hf_transformer.tasks.base import describe
+from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.tasks.numerics import top_k
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Array, Json
@@ -45,6 +44,21 @@ SMALLEST_PENALTY, LARGEST_PENALTY = 0.01, 100.0
 SEEDS = 2**63
 """Seeds wrap around here, so that a negative one works too: predictors take unsigned numbers."""
 NEUTRAL = Sampling()
+MIN_TOKENS = ("min_new_tokens", "min_tokens")
+CHOICES = ("num_return_sequences", "n")
+STOP = ("stop", "stop_strings", "stop_words")
+"""Each parameter has transformers' name first, then those of vLLM and TensorRT-LLM."""
+DRAW = ("temperature", "top_k", "top_p", "min_p")
+"""A request with one of these wants sampling, unless it sets do_sample."""
+_RANGES = {
+    "temperature": (0.0, LARGEST_TEMPERATURE),
+    "top_p": (SMALLEST, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (SMALLEST_PENALTY, LARGEST_PENALTY),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+"""The numbers that a field of Sampling may have, under its own name."""
 
 HEAD = 256
 """Tokens among which top_p is looked for first; the whole vocabulary is sorted only if the nucleus is larger."""
@@ -54,163 +68,129 @@ BLOCK = 512
 """Weights that are cumulated at a time: cumulating a vocabulary of 150,000 takes a millisecond."""
 
 
-class SamplingReader:
-    """Collects the fields of a Sampling, and the client's names of those that are not neutral.
-
-    Errors are InvalidInput or TooLarge that begin with ``parameters.NAME``.
+def read_sampling(
+    given: Parameters,
+    defaults: GenerationSettings,
+    vocab_size: int,
+    *,
+    tokens: str | None,
+    default_tokens: int | None = None,
+    logprobs: tuple[int, str] | None = None,
+    prefix: str = "parameters.",
+) -> Sampling:
+    """The sampling that a request's parameters describe, under any of the names that ``given`` knows.
 
     Args:
-        prefix: what stands before the names that the Sampling keeps: where the client's parameters are.
+        defaults: temperature, top_k, top_p and do_sample where the request says nothing.
+        tokens: the parameter that says how many new tokens there may be; without one ``default_tokens``.
+        logprobs: how many of the likeliest tokens are given beside each, and the parameter that says so.
+        prefix: stands before the names that the Sampling keeps for messages.
+
+    Raises:
+        InvalidInput, TooLarge: a value that is not taken; the message begins with ``parameters.NAME``.
     """
+    values: dict[str, Any] = {}
+    names = {"max_length": f"{prefix}max_length"} if "max_length" in given else {}
 
-    def __init__(self, given: Parameters, prefix: str = "parameters.") -> None:
-        self._given = given
-        self._prefix = prefix
-        self._values: dict[str, Any] = {}
-        self._names: dict[str, str] = {}
-
-    def put(self, field: str, value: Any, name: str) -> None:
-        """Sets a field of Sampling that the client called ``name``; a neutral value needs no name."""
-        self._values[field] = value
+    def put(field: str, value: Any, name: str) -> None:
+        values[field] = value
         if value != getattr(NEUTRAL, field):
-            self._names[field] = f"{self._prefix}{name}"
+            names[field] = f"{prefix}{name}"
 
-    def number(self, field: str, default: float, least: float, most: float) -> float:
-        """A number under the field's own name. A default of the service is named by its flag."""
-        if self._is_neutral(field, default):
-            return default
-        value = self._given.number(field, default, least, most)
-        self.put(field, value, self._named(field))
-        return value
+    if tokens is not None:
+        put("max_tokens", given.integer(tokens, 0, 1), tokens)
+    elif default_tokens is not None:
+        put("max_tokens", default_tokens, "max_tokens")
+    if (name := given.one_of(*MIN_TOKENS)) is not None:
+        put("min_tokens", _min_tokens(given, name, tokens, values.get("max_tokens")), name)
+    for field, (least, most) in _RANGES.items():
+        neutral = getattr(NEUTRAL, field)
+        default = getattr(defaults, field, neutral)
+        if field in given or default != neutral:
+            put(field, given.number(field, default, least, most), _named(given, field))
+    if 0 < values.get("temperature", 1.0) < SMALLEST:
+        shown = f"{values['temperature']:g} is out of range, expected 0, or {SMALLEST:g} or more"
+        raise InvalidInput(f"parameters.temperature: {shown}")
+    if "top_k" in given or defaults.top_k:  # -1 (vLLM's) and 0 (transformers') are all tokens
+        put("top_k", max(given.integer("top_k", defaults.top_k, -1), 0), _named(given, "top_k"))
+    if "seed" in given:
+        put("seed", given.integer("seed", 0, -SEEDS) % SEEDS, "seed")
+    if "logit_bias" in given:
+        put("logit_bias", _logit_bias(given.get("logit_bias"), vocab_size), "logit_bias")
+    if "ignore_eos" in given:
+        put("ignore_eos", given.flag("ignore_eos", False), "ignore_eos")
+    if (name := given.one_of(*STOP)) is not None:
+        put("stop", _stop(given, name), name)
+    if "stop_token_ids" in given:
+        put("stop_token_ids", _stop_token_ids(given.get("stop_token_ids"), vocab_size), "stop_token_ids")
+    if (name := given.one_of(*CHOICES)) is not None:
+        put("n", _at_most(given.integer(name, 1, 1), MAX_CHOICES, name, "are given of one prompt"), name)
+    if logprobs is not None:
+        put("logprobs", _at_most(logprobs[0], MAX_LOGPROBS, logprobs[1], "tokens are told"), logprobs[1])
+    sample = given.flag("do_sample", defaults.do_sample or any(name in given for name in DRAW))
+    if values.get("temperature") == 0 or not sample:
+        says = "temperature" if values.get("temperature") == 0 else "do_sample"
+        for field in (*DRAW, "seed"):  # they mean nothing
+            values.pop(field, None)
+            names.pop(field, None)
+        values["greedy"] = True
+        if says in given:  # else it is the service's default
+            names["greedy"] = f"{prefix}{says}"
+    return Sampling(**values, names=names)
 
-    def _is_neutral(self, field: str, default: object) -> bool:
-        """Whether the field keeps its neutral value, as most do in most requests."""
-        return field not in self._given and default == getattr(NEUTRAL, field)
 
-    def _named(self, field: str) -> str:
-        return field if field in self._given else f"{field} (the service's --{field})"
+def _named(given: Parameters, field: str) -> str:
+    return field if field in given else f"{field} (the service's --{field})"
 
-    def temperature(self, default: float) -> bool:
-        """``temperature``; whether it is 0, which asks for the likeliest token."""
-        value = self.number("temperature", default, 0.0, LARGEST_TEMPERATURE)
-        if 0 < value < SMALLEST:
-            raise InvalidInput(
-                f"parameters.temperature: {value:g} is out of range, expected 0, or {SMALLEST:g} or more"
+
+def _at_most(count: int, most: int, name: str, what: str) -> int:
+    if count > most:
+        raise TooLarge(f"parameters.{name}: {count}, at most {most} {what}")
+    return count
+
+
+def _min_tokens(given: Parameters, name: str, tokens: str | None, most: int | None) -> int:
+    """0 asks for nothing, so any model can honour it."""
+    least = given.integer(name, 0, 0)
+    if most is not None and least > most:
+        allowed = f"{tokens} allows {most}" if tokens else f"there may be {most} where nothing says how many"
+        raise InvalidInput(f"parameters.{name}: {least}, but {allowed}")
+    return least
+
+
+def _stop(given: Parameters, name: str) -> tuple[str, ...]:
+    """A string or some."""
+    stops = given.strings(name, empty=True, most=MAX_STOPS) or []
+    for index, one in enumerate(stops):
+        if not one:
+            raise InvalidInput(f"parameters.{name}: string {index} is empty, and would be found everywhere")
+        if len(one) > MAX_STOP_LENGTH:
+            raise TooLarge(
+                f"parameters.{name}: string {index} has {len(one)} characters, at most {MAX_STOP_LENGTH} are taken"
             )
-        return value == 0
+    return tuple(stops)
 
-    def top_p(self, default: float) -> None:
-        """``top_p``: a part of all probability."""
-        self.number("top_p", default, SMALLEST, 1.0)
 
-    def top_k(self, default: int) -> None:
-        """``top_k``; -1 (vLLM's) and 0 (transformers') are all tokens."""
-        if not self._is_neutral("top_k", default):
-            self.put("top_k", max(self._given.integer("top_k", default, -1), 0), self._named("top_k"))
+def _stop_token_ids(given: Json, vocab_size: int) -> tuple[int, ...]:
+    """Tokens that end a text, as in vLLM."""
+    if not isinstance(given, list):
+        raise InvalidInput(f"parameters.stop_token_ids: expected a list of token ids, got {describe(given)}")
+    if len(given) > MAX_STOP_TOKENS:
+        raise TooLarge(f"parameters.stop_token_ids: {len(given)} tokens, at most {MAX_STOP_TOKENS} are taken")
+    for index, one in enumerate(given):
+        if type(one) is not int or not 0 <= one < vocab_size:
+            shown = one if type(one) is int else describe(one)
+            raise InvalidInput(f"parameters.stop_token_ids: token {index} is {shown}, expected 0 to {vocab_size - 1}")
+    return tuple(given)
 
-    def penalties(self) -> None:
-        """The three penalties, which are neutral unless they are given."""
-        self.number("repetition_penalty", 1.0, SMALLEST_PENALTY, LARGEST_PENALTY)
-        for field in ("presence_penalty", "frequency_penalty"):
-            self.number(field, 0.0, -2.0, 2.0)
 
-    def seed(self) -> None:
-        """``seed``: any whole number."""
-        if "seed" in self._given:
-            self.put("seed", self._given.integer("seed", 0, -SEEDS) % SEEDS, "seed")
-
-    def tokens(self, name: str | None, least_name: str | None) -> None:
-        """``max_tokens`` and ``min_tokens``, under the names that were given."""
-        if name is not None:
-            self.put("max_tokens", self._given.integer(name, 0, 1), name)
-        if least_name is not None:
-            least = self._given.integer(least_name, 0, 0)
-            most = self._values.get("max_tokens")
-            if most is not None and least > most:
-                allowed = f"{name} allows {most}" if name else f"there may be {most} where nothing says how many"
-                raise InvalidInput(f"parameters.{least_name}: {least}, but {allowed}")
-            if least:  # 0 asks for nothing, so any model can honour it
-                self.put("min_tokens", least, least_name)
-
-    def choices(self, name: str) -> None:
-        """``n``: how many continuations."""
-        if name not in self._given:
-            return
-        count = self._given.integer(name, 1, 1)
-        if count > MAX_CHOICES:
-            raise TooLarge(f"parameters.{name}: {count}, at most {MAX_CHOICES} are given of one prompt")
-        self.put("n", count, name)
-
-    def stop(self, name: str | None) -> None:
-        """``stop``: a string or some."""
-        if name is None:
-            return
-        stops = self._given.strings(name, empty=True, most=MAX_STOPS) or []
-        for index, one in enumerate(stops):
-            if not one:
-                raise InvalidInput(f"parameters.{name}: string {index} is empty, and would be found everywhere")
-            if len(one) > MAX_STOP_LENGTH:
-                raise TooLarge(
-                    f"parameters.{name}: string {index} has {len(one)} characters, at most {MAX_STOP_LENGTH} are taken"
-                )
-        self.put("stop", tuple(stops), name)
-
-    def stop_token_ids(self, vocab_size: int) -> None:
-        """``stop_token_ids``: tokens that end a text, as in vLLM."""
-        name = "stop_token_ids"
-        if name not in self._given:
-            return
-        given = self._given.get(name)
-        if not isinstance(given, list):
-            raise InvalidInput(f"parameters.{name}: expected a list of token ids, got {describe(given)}")
-        if len(given) > MAX_STOP_TOKENS:
-            raise TooLarge(f"parameters.{name}: {len(given)} tokens, at most {MAX_STOP_TOKENS} are taken")
-        for index, one in enumerate(given):
-            if type(one) is not int or not 0 <= one < vocab_size:
-                shown = one if type(one) is int else describe(one)
-                raise InvalidInput(f"parameters.{name}: token {index} is {shown}, expected 0 to {vocab_size - 1}")
-        self.put(name, tuple(given), name)
-
-    def ignore_eos(self) -> None:
-        if "ignore_eos" in self._given:
-            self.put("ignore_eos", self._given.flag("ignore_eos", False), "ignore_eos")
-
-    def logit_bias(self, vocab_size: int) -> None:
-        """``logit_bias``: {"id": bias}, with ids as JSON has keys."""
-        if "logit_bias" not in self._given:
-            return
-        given = self._given.get("logit_bias")
-        if not isinstance(given, dict):
-            raise InvalidInput(f"parameters.logit_bias: expected an object, got {describe(given)}")
-        if len(given) > MAX_BIASES:
-            raise TooLarge(f"parameters.logit_bias: {len(given)} tokens, at most {MAX_BIASES} are taken")
-        self.put("logit_bias", dict(_bias(key, value, vocab_size) for key, value in given.items()), "logit_bias")
-
-    def logprobs(self, count: int, name: str) -> None:
-        """``logprobs``: how many of the likeliest tokens are given beside each."""
-        if count > MAX_LOGPROBS:
-            raise TooLarge(f"parameters.{name}: {count}, at most {MAX_LOGPROBS} tokens are told")
-        self.put("logprobs", count, name)
-
-    def drop_randomness(self, name: str) -> None:
-        """Makes the sampling greedy, so that temperature, top_k, top_p, min_p and seed mean nothing.
-
-        Args:
-            name: the parameter that asks for it; empty for the service's default.
-        """
-        for field in ("temperature", "top_k", "top_p", "min_p", "seed"):
-            self._values.pop(field, None)
-            self._names.pop(field, None)
-        self._values["greedy"] = True
-        if name:
-            self._names["greedy"] = f"{self._prefix}{name}"
-
-    def length(self, name: str) -> None:
-        """Keeps what the client calls max_length, which is no field of Sampling."""
-        self._names["max_length"] = f"{self._prefix}{name}"
-
-    def finish(self) -> Sampling:
-        return Sampling(**self._values, names=self._names)
+def _logit_bias(given: Json, vocab_size: int) -> dict[int, float]:
+    """{"id": bias}, with ids as JSON has keys."""
+    if not isinstance(given, dict):
+        raise InvalidInput(f"parameters.logit_bias: expected an object, got {describe(given)}")
+    if len(given) > MAX_BIASES:
+        raise TooLarge(f"parameters.logit_bias: {len(given)} tokens, at most {MAX_BIASES} are taken")
+    return dict(_bias(key, value, vocab_size) for key, value in given.items())
 
 
 def _bias(key: str, value: Json, vocab_size: int) -> tuple[int, float]:
@@ -221,75 +201,6 @@ def _bias(key: str, value: Json, vocab_size: int) -> tuple[int, float]:
     if not -100 <= value <= 100:
         raise InvalidInput(f"parameters.logit_bias: token {key} has {value:g}, expected -100 to 100")
     return int(key), float(value)
-
-
-def limited(sampling: Sampling, limit: int | None, max_length: int | None = None) -> Sampling:
-    """The sampling within ``limit`` new tokens (--max_new_tokens), which also holds where the client gives no number.
-
-    Args:
-        max_length: what bounds the prompt and new tokens together, where ``max_tokens`` is None; the client's own
-            where the sampling has a name for it, else the service's default.
-
-    Raises:
-        TooLarge: it asks for more.
-    """
-    if limit is None:
-        return sampling
-    name, wanted, shown = sampling.names.get("max_tokens", "max_tokens"), sampling.max_tokens, sampling.max_tokens
-    if wanted is None and max_length is not None:
-        wanted, shown = max_length - 1, max_length  # a prompt has a token at least
-        if wanted > limit and "max_length" not in sampling.names:
-            return replace(sampling, max_tokens=limit)
-        name = sampling.names.get("max_length", "max_length")
-    if wanted is not None and wanted > limit:
-        raise TooLarge(f"{name}: {shown}, at most {limit} new tokens are given (--max_new_tokens)")
-    return sampling if wanted is not None else replace(sampling, max_tokens=limit)
-
-
-class Processors:
-    """Applies one sequence's bias, penalties and min_tokens to its logits, before a token is chosen.
-
-    Args:
-        ids: what was there before the first generated token.
-        eos_ids: the tokens that end a text, held back until there are ``sampling.min_tokens``.
-    """
-
-    def __init__(self, sampling: Sampling, ids: Sequence[int], eos_ids: frozenset[int]) -> None:
-        self._sampling = sampling
-        self._repetition = sampling.repetition_penalty != 1
-        self._counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
-        self._bias_ids = np.array(list(sampling.logit_bias), np.int64)
-        self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
-        self._ends = np.array(sorted(eos_ids), np.int64)
-        self._counts = dict.fromkeys(ids if self._repetition else (), 0)
-        """How often each token was generated; 0 for those of the prompt alone."""
-        self._generated = 0
-
-    def add(self, token: int) -> None:
-        """Counts the token that was chosen, before the next call."""
-        self._generated += 1
-        if self._repetition or self._counted:
-            self._counts[token] = self._counts.get(token, 0) + 1
-
-    def __call__(self, logits: Array) -> Array:
-        """The processed logits [V]: themselves if nothing applies, else float32."""
-        sampling = self._sampling
-        held_back = self._generated < sampling.min_tokens and self._ends.size
-        if not (self._repetition or self._counted or self._bias_ids.size or held_back):
-            return logits
-        scores = logits.astype(np.float32)
-        scores[self._bias_ids] += self._biases
-        ids = np.fromiter(self._counts, np.int64, len(self._counts))
-        if self._repetition:  # RepetitionPenaltyLogitsProcessor; arXiv 1909.05858
-            seen, penalty = scores[ids], np.float32(sampling.repetition_penalty)
-            scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
-        if self._counted:  # OpenAI's formula: c[j] * frequency + (c[j] > 0) * presence
-            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-            frequency, presence = np.float32(sampling.frequency_penalty), np.float32(sampling.presence_penalty)
-            scores[ids] -= frequency * counts + presence * (counts > 0)
-        if held_back:
-            scores[self._ends] = -np.inf
-        return scores
 
 
 def candidates(scores: Array, sampling: Sampling) -> tuple[Array | None, Array]:
@@ -388,12 +299,19 @@ class Chooser:
     Args:
         sampling: how; a temperature of 0 is greedy too.
         ids: what was there before the first generated token.
-        eos_ids: the tokens that end a text.
+        eos_ids: the tokens that end a text, held back until there are ``sampling.min_tokens``.
     """
 
     def __init__(self, sampling: Sampling, ids: Sequence[int], eos_ids: frozenset[int]) -> None:
         self._sampling = sampling
-        self._processors = Processors(sampling, ids, eos_ids)
+        self._repetition = sampling.repetition_penalty != 1
+        self._counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        self._bias_ids = np.array(list(sampling.logit_bias), np.int64)
+        self._biases = np.array(list(sampling.logit_bias.values()), np.float32)
+        self._ends = np.array(sorted(eos_ids), np.int64)
+        self._counts = dict.fromkeys(ids if self._repetition else (), 0)
+        """How often each token was generated; 0 for those of the prompt alone."""
+        self._generated = 0
         self._random: np.random.Generator | None = None
         if not sampling.greedy and sampling.temperature != 0:
             # Philox takes any 128 bits as its key. A seed may be negative.
@@ -412,12 +330,38 @@ class Chooser:
         Raises:
             PredictorError: they are NaN or infinite.
         """
-        scores = self._processors(logits)
+        scores = self.process(logits)
         if self._random is None:
             token = int(scores.argmax())
             _require_finite(scores[token])
         else:
             token = draw(*candidates(scores, self._sampling), self._random.random())
-        self._processors.add(token)
+        self.add(token)
         wanted = self._sampling.logprobs
         return token, None if wanted is None else score(logits, token, wanted)
+
+    def add(self, token: int) -> None:
+        """Counts a token that was chosen."""
+        self._generated += 1
+        if self._repetition or self._counted:
+            self._counts[token] = self._counts.get(token, 0) + 1
+
+    def process(self, logits: Array) -> Array:
+        """The logits [V] with bias, penalties and min_tokens: themselves if nothing applies, else float32."""
+        sampling = self._sampling
+        held_back = self._generated < sampling.min_tokens and self._ends.size
+        if not (self._repetition or self._counted or self._bias_ids.size or held_back):
+            return logits
+        scores = logits.astype(np.float32)
+        scores[self._bias_ids] += self._biases
+        ids = np.fromiter(self._counts, np.int64, len(self._counts))
+        if self._repetition:  # RepetitionPenaltyLogitsProcessor; arXiv 1909.05858
+            seen, penalty = scores[ids], np.float32(sampling.repetition_penalty)
+            scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
+        if self._counted:  # OpenAI's formula: c[j] * frequency + (c[j] > 0) * presence
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            frequency, presence = np.float32(sampling.frequency_penalty), np.float32(sampling.presence_penalty)
+            scores[ids] -= frequency * counts + presence * (counts > 0)
+        if held_back:
+            scores[self._ends] = -np.inf
+        return scores

@@ -1,7 +1,9 @@
-"""The sequences of one request while they are generated: one stream of pieces, one deadline, one end.
+"""The texts of one request while they are generated: one stream of pieces, one deadline, one end.
 
-Each sequence has a task that queues its pieces, and the API reads the queue. When a slow reader lets it fill up, the
-tasks wait, and so does the model.
+    steps of a generator --Assembler--> pieces of one text --Generation--> pieces of all texts of a request
+
+Each text has a task that queues its pieces, and the API reads the queue. When a slow reader lets it fill up, the tasks
+wait, and so does the model.
 """
 
 from __future__ import annotations
@@ -15,8 +17,18 @@ from types import TracebackType
 from typing import Self
 
 from hf_transformer.errors import PREDICTORS, CallersDeadline, PredictorError, PredictorTimeout, RequestError
-from hf_transformer.generation.sequence import SequencePlan
-from hf_transformer.generation.types import Generator, Piece
+from hf_transformer.generation.detokenizer import Vocabulary
+from hf_transformer.generation.stops import StopSearch
+from hf_transformer.generation.types import (
+    FinishReason,
+    Generator,
+    Piece,
+    Prompt,
+    Sampling,
+    Step,
+    TokenScore,
+    TokenText,
+)
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import Context
 
@@ -30,37 +42,112 @@ CountText = Callable[[str], Awaitable[int]]
 """How many tokens a text has."""
 
 
-class Usage:
-    """The tokens of one request, for its admission, for the client and for the metrics.
+class Assembler:
+    """Puts the text of one sequence (one continuation of one prompt) together: detokenizes, ends it before stop
+    strings, and shows its tokens.
 
-    Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens``, new ones of all sequences so far.
+    Args:
+        place: the number of the prompt and of the choice.
+        before: the beginning of the text (echo).
+        continues: whether the new text goes on from the prompt's last token, which decides on a space between them.
+
+    Attributes: ``prompt`` and ``sampling``, what the generator is asked for; ``place``; ``count``, new tokens so far,
+    those that are held back included; ``written``, the whole text so far where the model gives text and no ids.
     """
 
-    def __init__(self, context: Context, metrics: Metrics, prompt_tokens: int) -> None:
-        self._context = context
-        self._metrics = metrics.generation
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = 0
-        self._uncounted = 0
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt: Prompt,
+        sampling: Sampling,
+        place: tuple[int, int],
+        before: str = "",
+        continues: bool = True,
+    ) -> None:
+        self._show = vocabulary.show
+        self._detokenizer = vocabulary.continue_text(prompt.ids if continues else ())
+        self._stops = StopSearch(sampling.stop)
+        self.prompt = prompt
+        self.sampling = sampling
+        self.place = place
+        self._before = before
+        self._waiting: deque[tuple[int, TokenScore]] = deque()
+        """Tokens that are not shown yet, each with its offset."""
+        self._uncounted = self._known = self._given = self._offset = 0
+        self.count = 0
+        self.written: list[str] = []
 
-    def add(self, tokens: int) -> None:
-        """Counts new tokens."""
-        self.completion_tokens += tokens
-        self._metrics.generated_tokens += tokens
-        place = self._context.place
-        if place is not None:
-            expected = self._uncounted // CHARACTERS_PER_TOKEN
-            place.charge(self.prompt_tokens + self.completion_tokens + expected)
+    @property
+    def text_only(self) -> bool:
+        """Whether the tokens are still to be counted, because the model gives text alone."""
+        return not self.count and bool(self.written)
 
-    def expect(self, characters: int) -> None:
-        """Counts new text whose tokens are not known yet, for admission alone: the other numbers only ever add up."""
-        self._uncounted += characters
-        self.add(0)
+    def add(self, step: Step) -> Piece | None:
+        """The new piece of text; None while all of it is held back. The last piece has ``finish``."""
+        unsearched, text = self._text(step)
+        finish = step.finish
+        text, stopped = self._stops.push(text)
+        if stopped:
+            finish = "stop"
+        elif finish is not None:
+            text += self._stops.flush()
+        text = unsearched + text
+        self._given += len(text)
+        tokens = self._tokens(all_of_them=finish is not None and not stopped) if self._waiting else ()
+        if not text and not tokens and finish is None and not self._before:
+            return None
+        return self._piece(text, tokens, finish)
 
-    def settle(self, characters: int, tokens: int) -> None:
-        """Counts the tokens of text that was expected."""
-        self._uncounted -= characters
-        self.add(tokens)
+    def nothing(self) -> Piece:
+        """The only piece of a text that may not have any new token."""
+        return self._piece("", (), "length")
+
+    def _piece(self, text: str, tokens: Sequence[TokenText], finish: FinishReason | None) -> Piece:
+        text, self._before = self._before + text, ""
+        count, self._uncounted = self._uncounted, 0
+        return Piece(*self.place, text, tokens, count, finish)
+
+    def _text(self, step: Step) -> tuple[str, str]:
+        """The step's text, in two parts: before the text may end (min_tokens), and the rest."""
+        push, ids = self._detokenizer.push, step.ids
+        earlier = self.sampling.min_tokens - self.count
+        self.count += len(ids)
+        self._uncounted += len(ids)
+        if step.text:
+            self.written.append(step.text)
+            parts = [step.text]
+        elif step.scores:
+            parts = []
+            for number, score in zip(ids, step.scores, strict=True):
+                parts.append(push(number))
+                self._waiting.append((self._begin(number, len(parts[-1])), score))
+        else:
+            parts = [push(number) for number in ids]
+        if step.finish is not None and not self.written:
+            parts.append(self._detokenizer.flush())
+        if earlier <= 0 or not ids:
+            return "", "".join(parts)
+        return "".join(parts[:earlier]), "".join(parts[earlier:])
+
+    def _begin(self, number: int, new: int) -> int:
+        """The offset of a token that has just made ``new`` characters certain: as many before the end as it has itself,
+        those that are held back included. Part of a character has fewer, or none yet, and stands where the last
+        complete one ends."""
+        before, self._known = self._known, self._known + new
+        end = self._known + self._detokenizer.held
+        self._offset = max(self._offset, before, end - len(self._show(number)[0]))
+        return self._offset
+
+    def _tokens(self, all_of_them: bool) -> Sequence[TokenText]:
+        """The tokens whose text has begun to be given; of a text that was stopped, no others are shown."""
+        waiting, show = self._waiting, self._show
+        tokens = []
+        while waiting and (all_of_them or waiting[0][0] < self._given):
+            offset, score = waiting.popleft()
+            top = tuple(TokenText(*show(number), logprob) for number, logprob in score.top)
+            # Spaces that the end has cleaned up were counted.
+            tokens.append(TokenText(*show(score.id), score.logprob, top, min(offset, self._given)))
+        return tokens
 
 
 class Generation:
@@ -71,15 +158,16 @@ class Generation:
     counts from its making.
 
     Args:
-        plans: one for each sequence.
+        sequences: in the order of prompts and choices.
         count_text: counts the tokens of a text whose generator gives none.
         timeout: seconds for all of them together.
-        shape: how many prompts there are, and how many choices of each.
+
+    Attributes: ``prompt_tokens`` of all prompts together; ``completion_tokens``, new ones of all sequences so far.
     """
 
     def __init__(
         self,
-        plans: Sequence[SequencePlan],
+        sequences: Sequence[Assembler],
         generator: Generator,
         context: Context,
         metrics: Metrics,
@@ -87,19 +175,18 @@ class Generation:
         prompt_tokens: int,
         count_text: CountText,
         timeout: float,
-        shape: tuple[int, int],
     ) -> None:
-        self._plans = plans
+        self._sequences = sequences
         self._generator = generator
         self._context = context
         self._metrics = metrics.generation
-        self._usage = Usage(context, metrics, prompt_tokens)
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = self._uncounted = 0
         self._count_text = count_text
         self._timeout = timeout
-        self._shape = shape
         self._made = perf_counter()
         self._has_begun = False
-        self._unwritten = self._unread = len(plans)
+        self._unwritten = self._unread = len(sequences)
         self._tasks: list[asyncio.Task[None]] = []
         self._pieces: deque[Piece] = deque()
         self._has_room = asyncio.Event()
@@ -130,20 +217,10 @@ class Generation:
         """
         self._succeeded, self._failed, self._left = succeeded, failed, left
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts together."""
-        return self._usage.prompt_tokens
-
-    @property
-    def completion_tokens(self) -> int:
-        """New tokens of all sequences so far."""
-        return self._usage.completion_tokens
-
     # Reading
 
     async def __aenter__(self) -> Self:
-        self._tasks = [self._loop.create_task(self._run(plan)) for plan in self._plans]
+        self._tasks = [self._loop.create_task(self._run(one)) for one in self._sequences]
         deadline = self._context.deadline
         own = deadline is not None and deadline < self._expires
         self._timer = self._loop.call_at(deadline if deadline is not None and own else self._expires, self._expire, own)
@@ -191,11 +268,13 @@ class Generation:
 
     async def collect(self) -> list[list[str]]:
         """The whole texts, by prompt and choice. Raises RequestError as iterating does."""
-        prompts, choices = self._shape
-        texts: list[list[list[str]]] = [[[] for _ in range(choices)] for _ in range(prompts)]
+        texts: dict[tuple[int, int], list[str]] = {one.place: [] for one in self._sequences}
         async for piece in self:
-            texts[piece.prompt][piece.choice].append(piece.text)
-        return [["".join(one) for one in row] for row in texts]
+            texts[piece.prompt, piece.choice].append(piece.text)
+        found: list[list[str]] = [[] for _ in range(self._sequences[-1].place[0] + 1)]
+        for (prompt, _), parts in texts.items():
+            found[prompt].append("".join(parts))
+        return found
 
     async def close(self) -> None:
         """Ends the calls to the predictor that still run, and waits for that; the second time it does nothing."""
@@ -248,12 +327,12 @@ class Generation:
 
     # Writing: a task per sequence
 
-    async def _run(self, plan: SequencePlan) -> None:
+    async def _run(self, sequence: Assembler) -> None:
         """Queues all pieces of one sequence. Its error ends the others."""
         ending = "error"
         self._metrics.begin()
         try:
-            last = await self._write(plan)
+            last = await self._write(sequence)
             ending = last.finish or ending
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -283,32 +362,34 @@ class Generation:
         self._pieces.append(piece)
         self._wake()
 
-    async def _write(self, plan: SequencePlan) -> Piece:
+    async def _write(self, sequence: Assembler) -> Piece:
         """Queues the pieces of one sequence but the last, and returns that. The call to the predictor is over then: a
         slow reader must not keep it open.
 
         Raises:
             RequestError: the generator's errors, and PredictorError for a sequence without an end.
         """
-        assembler, usage = plan.assembler, self._usage
-        if plan.sampling.max_tokens == 0:
-            return assembler.nothing()
+        sampling, metrics = sequence.sampling, self._metrics
+        if sampling.max_tokens == 0:
+            return sequence.nothing()
         first = last = 0.0
-        async with aclosing(self._generator.generate(plan.prompt, plan.sampling, self._context)) as steps:
+        async with aclosing(self._generator.generate(sequence.prompt, sampling, self._context)) as steps:
             async for step in steps:
                 now = perf_counter()
                 at_once = not first
-                if at_once:
-                    first = now
-                    self._begin_one(now)
+                if not at_once:
+                    metrics.between.observe(now - last)
                 else:
-                    self._metrics.between.observe(now - last)
+                    first = now
+                    if not self._has_begun:
+                        self._has_begun = True
+                        metrics.first_token.observe(now - self._context.arrived)
                 last = now
                 if step.ids:
-                    usage.add(len(step.ids))
+                    self._count(len(step.ids))
                 elif step.text:
-                    usage.expect(len(step.text))
-                piece = assembler.add(step)
+                    self._count(0, len(step.text))
+                piece = sequence.add(step)
                 if piece is None:
                     continue
                 if not self._context.predict:
@@ -318,17 +399,22 @@ class Generation:
                 await self._put(piece)
             else:
                 raise PredictorError("the predictor ended a text without saying why it is over")
-        if assembler.text_only:
-            text = "".join(assembler.written)
+        if sequence.text_only:
+            text = "".join(sequence.written)
             piece.count = await self._count_text(text) if step.total is None else step.total
-            usage.settle(len(text), piece.count)
-        count = assembler.count or piece.count
+            self._count(piece.count, -len(text))
+        count = sequence.count or piece.count
         if count > 1 and not at_once:  # else it says nothing about the time between tokens
-            self._metrics.per_token.observe((last - first) / (count - 1))
+            metrics.per_token.observe((last - first) / (count - 1))
         return piece
 
-    def _begin_one(self, now: float) -> None:
-        """Notes the first step of a sequence; the first of a request ends the time to its first token."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._metrics.first_token.observe(now - self._context.arrived)
+    def _count(self, tokens: int, characters: int = 0) -> None:
+        """Counts new tokens. Of text whose tokens are not known yet, admission alone counts the ``characters``; they
+        are taken off when the tokens are known, since the other numbers only ever add up."""
+        self.completion_tokens += tokens
+        self._metrics.generated_tokens += tokens
+        self._uncounted += characters
+        place = self._context.place
+        if place is not None:
+            expected = self._uncounted // CHARACTERS_PER_TOKEN
+            place.charge(self.prompt_tokens + self.completion_tokens + expected)

@@ -6,14 +6,13 @@ Every API that generates uses them; pipeline.py has the texts written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import SamplingReader, limited
-from hf_transformer.generation.types import GenerationRequest, Sampling
+from hf_transformer.generation.sampling import CHOICES, DRAW, MIN_TOKENS, STOP, read_sampling
+from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.tasks import TASKS
 from hf_transformer.tasks.base import Servable, TaskSettings, read_text
 from hf_transformer.tasks.parameters import Parameters, refuse_logit_flags
@@ -21,27 +20,11 @@ from hf_transformer.tasks.tensors import OUTPUT
 from hf_transformer.types import Json, Query, Tensor
 
 MAX_TOKENS = ("max_new_tokens", "max_tokens")
-MIN_TOKENS = ("min_new_tokens", "min_tokens")
-CHOICES = ("num_return_sequences", "n")
-STOP = ("stop", "stop_strings", "stop_words")
-"""Each parameter has transformers' name first, then those of vLLM and TensorRT-LLM."""
-DRAW = ("temperature", "top_k", "top_p", "min_p")
-"""A request with one of these wants sampling, unless it sets do_sample."""
 PARAMETERS = (
     *("output_format", "max_length", *MAX_TOKENS, *MIN_TOKENS, "do_sample", *DRAW, "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
     *(*STOP, "stop_token_ids", *CHOICES, "return_full_text", "stream"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOptions:
-    """One request's choices. ``max_length`` is None where the sampling's own max_tokens counts."""
-
-    sampling: Sampling
-    max_length: int | None
-    full_text: bool
-    stream: bool
 
 
 class TextGeneration(Servable):
@@ -60,9 +43,11 @@ class TextGeneration(Servable):
         super().__init__(settings)
         refuse_logit_flags(settings, self.name)
 
-    def options(self, parameters: Mapping[str, Json]) -> GenerationOptions:
+    def options(self, parameters: Mapping[str, Json]) -> GenerationRequest:
+        """What the parameters ask for, of prompts that are still to come. Raises InvalidInput or TooLarge."""
         given = Parameters(parameters, PARAMETERS)
         given.choice("output_format", self.settings.output_format, ("kserve", "pipeline"))
+        given.flag("stream", False)  # up to the API
         defaults = self.settings.generation
         full = given.flag("return_full_text", defaults.return_full_text and self.knows_full_text)
         if full and not self.knows_full_text:
@@ -71,35 +56,8 @@ class TextGeneration(Servable):
         if tokens is not None and "max_length" in given:
             raise InvalidInput(f"parameters.max_length: can't be combined with {tokens}, which says what is new")
         max_length = None if tokens is not None else given.integer("max_length", defaults.max_length, 1)
-        sampling = self.bounded(self._sampling(given, tokens), max_length)
-        return GenerationOptions(sampling, max_length, full, given.flag("stream", False))
-
-    def _sampling(self, given: Parameters, tokens: str | None) -> Sampling:
-        defaults, size = self.settings.generation, self.settings.vocabulary.vocab_size
-        reader = SamplingReader(given)
-        if "max_length" in given:
-            reader.length("max_length")
-        reader.tokens(tokens, given.one_of(*MIN_TOKENS))
-        frozen = reader.temperature(defaults.temperature)
-        reader.top_k(defaults.top_k)
-        reader.top_p(defaults.top_p)
-        reader.number("min_p", 0.0, 0.0, 1.0)
-        reader.seed()
-        reader.penalties()
-        reader.logit_bias(size)
-        reader.ignore_eos()
-        reader.stop(given.one_of(*STOP))
-        reader.stop_token_ids(size)
-        reader.choices(given.one_of(*CHOICES) or CHOICES[0])
-        sample = given.flag("do_sample", defaults.do_sample or any(name in given for name in DRAW))
-        if frozen or not sample:
-            says = "temperature" if frozen else "do_sample"
-            reader.drop_randomness(says if says in given else "")
-        return reader.finish()
-
-    def bounded(self, sampling: Sampling, max_length: int | None = None) -> Sampling:
-        """The sampling within --max_new_tokens. Raises TooLarge where it asks for more."""
-        return limited(sampling, self.settings.generation.max_new_tokens, max_length)
+        sampling = read_sampling(given, defaults, self.settings.vocabulary.vocab_size, tokens=tokens)
+        return GenerationRequest(prompts=(), sampling=sampling, echo=full, max_length=max_length)
 
     def request(self, query: Query) -> GenerationRequest:
         """What a request in V1's or V2's form asks for.
@@ -107,21 +65,16 @@ class TextGeneration(Servable):
         Raises:
             RequestError: an instance or a parameter is not what is expected.
         """
-        options = self.options(query.parameters)
-        prompts = [read_text(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
-        return GenerationRequest(
-            prompts=prompts,
-            sampling=options.sampling,
-            echo=options.full_text,
-            max_length=options.max_length,
-            name=query.name,
-        )
+        request = self.options(query.parameters)
+        request.prompts = [read_text(one, f"{query.name}[{index}]") for index, one in enumerate(query.instances)]
+        request.name = query.name
+        return request
 
     def answers(self, texts: Sequence[Sequence[str]]) -> list[Json]:
         """The predictions. ``texts`` has the whole texts of each prompt, one per choice, as ``echo`` makes them."""
         return [[{"generated_text": text} for text in choices] for choices in texts]
 
-    def tensor(self, predictions: Sequence[Json], options: GenerationOptions) -> Tensor:
+    def tensor(self, predictions: Sequence[Json], options: GenerationRequest) -> Tensor:
         """BYTES [instances], or [instances, n] for n texts of each."""
         texts = [[one["generated_text"].encode() for one in choices] for choices in predictions]
         count = options.sampling.n

@@ -21,8 +21,8 @@ import orjson
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import ModelInputs, json_problems, listed
-from hf_transformer.generation.types import FinishReason, Generator, GeneratorSettings, Prompt, Sampling, Step
+from hf_transformer.generation.inputs import TensorGenerator
+from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import Context, Encoding, ModelSpec, Tensor, Tokenization
@@ -47,7 +47,7 @@ _COUNTED: Final = Tokenization(whole=True, special_tokens=False)
 _LOCATED: Final = Tokenization(whole=True, special_tokens=False, detail=True)
 
 
-class TextGenerator(Generator):
+class TextGenerator(TensorGenerator):
     """Sends text and reads text. Tokens are counted with the service's own tokenizer if the model does not count."""
 
     interface: ClassVar[str] = "text"
@@ -62,8 +62,6 @@ class TextGenerator(Generator):
         executor: Executor,
     ) -> None:
         """Raises ContractError for a model that is not of this kind."""
-        self._predictor = predictor
-        self._decoupled = spec.decoupled
         self._decode = tokenizer.decode
         self._counter = TokenCounter(tokenizer, executor)
         self._first = leading_token(tokenizer)
@@ -71,62 +69,54 @@ class TextGenerator(Generator):
         names = {one.name for one in spec.outputs}
         wanted = settings.output_names[:1] or TEXT_OUTPUTS
         self._output = next((name for name in wanted if name in names), "")
-        self._inputs = ModelInputs(spec, (self._input, PARAMETERS, *_RETURNED), end=None)
-        inputs = self._inputs.by_name
+        super().__init__(spec, predictor, (self._input, PARAMETERS, *_RETURNED), end=None)
+        inputs = self._inputs
         self._json = PARAMETERS in inputs
-        honours = self._inputs.honours - {"logprobs"}  # the model does not say which tokens they are of
-        self._honours = honours | {"max_tokens", "greedy", *_IN_JSON} if self._json else honours
-        self._is_limited = "max_tokens" in self._honours
+        self.honours -= {"logprobs"}  # the model does not say which tokens they are of
+        if self._json:
+            self.honours |= {"max_tokens", "greedy", *_IN_JSON}
         asked = [name for name, output in _RETURNED.items() if name in inputs and output in names]
         self._outputs = [self._output, *(_RETURNED[name] for name in asked)]
         # vLLM's backend leaves the prompt out where it streams.
         self._excludes = "exclude_input_in_output" in inputs or ("stream" in inputs and spec.decoupled)
-        if problems := self._problems(spec, wanted):
+        if problems := self._problems(wanted):
             raise ContractError(spec.name, problems)
         self._asked = [inputs[name].tensor(True) for name in asked]
-
-    @property
-    def honours(self) -> frozenset[str]:
-        return self._honours
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         text = prompt.text
         if not prompt.special_tokens and self._first:  # the model's tokenizer puts it in front
             text = text.removeprefix(self._first)
         leading = None if self._excludes else LeadingPrompt(text, partial(self._decode, prompt.ids, True))
-        reading = _Reading(self._outputs, self._counter, sampling.max_tokens or 1, leading, cuts=not self._is_limited)
-        inputs = self._tensors(text, sampling)
-        if not self._decoupled:
-            reply = await self._predictor.infer(inputs, self._outputs, context.headers, cancellable=True)
-            try:
-                new = reading.take(reply.tensors)
-            finally:
-                pass
-            yield await reading.last(new + reading.rest())
-            return
-        async with aclosing(self._predictor.stream(inputs, self._outputs, context.headers)) as responses:
+        cuts = "max_tokens" not in self.honours
+        reading = _Reading(self._outputs, self._counter, sampling.max_tokens or 1, leading, cuts=cuts)
+        held = ""
+        async with aclosing(self._responses(self._tensors(text, sampling), self._outputs, context)) as responses:
             async for tensors in responses:
-                if new := await reading.truncated(reading.take(tensors)):
+                new = reading.take(tensors)
+                if not self._decoupled:
+                    held = new  # it comes with the end
+                elif new := await reading.truncated(new):
                     yield Step((), new)
                 if reading.is_over:
                     break
-        yield await reading.last(reading.rest())
+        yield await reading.last(held + reading.rest())
 
     def _tensors(self, text: str, sampling: Sampling) -> list[Tensor]:
-        tensors = [self._inputs.by_name[self._input].tensor(text), *self._inputs.tensors(sampling), *self._asked]
+        tensors = [self._inputs[self._input].tensor(text), *self._sampled(sampling), *self._asked]
         if self._json:
             parameters = orjson.dumps(_parameters(sampling)).decode()
-            tensors.append(self._inputs.by_name[PARAMETERS].tensor(parameters))
+            tensors.append(self._inputs[PARAMETERS].tensor(parameters))
         return tensors
 
-    def _problems(self, spec: ModelSpec, wanted: Sequence[str]) -> list[str]:
+    def _problems(self, wanted: Sequence[str]) -> list[str]:
         """The reasons why the model does not fit, in a sentence each."""
-        inputs, outputs = self._inputs.by_name, {one.name: one for one in spec.outputs}
+        inputs, outputs = self._inputs, {one.name: one for one in self._spec.outputs}
         problems = []
         if self._input not in inputs or not self._output:
             problems.append(
                 f"A text model has the input {self._input} and the output {' or '.join(wanted)}; this one has "
-                f"{listed(spec.inputs)} and {listed(spec.outputs)}. Name them so in config.pbtxt, or with "
+                f"{self._tensors_it_has}. Name them so in config.pbtxt, or with "
                 "--tensor_input_names and --tensor_output_names, or set --generation_interface."
             )
         for name in (self._input, PARAMETERS):
@@ -138,7 +128,7 @@ class TextGenerator(Generator):
         for name in _RETURNED:
             if name in inputs:
                 problems += inputs[name].problems("flag")
-        return [*problems, *self._inputs.problems, *json_problems(spec, self._predictor, self._inputs.filled)]
+        return [*problems, *self._shared_problems(())]
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:
@@ -173,14 +163,14 @@ class _Reading:
         self._parts: list[str] = []
         self._count = 0  # of tokens, if the model counts them
         self._reason: FinishReason | None = None
-        self._decoder: codecs.IncrementalDecoder | None = None  # once a response ends within a character
+        self._decoder = _UTF8("replace")  # a response may end within a character
         self.is_over = False
 
     def take(self, tensors: Mapping[str, Tensor]) -> str:
         """The new text of one response. Raises PredictorError for data that is no text, and for a text that the model
         has broken off."""
         found = tensors.get(self._outputs[0])
-        new = "" if found is None else self._certain(self._characters(_element(found)))
+        new = "" if found is None else self._certain(self._decoder.decode(_element(found)))
         if COUNT in tensors:
             data = tensors[COUNT].data
             if data.size and data.dtype.kind not in "iu":
@@ -195,7 +185,7 @@ class _Reading:
 
     def rest(self) -> str:
         """The text that was held back, after the last response."""
-        rest = "" if self._decoder is None else self._certain(self._decoder.decode(b"", True))
+        rest = self._certain(self._decoder.decode(b"", True))
         if self._leading is not None and (held := self._leading.rest()):
             self._parts.append(held)
             rest += held
@@ -227,15 +217,6 @@ class _Reading:
             return Step((), new, (), "stop")
         count = await self._counter.count(whole)
         return Step((), new, (), "length" if count >= self._most else "stop", count)
-
-    def _characters(self, data: bytes) -> str:
-        """The characters that are whole now."""
-        if self._decoder is None:
-            try:
-                return data.decode()
-            except UnicodeDecodeError:
-                self._decoder = _UTF8("replace")
-        return self._decoder.decode(data)
 
     def _certain(self, text: str) -> str:
         """The part that is certainly not the prompt, which is new."""

@@ -18,16 +18,8 @@ from typing import ClassVar
 
 from hf_transformer.core.contract import ContractError
 from hf_transformer.errors import InvalidInput, PredictorError
-from hf_transformer.generation.inputs import NO_WORDS, ModelInputs, json_problems, listed
-from hf_transformer.generation.types import (
-    FinishReason,
-    Generator,
-    GeneratorSettings,
-    Prompt,
-    Sampling,
-    Step,
-    TokenScore,
-)
+from hf_transformer.generation.inputs import NO_WORDS, TensorGenerator
+from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, Step, TokenScore
 from hf_transformer.predictor.base import Predictor
 from hf_transformer.types import Array, Context, ModelSpec, Tensor
 
@@ -38,40 +30,33 @@ PAD, WORDS = "pad_id", "stop_words_list"
 _OWN = (IDS, LENGTHS, DECODER_IDS, DECODER_LENGTHS, PAD, WORDS)
 
 
-class TokenGenerator(Generator):
+class TokenGenerator(TensorGenerator):
     """Sends ids and reads ids. Tokens that end the text, such as its end-of-sequence token, are left out."""
 
     interface: ClassVar[str] = "tokens"
 
     def __init__(self, spec: ModelSpec, predictor: Predictor, settings: GeneratorSettings) -> None:
         """Raises ContractError for a model that is not of this kind."""
-        self._predictor = predictor
-        self._decoupled = spec.decoupled
         self._eos = settings.eos_ids
         self._decoder_start = settings.decoder_start_ids
         # One token ends the text at the model, the others do as its stop words, or else when they are read here.
         *self._others, end = sorted(self._eos) or [-1]
-        self._inputs = ModelInputs(spec, _OWN, end=end)
+        super().__init__(spec, predictor, _OWN, end=end)
         own: dict[str, Sequence[int] | int] = {PAD: settings.pad_id}
         if self._decoder_start:
             own |= {DECODER_IDS: self._decoder_start, DECODER_LENGTHS: len(self._decoder_start)}
-        self._own = {name: values for name, values in own.items() if name in self._inputs.by_name}
+        self._own = {name: values for name, values in own.items() if name in self._inputs}
         outputs = {one.name for one in spec.outputs}
         self._outputs = [name for name in (OUTPUT, LENGTH) if name in outputs]
-        honours = self._inputs.honours | {"stop_token_ids"}  # which are seen when they are read, if not before
+        self.honours |= {"stop_token_ids"}  # which are seen when they are read, if not before
         if SCORES not in outputs:
-            honours -= {"logprobs"}
+            self.honours -= {"logprobs"}
         if self._others:  # the model holds its end_id back, and no other
-            honours -= {"min_tokens"}
-        self._honours = honours
-        self._may_repeat = "exclude_input_in_output" not in self._inputs.by_name
+            self.honours -= {"min_tokens"}
+        self._may_repeat = "exclude_input_in_output" not in self._inputs
         """Whether a response may begin with the prompt; a model that once did not never does."""
-        if problems := self._problems(spec):
+        if problems := self._problems():
             raise ContractError(spec.name, problems)
-
-    @property
-    def honours(self) -> frozenset[str]:
-        return self._honours
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         sampling, ends = self._ends(sampling)
@@ -79,20 +64,15 @@ class TokenGenerator(Generator):
         reading = _Reading(partial(self._without_prompt, [*before]), ends, sampling)
         inputs = self._tensors(prompt, sampling)
         outputs = self._outputs if sampling.logprobs is None else [*self._outputs, SCORES]
-        if not self._decoupled:
-            reply = await self._predictor.infer(inputs, outputs, context.headers, cancellable=True)
-            try:
-                step = reading.step(reply.tensors)
-            finally:
-                reply.release()
-            step.finish = reading.end().finish
-            yield step
-            return
-        async with aclosing(self._predictor.stream(inputs, outputs, context.headers)) as responses:
+        async with aclosing(self._responses(inputs, outputs, context)) as responses:
             async for tensors in responses:
                 if reading.finish is not None:  # but the model goes on
                     break
                 step = reading.step(tensors)
+                if not self._decoupled:
+                    step.finish = reading.end().finish
+                    yield step
+                    return
                 if step.ids:
                     yield step
         yield reading.end()
@@ -126,7 +106,7 @@ class TokenGenerator(Generator):
         return row[len(prompt) :]
 
     def _tensors(self, prompt: Prompt, sampling: Sampling) -> list[Tensor]:
-        inputs, own = self._inputs.by_name, self._own
+        inputs, own = self._inputs, self._own
         if WORDS in inputs:
             words = self._stop_words(sampling)
             if words or not inputs[WORDS].optional:
@@ -135,30 +115,28 @@ class TokenGenerator(Generator):
         if LENGTHS in inputs:
             tensors.append(inputs[LENGTHS].tensor(len(prompt.ids)))
         tensors += [inputs[name].tensor(values) for name, values in own.items()]
-        return [*tensors, *self._inputs.tensors(sampling)]
+        return [*tensors, *self._sampled(sampling)]
 
     def _stop_words(self, sampling: Sampling) -> Sequence[int]:
         """The tokens beside end_id that end a text at the model, so that it goes no further; the client's too, if they
         fit."""
         words = [] if sampling.ignore_eos else self._others
         more = [*words, *sampling.stop_token_ids]
-        return _as_words(more if self._inputs.by_name[WORDS].fits(2 * len(more)) else words)
+        return _as_words(more if self._inputs[WORDS].fits(2 * len(more)) else words)
 
-    def _problems(self, spec: ModelSpec) -> list[str]:
+    def _problems(self) -> list[str]:
         """The reasons why the model does not fit, in a sentence each."""
-        inputs, own = self._inputs.by_name, dict(self._own)
+        inputs, own = self._inputs, dict(self._own)
         problems = []
-        if IDS not in inputs or "max_tokens" not in self._inputs.honours or OUTPUT not in self._outputs:
+        if IDS not in inputs or "max_tokens" not in self.honours or OUTPUT not in self._outputs:
             problems.append(
                 f"A token model has the inputs {IDS} and {NEW_TOKENS} and the output {OUTPUT}; this one has "
-                f"{listed(spec.inputs)} and {listed(spec.outputs)}. Name them so in config.pbtxt, or set "
+                f"{self._tensors_it_has}. Name them so in config.pbtxt, or set "
                 "--generation_interface."
             )
         if not self._decoder_start and DECODER_IDS in inputs and not inputs[DECODER_IDS].optional:
             problems.append(f"It requires the input {DECODER_IDS!r}, but config.json is of no encoder-decoder.")
         if WORDS in inputs:
-            if not inputs[WORDS].optional:
-                problems += inputs[WORDS].sign_problems("the mark of no words")
             if self._others or not inputs[WORDS].optional:
                 own[WORDS] = _as_words(self._others) or NO_WORDS
         counts = dict.fromkeys([name for name in (IDS, LENGTHS) if name in inputs], 1)
@@ -167,9 +145,9 @@ class TokenGenerator(Generator):
             if name in (IDS, DECODER_IDS) and not inputs[name].takes_any_number:
                 problems.append(f"Its input {name!r} always has the same length; set dims: [ -1 ] in config.pbtxt.")
             else:
-                problems += inputs[name].problems("whole", count)
-        used = {*self._inputs.filled, OUTPUT, SCORES}
-        return [*problems, *self._inputs.problems, *json_problems(spec, self._predictor, used)]
+                may_be_none = name == WORDS and not inputs[WORDS].optional
+                problems += inputs[name].problems("signed" if may_be_none else "whole", count)
+        return [*problems, *self._shared_problems((OUTPUT, SCORES))]
 
 
 def _as_words(ids: Sequence[int]) -> list[int]:

@@ -107,11 +107,3 @@ def _read_call(text: str) -> ToolCall | None:
     except (ValueError, RecursionError):
         return None
     return call
-
-
-def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """A whole text's content and its calls."""
-    parser = ToolCallParser()
-    content, calls = parser.push(text)
-    rest, more = parser.flush()
-    return content + rest, calls + more

@@ -17,7 +17,6 @@ from hf_transformer.types import Context, TextInput
 
 FinishReason = Literal["stop", "length"]
 """Why a text ended: at an end-of-sequence token or a stop string, or because it may not be longer."""
-
 Interface = Literal["auto", "tokens", "text", "logits"]
 """The kinds of generative models, as --generation_interface names them; auto goes by the model's tensors."""
 
@@ -66,7 +65,7 @@ class GenerationRequest:
 
     ``prompts`` are texts or ids (``TokenIds``). ``special_tokens`` says whether the tokenizer adds its own to a text:
     a rendered chat has them already. ``echo`` puts the prompt in front of each text. ``max_length`` bounds the prompt
-    and what is new together (transformers' max_length), where ``sampling.max_tokens`` says nothing. ``name`` is what
+    and the new tokens together (transformers' max_length), where ``sampling.max_tokens`` says nothing. ``name`` is what
     the client calls its prompts, for messages; with ``single`` it is one prompt itself and not a list.
     """
 
@@ -82,7 +81,6 @@ class GenerationRequest:
 @dataclass(slots=True)
 class Prompt:
     """One prompt as the model gets it: ``ids`` [S] of the service's tokenizer, and the ``text`` that they were made of.
-
     ``special_tokens`` says whether the tokenizer added its own.
     """
 
@@ -102,12 +100,11 @@ class TokenScore:
 
 @dataclass(slots=True)
 class Step:
-    """What a generator has that is new: token ids, or the text itself where the model gives text. With both, the ids
-    are counted and the text is taken.
+    """What is new of a text: token ids, or the text itself where the model gives text.
 
     ``scores`` has one element per id where the sampling asks for logprobs. ``finish`` is not None in the last step. A
-    token that ends the text is never among the ids. ``total`` is how many tokens all of a text has that came without
-    ids, in the last step of a generator that has counted them.
+    token that ends the text is never among the ids. ``total``, in the last step, is how many tokens a text without ids
+    has, where the generator has counted them.
     """
 
     ids: Sequence[int] = ()
@@ -121,8 +118,8 @@ class Step:
 class TokenText:
     """A token as a client sees it: ``text`` is its own, ``bytes`` what it stands for, which may be part of a character.
 
-    ``offset`` is where it stands in the new text, in characters: one that is part of a character stands where this
-    does. Those of ``top`` have none.
+    ``offset`` is its place in the new text, in characters: part of a character has the character's. Those of ``top``
+    have none.
     """
 
     text: str
@@ -155,11 +152,9 @@ class GeneratorSettings:
     ``model_config`` is config.json. ``eos_ids`` end a text, ``pad_id`` fills masked positions. ``decoder_start_ids``
     are what the decoder of an encoder-decoder begins with, empty for a decoder alone. ``max_length`` is how many tokens
     the model takes, for a decoder alone the prompt and the new ones together. ``input_names`` and ``output_names`` are
-    --tensor_input_names and --tensor_output_names, empty where they were not given. ``pad_to_multiple_of`` is that
-    flag.
-
-    A logits model sends batches within ``places``, and ``caches`` bounds its key-value caches (--max_cache_bytes).
-    Sequences under way keep their generator when the model is replaced, and both generators share these two.
+    --tensor_input_names and --tensor_output_names. A logits model sends batches within ``places``, and ``caches``
+    bounds its key-value caches (--max_cache_bytes): running texts keep their generator when the model is replaced, and
+    both generators share these two.
     """
 
     model_config: Mapping[str, Any]
@@ -182,13 +177,10 @@ class Generator(ABC):
     interface: ClassVar[str]
     """Its kind, as --generation_interface names it: tokens, text or logits."""
 
-    @property
-    @abstractmethod
-    def honours(self) -> frozenset[str]:
-        """The fields of Sampling that the model, or this class, can honour. A request that sets another one to anything
-        but its neutral value is refused before ``generate``. ``stop`` and ``n`` need no support: the pipeline searches
-        the text itself, and each continuation is a call of its own.
-        """
+    honours: frozenset[str]
+    """The fields of Sampling that the model, or this class, can honour; a request that sets another one is refused.
+    ``stop`` and ``n`` need no support: the pipeline searches the text itself, and each continuation is a call of its
+    own."""
 
     def check(self, texts: Sequence[tuple[Prompt, Sampling]]) -> None:
         """Raises RequestError for a text of a request that can never be written. Called before ``generate``."""
@@ -196,12 +188,11 @@ class Generator(ABC):
 
     @abstractmethod
     def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
-        """One continuation of one prompt, step by step.
+        """One continuation of one prompt, step by step. The caller keeps the deadline.
 
         Nothing is sent before the first step is asked for. Closing it early (``aclose``) or cancelling ends the work at
-        the predictor, where that can be.
-        ``sampling.max_tokens`` is always a number here, and ``sampling.seed`` differs between the choices of a prompt.
-        The caller keeps the deadline.
+        the predictor, where that can be. ``sampling.max_tokens`` is always a number here, and ``sampling.seed`` differs
+        between the choices of a prompt.
 
         Raises:
             RequestError: the predictor's errors, and InvalidInput for a prompt that can't be continued.

@@ -297,3 +297,42 @@ async def test_what_asks_for_nothing_is_taken() -> None:
         ):
             await chat(made, **fields)
         await chat(made, stream=True, stream_options={"include_obfuscation": False})
+
+
+CITED = [{"type": "url_citation"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({}, "content: expected a string or a list of parts, got nothing"),
+        ({"role": "me", "content": "x"}, "role: expected one of system, developer"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "content[0]: expected a part"),
+        ({"content": ["x"]}, 'content[0]: expected a part {"type": "text", "text": string}, got a string'),
+        ({"content": [{"type": "text"}]}, "content[0]: expected a part"),
+        ({"content": 7}, "content: expected a string or a list of parts, got a number"),
+        ({"content": "x", "audio": {"id": "1"}}, "audio: not understood here"),
+        ({"content": "x", "name": 7}, "name: expected a string, got a number"),
+        ({"role": "assistant", "content": "x", "refusal": "y"}, "refusal: beside a content, expected one of the two"),
+        ({"role": "assistant", "refusal": 7}, "refusal: expected a string, got a number"),
+        ({"refusal": "y"}, "refusal: only a message of the assistant has one"),
+        ({"content": "x", "cache_control": 5}, 'cache_control: expected {"type": "ephemeral"}, got a number'),
+        ({"content": "x", "cache_control": {"type": "x"}}, 'cache_control: expected {"type": "ephemeral"}, got an'),
+        ({"content": "x", "annotations": CITED}, "annotations: they can't be told to the model, expected an empty"),
+        ({"content": "x", "tool_calls": ""}, "tool_calls: expected a list, got a string"),
+        ({"content": "x", "tool_calls": [{}]}, "tool_calls: only a message of the assistant has them"),
+        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function: expected an object with the string name"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+async def test_what_a_message_can_not_be(message: dict[str, Any], says: str) -> None:
+    async with bench() as made:
+        said, param = await refused(made, messages=[{"role": "user", **message}])
+        assert said.startswith(f"messages[0].{says}") and param == f"messages[0].{says.partition(':')[0]}"
+
+
+async def test_what_is_too_much_is_named() -> None:
+    async with bench() as made:
+        message, _ = await refused(made, 413, messages=[{"role": "user", "content": "word " * 300}])
+        assert message.startswith("messages: the prompt has ")
+        assert (await refused(made, 413, tools=TOOLS * 129))[0] == "tools: 129 in a request, at most 128 are taken"

@@ -13,8 +13,9 @@ import orjson
 import pytest
 
 from hf_transformer.commands import cli
+from hf_transformer.commands.bench import report
 from hf_transformer.commands.bench.load import Figures, Target, send
-from hf_transformer.commands.bench.report import errors, html, shown, speeds, times, tried, warning
+from hf_transformer.commands.bench.report import errors, html, speeds, times, tried, warning
 from hf_transformer.commands.bench.requests import made_up, read_lengths, read_texts
 from hf_transformer.commands.bench.sweep import Settings, Setup, shown, sweep, triton_means
 from hf_transformer.errors import ConfigError, LoadError
@@ -291,7 +292,7 @@ def test_the_table_has_rates_and_percentiles() -> None:
     figures = Figures(4, last=2.0)
     figures.latencies.extend([number / 1000 for number in range(1, 102)])
     _, head, [row] = speeds([figures], streamed=False)
-    assert dict(zip(head, map(shown, row), strict=True)) == {
+    assert dict(zip(head, map(report.shown, row), strict=True)) == {
         "connections": "4",
         "requests/s": "50.5",
         "p50 ms": "51.0",

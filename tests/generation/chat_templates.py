@@ -5,11 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-CHATML = """{% for message in messages %}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
-{% endfor %}
-{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
 LLAMA_2 = """{%- if messages[0].role == 'system' -%}
     {%- set system = '<<SYS>>\\n' ~ messages[0].content ~ '\\n<</SYS>>\\n\\n' -%}{%- set rest = messages[1:] -%}
 {%- else -%}{%- set system = '' -%}{%- set rest = messages -%}{%- endif -%}
@@ -21,32 +16,6 @@ LLAMA_2 = """{%- if messages[0].role == 'system' -%}
         {{ bos_token + '[INST] ' + (system if loop.first else '') + message.content.strip() + ' [/INST]' }}
     {%- else -%}{{ ' ' + message.content | trim + ' ' + eos_token }}{%- endif -%}
 {%- endfor -%}"""
-
-LLAMA_3 = """{{- bos_token }}
-{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}
-{%- if not date_string is defined %}{%- set date_string = strftime_now("%Y") %}{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}{%- set messages = messages[1:] %}
-{%- else %}{%- set system_message = "" %}{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + "\\n" }}
-{%- if tools is not none %}
-    {{- "Functions:\\n" }}{%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\\n\\n" }}{%- endfor %}
-{%- endif %}
-{{- system_message + "<|eot_id|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls|length == 1 %}{{- raise_exception("One tool call at a time") }}{%- endif %}
-        {%- set call = message.tool_calls[0].function %}
-        {{- '{"name": "' + call.name + '", "parameters": ' }}{{- call.arguments | tojson }}{{- "}<|eot_id|>" }}
-    {%- else %}
-        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
-        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}
-        {%- else %}{{- message.content }}{%- endif %}{{- "<|eot_id|>" }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
 
 MISTRAL = """{%- set loop_messages = messages if messages[0]["role"] != "system" else messages[1:] %}
 {%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
@@ -163,12 +132,11 @@ LOOPS = """{%- for message in messages | sort(attribute='role') %}
 {%- if loop.index > 3 %}{% break %}{% endif %}
 {{- loop.cycle('a', 'b') ~ message.role|title ~ dict(x=message.content)['x'] ~ (message.content | length) }}
 {%- for word in message.content.split() if word | length > 2 recursive %}<{{ word }}>{% else %}-{% endfor %}
-{%- endfor %}{{ range(3) | list | tojson(separators=(',', ':')) }}{{ "%02d" | format(7) }}"""
+{%- endfor %}{{ range(3) | list | tojson(separators=(',', ':')) }}{{ "%02d" | format(7) }}
+{{- strftime_now("%Y") }}{% if tools is not none %}{{ tools | tojson(indent=4) }}{% endif %}"""
 
 TEMPLATES = {
-    "chatml": CHATML,
     "llama-2": LLAMA_2,
-    "llama-3": LLAMA_3,
     "mistral": MISTRAL,
     "hermes": HERMES,
     "qwen": QWEN,

@@ -49,15 +49,11 @@ class ScriptedGenerator(Generator):
 
     def __init__(self, script: Script, *, honours: Iterable[str] = (), wait: Callable[[], Any] | None = None) -> None:
         self._script = script
-        self._honours = frozenset(honours)
+        self.honours = frozenset(honours)
         self._wait = wait
         self.asked: list[tuple[Prompt, Sampling]] = []
         self.given = 0
         self.running = 0
-
-    @property
-    def honours(self) -> frozenset[str]:
-        return self._honours
 
     async def generate(self, prompt: Prompt, sampling: Sampling, context: Context) -> AsyncGenerator[Step, None]:
         self.asked.append((prompt, sampling))

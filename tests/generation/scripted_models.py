@@ -11,7 +11,7 @@ import numpy as np
 from hf_transformer.core.scheduler import SchedulerSettings
 from hf_transformer.generation.types import Generator, GeneratorSettings, Prompt, Sampling, Step
 from hf_transformer.predictor.base import Reply
-from hf_transformer.types import Context, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import NUMPY_DTYPES, Context, ModelSpec, Tensor, TensorSpec
 from tests.scripted_predictor import ScriptedPredictor
 
 Response = Mapping[str, Tensor]
@@ -21,8 +21,8 @@ def settings(**more: Any) -> GeneratorSettings:
     scheduling = SchedulerSettings(
         max_batches_in_flight=1, max_batch_tokens=10**6, max_batch_output_bytes=10**9, timeout=600.0
     )
-    defaults: dict[str, Any] = {"model_config": {}, "eos_ids": frozenset({2}), "pad_id": 0, "max_length": 100}
-    return GeneratorSettings(**{**defaults, "scheduling": scheduling, **more})
+    usual: dict[str, Any] = {"model_config": {}, "eos_ids": frozenset({2}), "pad_id": 0, "max_length": 100}
+    return GeneratorSettings(**{**usual, "scheduling": scheduling, **more})
 
 
 def model(
@@ -95,6 +95,11 @@ class ScriptedModel(ScriptedPredictor):
         self.wanted, self.headers = outputs, headers
 
 
+def tensor(name: str, datatype: str, *values: Any) -> Tensor:
+    """A tensor of one axis; none that numpy has of BYTES."""
+    return Tensor(name, datatype, np.array(values, NUMPY_DTYPES.get(datatype, np.dtype(np.object_))))
+
+
 def ids(*row: int, length: int | None = None, scores: Sequence[float] | None = None) -> Response:
     """A token model's response, with batch and beam axes."""
     found = {"output_ids": Tensor("output_ids", "INT32", np.array([[row]], np.int32))}
@@ -109,7 +114,7 @@ def text(value: str | bytes, **more: str) -> Response:
     """A text model's response."""
     found = {"text_output": value if isinstance(value, bytes) else value.encode()}
     found |= {name: said.encode() for name, said in more.items()}
-    return {name: Tensor(name, "BYTES", np.array([said], np.object_)) for name, said in found.items()}
+    return {name: tensor(name, "BYTES", said) for name, said in found.items()}
 
 
 async def steps(generator: Generator, prompt: Prompt, sampling: Sampling, most: int | None = None) -> list[Step]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,18 +16,11 @@ from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
 from hf_transformer.errors import LoadError
-from hf_transformer.generation.build import (
-    GenerationParts,
-    choose_interface,
-    load_generation_parts,
-    make_generator,
-)
-from hf_transformer.generation.cache import Cache
-from hf_transformer.generation.logits import Bounds, LogitsGenerator, LogitsSequence, StepForm
+from hf_transformer.generation.build import choose_interface, generator_settings, make_generator
+from hf_transformer.generation.logits import LogitsGenerator, LogitsSequence, StepForm
 from hf_transformer.generation.logits_signature import fit_logits
 from hf_transformer.generation.pipeline import GenerationPipeline
-from hf_transformer.generation.sampling import Chooser
-from hf_transformer.generation.types import Prompt, Sampling
+from hf_transformer.generation.types import GeneratorSettings, Prompt, Sampling
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
@@ -36,84 +28,67 @@ from hf_transformer.types import ModelSpec, TensorSpec
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec
-from tests.triton_repository import DEMO_MODEL, DEMO_MODELS
+from tests.triton_repository import DEMO_MODELS
 
 FOLDER = DEMO_MODELS / "gpt2"
 
 
-def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None = None) -> GenerationParts:
+def read(folder: Path, model: dict[str, Any], generation: dict[str, Any] | None = None) -> GeneratorSettings:
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return load_generation_parts(ModelFiles(folder, folder, model), tokenizer_of(), None)
+    return generator_settings(ModelFiles(folder, folder, model), tokenizer_of(), scheduling=settings().scheduling)
 
 
 # The model's files
 
-
-@pytest.mark.parametrize(
-    ("model", "generation", "eos", "pad"),
-    [
-        ({"eos_token_id": 5, "pad_token_id": 6}, None, {5}, 6),
-        ({"eos_token_id": 5, "pad_token_id": 6}, {"eos_token_id": [7, 8]}, {7, 8}, 6),
-        ({"eos_token_id": 5}, {"eos_token_id": None, "pad_token_id": 9}, set(), 9),
-        ({}, {}, set(), 0),
-        ({"eos_token_id": 2, "pad_token_id": -1}, None, {2}, 0),
-    ],
-    ids=["config alone", "several", "none", "nothing", "no padding"],
-)
-def test_the_ids_that_end_a_text(
-    tmp_path: Path, model: dict[str, Any], generation: dict[str, Any] | None, eos: set[int], pad: int
-) -> None:
-    parts = read(tmp_path, model, generation)
-    assert (set(parts.eos_ids), parts.pad_id, parts.decoder_start_ids) == (eos, pad, ())
-    assert parts.chat_template is None
+SEQ2SEQ = {"is_encoder_decoder": True}
 
 
 @pytest.mark.parametrize(
-    ("model", "generation", "start"),
+    ("model", "generation", "eos", "pad", "start"),
     [
-        ({"decoder_start_token_id": 0}, None, (0,)),
-        ({"bos_token_id": 3}, None, (3,)),
-        ({"decoder_start_token_id": 2}, {"decoder_start_token_id": 4, "forced_bos_token_id": 1}, (4, 1)),
+        ({"eos_token_id": 5, "pad_token_id": 6}, None, {5}, 6, ()),
+        ({"eos_token_id": 5, "pad_token_id": 6}, {"eos_token_id": [7, 8]}, {7, 8}, 6, ()),
+        ({"eos_token_id": 5}, {"eos_token_id": None, "pad_token_id": 9}, set(), 9, ()),
+        ({"decoder_start_token_id": 0}, {}, set(), 0, ()),
+        ({"eos_token_id": 2, "pad_token_id": -1}, None, {2}, 0, ()),
+        (SEQ2SEQ | {"decoder_start_token_id": 0}, None, set(), 0, (0,)),
+        (SEQ2SEQ | {"bos_token_id": 3}, None, set(), 0, (3,)),
+        (SEQ2SEQ, {"decoder_start_token_id": 4, "forced_bos_token_id": 1}, set(), 0, (4, 1)),
     ],
-    ids=["its own", "the first of a text", "a forced one"],
+    ids=["config", "several ends", "no end", "nothing", "no padding", "decoder", "its bos", "a forced one"],
 )
-def test_the_first_tokens_of_a_decoder(
-    tmp_path: Path, model: dict[str, Any], generation: dict[str, Any] | None, start: tuple[int, ...]
+def test_the_ids_in_the_models_files(
+    tmp_path: Path,
+    model: dict[str, Any],
+    generation: dict[str, Any] | None,
+    eos: set[int],
+    pad: int,
+    start: tuple[int, ...],
 ) -> None:
-    assert read(tmp_path, {"is_encoder_decoder": True, **model}, generation).decoder_start_ids == start
-    assert read(tmp_path, model).decoder_start_ids == ()
+    found = read(tmp_path, model, generation)
+    assert (set(found.eos_ids), found.pad_id, found.decoder_start_ids) == (eos, pad, start)
 
 
 def test_an_invalid_id_ends_the_start(tmp_path: Path) -> None:
-    for name, value in (("eos_token_id", "</s>"), ("pad_token_id", 2**31), ("pad_token_id", 2**64 - 1)):
+    for name, value in (("eos_token_id", "</s>"), ("pad_token_id", 2**31)):
         with pytest.raises(LoadError, match=f"{name} in generation_config.json or .*: expected token ids, got"):
             read(tmp_path, {}, {name: value})
     with pytest.raises(LoadError, match="has no decoder_start_token_id"):
-        read(tmp_path, {"is_encoder_decoder": True}, {})
+        read(tmp_path, SEQ2SEQ, {})
 
 
 def test_a_task_is_chosen_by_the_architecture(tmp_path: Path) -> None:
     flags = ["--temperature=0.5", "--max_new_tokens=9", "--chat_template={{ messages[0].content }}?"]
     parts = load_parts(config(f"--model_dir={FOLDER}", *flags, MAX_LENGTH="40"))
     assert parts.task.name == "text_generation" and parts.generation is not None
-    assert parts.generation.chat_template is not None
-    assert parts.generation.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
+    assert parts.chat_template is not None
+    assert parts.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi?"
     generation = parts.task.settings.generation
     assert (generation.max_length, generation.temperature, generation.max_new_tokens) == (40, 0.5, 9)
     t5 = load_parts(config(f"--model_dir={DEMO_MODELS / 't5'}"))
     assert t5.task.name == "text2text_generation" and t5.generation is not None
     assert t5.generation.decoder_start_ids
-
-
-def test_flags_of_generation_have_no_effect_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    flags = ["--temperature=0.5", "--do_sample", "--chat_template={{ x }}", "--return_full_text=false"]
-    parts = load_parts(config(f"--model_dir={DEMO_MODEL}", *flags))
-    assert parts.generation is None
-    warned = [record.getMessage() for record in caplog.records]
-    for flag in ("--temperature=0.5", "--do_sample=true", "--return_full_text=false", "--chat_template"):
-        assert f"{flag} has no effect for fill_mask" in warned
 
 
 # The kind of a model
@@ -161,15 +136,12 @@ def test_models_of_no_kind(found: ModelSpec) -> None:
 @pytest.mark.parametrize(
     ("found", "more", "message"),
     [
-        (BOTH, {"interface": "text"}, "It requires the input 'input_ids'"),
-        (LOGITS, {"interface": "tokens"}, "A token model has the inputs input_ids and request_output_len"),
-        (LOGITS, {"interface": "text"}, "A text model has the input text_input"),
         (TOKENS, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of tokens gets .* expected 1, or"),
         (VLLM, {"pad_to_multiple_of": 8}, "--pad_to_multiple_of=8: a model of text gets .* expected 1, or"),
     ],
-    ids=["too many inputs", "not tokens", "not text", "padded tokens", "padded text"],
+    ids=["tokens", "text"],
 )
-def test_flags_that_a_model_does_not_fit(
+def test_only_logits_models_are_padded(
     found: ModelSpec, more: dict[str, Any], message: str, gpt2: Tokenizer, executor: ThreadPoolExecutor
 ) -> None:
     with pytest.raises(ContractError, match=message):
@@ -197,12 +169,10 @@ def options(*flags: str) -> Config:
 @pytest.mark.parametrize(("spec", "width"), [(CACHED, 200), (PLAIN, 80)], ids=["cache", "plain"])
 def test_steps_of_sixteen_sequences_of_a_real_model_share_a_batch(spec: ModelSpec, width: int, gpt2: Tokenizer) -> None:
     signature = fit_logits(spec, gpt2, settings())
-    cache = Cache(signature.caches, width, 0) if signature.caches else None
-    ids = (1,) * width
-    chooser = Chooser(Sampling(), ids, frozenset())
-    sequence = LogitsSequence(Prompt("", ids), Bounds(ids, (), frozenset(), 1), chooser, cache)
-    if cache is not None:
-        cache.length = width
+    sequence = LogitsSequence(Prompt("", (1,) * width), (1,) * width, (), frozenset(), 1)
+    sequence.begin(Sampling(), frozenset(), signature.caches)
+    if sequence.cache is not None:
+        sequence.cache.length = width
     for flags, fits in (
         ((), True),
         ((f"--max_batch_output_bytes={2**24}",), False),

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from hf_transformer.generation.cache import Cache, CacheBudget, CacheTensor, cache_bytes, past_input
+from hf_transformer.generation.cache import Cache, CacheBudget, CacheTensor, past_input
 
 KEY = CacheTensor("past.key", "present.key", "FP32", (2, -1, 3))
 VALUE = CacheTensor("past.value", "present.value", "FP16", (-1, 4))
@@ -17,12 +17,6 @@ SOURCE = CacheTensor("past.source", "present.source", "FP32", (2, -1, 3), source
 
 def ramp(*shape: int, start: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.arange(start, start + int(np.prod(shape)), dtype=np.float32).reshape(shape)
-
-
-def test_bytes() -> None:
-    assert cache_bytes((KEY, VALUE, SOURCE), 10, 7) == 10 * (2 * 3 * 4 + 4 * 2) + 7 * 24
-    cache = Cache((KEY, VALUE, SOURCE), 10, 7)
-    assert sum(data.nbytes for data in cache.data.values()) == cache_bytes((KEY, VALUE, SOURCE), 10, 7)
 
 
 def test_new_tokens_are_copied_behind_the_others() -> None:
@@ -75,16 +69,6 @@ async def test_those_that_do_not_fit_wait_in_order() -> None:
     assert begun == ["large", "small", "smaller"] and budget.held == 99
     for task in tasks:
         await task
-
-
-async def test_one_that_leaves_makes_way_for_those_behind_it() -> None:
-    budget = CacheBudget(100)
-    await budget.take(60)
-    large, small = asyncio.create_task(budget.take(90)), asyncio.create_task(budget.take(5))
-    await turn()
-    large.cancel()
-    await turn()
-    assert small.done() and large.cancelled() and budget.held == 65
 
 
 @pytest.mark.parametrize("first", ["its turn", "the cancellation"])

@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import fields, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hf_transformer.core.scheduler import ConcurrencyLimit
-from hf_transformer.errors import CallersDeadline, InvalidInput, PredictorError, PredictorUnavailable, TooLarge
+from hf_transformer.errors import InvalidInput, PredictorError, PredictorUnavailable, TooLarge
 from hf_transformer.generation import logits
 from hf_transformer.generation.cache import Cache, CacheBudget
 from hf_transformer.generation.logits import LogitsGenerator
 from hf_transformer.generation.sampling import Chooser
 from hf_transformer.generation.types import FinishReason, Prompt, Sampling, Step
 from hf_transformer.types import NUMPY_DTYPES, Context, Tensor
-from tests.generation.logits_bench import FORMS, GREEDY, PROMPTS, SCHEDULING, SIXTEEN, generator, write
-from tests.generation.tiny_model import EOS, LONGEST, VOCABULARY, Form, TinyModel, TinyPredictor
+from tests.generation.tiny_model import (
+    EOS,
+    FORMS,
+    GREEDY,
+    LONGEST,
+    PROMPTS,
+    SCHEDULING,
+    VOCABULARY,
+    Form,
+    TinyModel,
+    TinyPredictor,
+    generator,
+    write,
+)
 
 ENDLESS = Sampling(greedy=True, ignore_eos=True, max_tokens=40)
 SEEDED = [Sampling(seed=seed, temperature=1.5, top_k=30, top_p=0.95, max_tokens=12) for seed in range(24)]
@@ -36,8 +48,8 @@ def expected(form: Form, prompt: Sequence[int], count: int) -> tuple[list[int], 
     return (ids[:-1], "stop") if ids[-1] == EOS else (ids, "length")
 
 
-def steps(made: LogitsGenerator, *ids: int, headers: dict[str, str] | None = None) -> AsyncGenerator[Step, None]:
-    return made.generate(Prompt("", ids), ENDLESS, Context("id", headers or {}))
+def steps(made: LogitsGenerator, *ids: int) -> AsyncGenerator[Step, None]:
+    return made.generate(Prompt("", ids), ENDLESS, Context("id", {}))
 
 
 def first_tokens(predictor: TinyPredictor) -> list[list[int]]:
@@ -126,10 +138,7 @@ STOPPED = Sampling(greedy=True, max_tokens=9, logit_bias={5: 100.0}, stop_token_
         (replace(STOPPED, ignore_eos=True), 0, "stop"),
         (replace(STOPPED, stop_token_ids=(6,)), 9, "length"),
     ],
-    ids=[
-        *("max_tokens", "none", "the model's length", "unbounded", "at once", "min_tokens", "ignore_eos"),
-        *("stop token", "stop token, min_tokens", "stop token, ignore_eos", "another stop token"),
-    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ["plain", "cache"])
 async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, finish: FinishReason) -> None:
@@ -140,13 +149,8 @@ async def test_the_end_of_a_text(name: str, sampling: Sampling, count: int, fini
             assert ids == [EOS] * count
 
 
-async def test_every_parameter_is_honoured() -> None:
-    async with generator(SIXTEEN) as (made, _):
-        assert made.honours == {one.name for one in fields(Sampling)} - {"n", "stop", "names"}
-
-
 async def test_log_probabilities_are_the_models_own() -> None:
-    async with generator(SIXTEEN) as (made, _):
+    async with generator(Form()) as (made, _):
         how = replace(GREEDY, logprobs=3, logit_bias={5: 50.0}, max_tokens=2, ignore_eos=True)
         ids, _, scores = await write(made, PROMPTS[0], how)
         assert ids == [5, 5] and [score.id for score in scores] == ids
@@ -161,17 +165,15 @@ async def test_log_probabilities_are_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("ids", "sampling", "message"),
     [
-        ((), GREEDY, "no tokens"),
         ((3, VOCABULARY), GREEDY, "the token 50, but the model's are 0 to 49"),
-        ((3, -1), GREEDY, "the token -1"),
         ((3,) * LONGEST, GREEDY, "has 64 tokens, and the model takes 64"),
         ((3,), replace(GREEDY, logit_bias={50: 1.0}, names={"logit_bias": "bias"}), "bias: the model has 50 tokens"),
         ((3,), replace(GREEDY, stop_token_ids=(3, 51)), "stop_token_ids: the model has 50 tokens, and none with the"),
     ],
-    ids=["empty", "too large", "negative", "too long", "bias", "stop tokens"],
+    ids=["too large", "too long", "bias", "stop tokens"],
 )
 async def test_prompts_and_parameters_that_are_refused(ids: tuple[int, ...], sampling: Sampling, message: str) -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         with pytest.raises(InvalidInput, match=message):
             made.check([(Prompt("", ids), sampling)])
         with pytest.raises(InvalidInput, match=message):
@@ -182,33 +184,31 @@ async def test_prompts_and_parameters_that_are_refused(ids: tuple[int, ...], sam
 # Answers of the model
 
 
-def wrong_datatype(tensors: dict[str, Tensor]) -> None:
+def retyped(tensors: dict[str, Tensor]) -> None:
     tensors["logits"].datatype = "FP64"
-
-
-def wrong_shape(tensors: dict[str, Tensor]) -> None:
-    tensors["logits"].data = tensors["logits"].data[:, :, :-1].copy()
-
-
-def one_position(tensors: dict[str, Tensor]) -> None:
-    tensors["logits"].data = tensors["logits"].data[:, -1:].copy()
-
-
-def only_new(tensors: dict[str, Tensor]) -> None:
-    tensors["present.0.key"].data = tensors["present.0.key"].data[:, :, -1:].copy()
 
 
 def nan(tensors: dict[str, Tensor]) -> None:
     tensors["logits"].data[0, -1, 7] = np.nan
 
 
+def sliced(name: str, *part: Any) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name].data = tensors[name].data[part].copy()
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (wrong_datatype, "'logits' as FP64, its configuration says FP32"),
-        (wrong_shape, r"shape \[1, 9, 49\], expected \(rows, positions, vocabulary\) \[1, 9, 50\]"),
-        (one_position, r"dims of \[1, vocabulary\] say"),
-        (only_new, "'present.0.key' as FP32 with the shape"),
+        (retyped, "'logits' as FP64, its configuration says FP32"),
+        (
+            sliced("logits", ..., slice(None, -1)),
+            r"shape \[1, 9, 49\], expected \(rows, positions, vocabulary\) \[1, 9, 50\]",
+        ),
+        (sliced("logits", slice(None), slice(-1, None)), r"dims of \[1, vocabulary\] say"),
+        (sliced("present.0.key", slice(None), slice(None), slice(-1, None)), "'present.0.key' as FP32 with the shape"),
         (nan, "not finite"),
     ],
     ids=["datatype", "vocabulary", "positions", "cache", "nan"],
@@ -227,7 +227,7 @@ async def test_nan_of_one_sequence_fails_no_other() -> None:
     def change(number: int, tensors: dict[str, Tensor]) -> None:
         tensors["logits"].data[1, :, 0] = np.nan
 
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         predictor.change = change
         how = replace(GREEDY, max_tokens=1, ignore_eos=True)
         found = await asyncio.gather(*[write(made, (3 + one, 4), how) for one in range(3)], return_exceptions=True)
@@ -248,7 +248,7 @@ async def test_a_trial_asks_once_outside_of_all_batches() -> None:
 
 
 async def test_newcomers_join_the_next_batch() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         predictor.held = True
         tasks = [asyncio.create_task(write(made, (3,), ENDLESS))]
         await predictor.turn()
@@ -269,7 +269,7 @@ async def test_newcomers_join_the_next_batch() -> None:
 
 
 async def test_a_slow_reader_holds_up_no_other_and_one_step_is_made_ahead() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         slow = steps(made, 7)
         found = [*(await anext(slow)).ids]
         assert len((await write(made, (3,), ENDLESS))[0]) == 40
@@ -279,57 +279,9 @@ async def test_a_slow_reader_holds_up_no_other_and_one_step_is_made_ahead() -> N
         assert found == (await write(made, (7,), ENDLESS))[0]
 
 
-async def test_a_sequence_that_is_closed_leaves_the_queue() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
-        predictor.held = True
-        blocker = asyncio.create_task(write(made, (3,), ENDLESS))
-        await predictor.turn()
-        waiting, other = (asyncio.create_task(anext(steps(made, one))) for one in (4, 5))
-        await predictor.turn()
-        waiting.cancel()
-        await predictor.turn()
-        await predictor.release()
-        assert first_tokens(predictor) == [[3], [5, 3]]
-        blocker.cancel()
-        other.cancel()
-        await asyncio.gather(blocker, waiting, other, return_exceptions=True)
-
-
-async def test_a_call_is_wanted_as_long_as_one_of_its_sequences_is() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
-        predictor.held = True
-        one, two = (asyncio.create_task(anext(steps(made, first))) for first in (3, 4))
-        await predictor.turn()
-        one.cancel()
-        await predictor.turn()
-        [wanted] = predictor.wanted
-        assert predictor.rows == [2] and wanted()
-        two.cancel()
-        await asyncio.gather(one, two, return_exceptions=True)
-        assert not wanted()
-        predictor.held = False
-        await predictor.release()
-        assert len((await write(made, (5,), ENDLESS))[0]) == 40
-
-
-async def test_after_closing_between_two_tokens_no_step_is_wanted() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
-        text = steps(made, 3)
-        predictor.held = True
-        reading = asyncio.create_task(anext(text))
-        await predictor.turn()
-        await predictor.release()
-        await reading
-        await text.aclose()
-        assert not predictor.wanted[-1]()
-        calls = len(predictor.calls)
-        await predictor.release()
-        assert len(predictor.calls) == calls
-
-
 @pytest.mark.parametrize("error", [PredictorUnavailable("down"), PredictorError("bad")], ids=["outage", "refusal"])
 async def test_a_failed_step_ends_the_text_after_its_tokens(error: Exception) -> None:
-    async with generator(SIXTEEN) as (made, predictor):
+    async with generator(Form()) as (made, predictor):
         predictor.faults[2] = error
         text = steps(made, 3)
         for _ in range(2):
@@ -338,35 +290,13 @@ async def test_a_failed_step_ends_the_text_after_its_tokens(error: Exception) ->
             await anext(text)
 
 
-async def test_a_sequence_that_breaks_the_model_fails_alone() -> None:
-    class Picky(TinyPredictor):
-        def _verify(self, inputs: Any) -> None:
-            super()._verify(inputs)
-            if 9 in self.calls[-1]["input_ids"][:, 0]:
-                self.faults[len(self.calls) - 1] = PredictorError("nine")
-
-    async with generator(SIXTEEN, predictor=Picky) as (made, _):
-        alone = [(await write(made, (one,)))[0] for one in (3, 4)]
-        found = await asyncio.gather(*[write(made, (one,)) for one in (3, 9, 4)], return_exceptions=True)
-        assert [found[0][0], found[2][0]] == alone  # type: ignore[index] # these are no errors
-        assert isinstance(found[1], PredictorError)
-
-
-async def test_clients_with_different_permissions_never_share_a_batch() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
-        users = [{"authorization": user} for user in ("a", "b", "a")]
-        await asyncio.gather(*[write(made, (one,), GREEDY, user) for one, user in zip((3, 4, 5), users, strict=True)])
-        for tokens, headers in zip(first_tokens(predictor), predictor.headers, strict=True):
-            assert set(tokens) <= ({3, 5} if headers["authorization"] == "a" else {4})
-
-
 @pytest.mark.parametrize(
     ("limits", "most"),
     [({}, 16), ({"max_batch_tokens": 110}, 5), ({"max_batch_output_bytes": 3 * 20 * 50 * 4}, 3)],
     ids=["the model's rows", "tokens", "bytes of the outputs"],
 )
 async def test_the_limits_of_a_batch(limits: dict[str, int], most: int) -> None:
-    async with generator(SIXTEEN, replace(SCHEDULING, **limits)) as (made, predictor):
+    async with generator(Form(), replace(SCHEDULING, **limits)) as (made, predictor):
         prompts = [(number % 40 + 3, *[5] * 19) for number in range(24)]
         await asyncio.gather(*[write(made, prompt, replace(ENDLESS, max_tokens=3)) for prompt in prompts])
         for call in predictor.calls:
@@ -395,16 +325,6 @@ async def test_sequences_of_any_lengths_may_share_a_batch() -> None:
         assert predictor.rows == [2] + [1] * (2 * 39)
 
 
-async def test_the_callers_deadline() -> None:
-    caches = CacheBudget(2**20)
-    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
-        predictor.held = True
-        context = Context("id", {}, deadline=asyncio.get_running_loop().time())
-        with pytest.raises(CallersDeadline):
-            await anext(made.generate(Prompt("", (3,)), ENDLESS, context))
-        assert caches.held == 0
-
-
 # Choices of one prompt
 
 
@@ -431,28 +351,7 @@ async def test_a_choice_that_leaves_costs_the_others_nothing() -> None:
         assert (await asyncio.gather(*tasks, return_exceptions=True))[1:] == alone[1:]
 
 
-async def test_each_choice_gets_an_error_of_its_own() -> None:
-    async with generator(SIXTEEN) as (made, predictor):
-        predictor.faults = {number: PredictorError("bad") for number in range(9)}
-        found = await asyncio.gather(*choices(made, PROMPTS[0]), return_exceptions=True)
-        assert [str(one) for one in found] == ["bad"] * 8
-        assert len({id(one) for one in found}) == 8
-
-
 # The budget of caches
-
-
-async def test_sequences_that_do_not_fit_wait_in_order_and_are_the_same() -> None:
-    caches = CacheBudget(60 * TOKEN)
-    async with generator(FORMS["cache"], caches=caches) as (made, predictor):
-        alone = [await write(made, (one,), ENDLESS) for one in (3, 4, 5)]  # 40 tokens in the cache each
-        calls = len(predictor.calls)
-        together = await asyncio.gather(*[write(made, (one,), ENDLESS) for one in (3, 4, 5)])
-        assert together == alone
-        assert max(predictor.rows[calls:]) == 1 and caches.held == 0
-        begun = [tokens[0] for tokens, call in zip(first_tokens(predictor), predictor.calls, strict=True)
-                 if not call["past_key_values.0.key"].size]  # fmt: skip
-        assert begun[3:] == [3, 4, 5]
 
 
 async def test_the_budget_is_given_back_however_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,3 +434,55 @@ async def test_caches_are_freed_without_the_garbage_collector(monkeypatch: pytes
             assert len(caches) == 11 and [cache() for cache in caches] == [None] * 11
         finally:
             gc.enable()
+
+
+# Widths that are multiples of --pad_to_multiple_of
+
+MULTIPLE = 24
+"""LONGEST is none of it, so that one width is the longest that the model takes."""
+WIDTHS = {24, 48, LONGEST}
+LONG = Sampling(greedy=True, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "last, positions", "fixed length", "cache", "encoder-decoder", "encoder-decoder, cache"]
+)
+async def test_padded_texts_are_the_same_alone_and_in_shared_batches(name: str) -> None:
+    form = FORMS[name]
+    prompts = [*PROMPTS[:12], (5,) * 30, (5,) * (LONGEST - 1)]
+    async with generator(form) as (made, _):
+        expected = [await write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts]
+    async with generator(form, pad_to_multiple_of=MULTIPLE) as (made, predictor):
+        assert [await write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts] == expected
+        together = [write(made, prompt, replace(LONG, max_tokens=12)) for prompt in prompts]
+        assert await asyncio.gather(*together) == expected
+        sent = {name: {call[name].shape[-1] for call in predictor.calls} for name in predictor.calls[0]}
+    free = WIDTHS if form.length < 0 else {LONGEST}
+    if form.encoder_decoder:
+        assert sent["input_ids"] == sent["attention_mask"] == free
+        assert sent["decoder_input_ids"] == ({1, 24} if form.past else {24})
+    elif form.past:
+        assert sent["input_ids"] == {1, *free}
+    else:
+        assert sent["input_ids"] == sent["attention_mask"] == free
+
+
+async def test_a_text_becomes_as_long_as_the_model_takes_in_few_shapes() -> None:
+    async with generator(FORMS["plain"], pad_to_multiple_of=MULTIPLE) as (made, predictor):
+        ids, finish, _ = await write(made, (5,), LONG)
+    assert (len(ids), finish) == (LONGEST - 1, "length")
+    widths = [call["input_ids"].shape[-1] for call in predictor.calls]
+    assert widths == [24] * 24 + [48] * 24 + [LONGEST] * 15
+
+
+@pytest.mark.parametrize("encoder_decoder", [False, True], ids=["decoder", "encoder-decoder"])
+async def test_a_fixed_length_is_what_counts(encoder_decoder: bool) -> None:
+    form = Form(length=40, encoder_decoder=encoder_decoder)
+    prompts = [(one,) * 30 for one in (5, 6, 7)]
+    scheduling = replace(SCHEDULING, max_batch_tokens=3 * 40)
+    async with generator(form, scheduling, pad_to_multiple_of=MULTIPLE) as (made, predictor):
+        found = await asyncio.gather(*[write(made, prompt, replace(LONG, max_tokens=4)) for prompt in prompts])
+        assert {data.shape[-1] for call in predictor.calls for data in call.values()} == {40}
+        assert encoder_decoder or set(predictor.rows) == {3}, "as many as the tokens that are sent allow"
+    async with generator(form, scheduling) as (made, _):
+        assert found == [await write(made, prompt, replace(LONG, max_tokens=4)) for prompt in prompts]

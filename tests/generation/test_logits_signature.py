@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from hf_transformer.core.contract import ContractError
-from hf_transformer.generation.cache import CacheTensor
 from hf_transformer.generation.logits_signature import LogitsSignature, fit_logits
 from hf_transformer.types import ModelSpec, TensorSpec
-from tests.generation.logits_bench import SETTINGS, vocabulary
-from tests.generation.tiny_model import VOCABULARY, Form
+from tests.generation.tiny_model import SETTINGS, VOCABULARY, Form, vocabulary
 
 PLAIN = Form().spec
 CACHED = Form(past=True, positions=True).spec
@@ -34,56 +32,6 @@ def changed(spec: ModelSpec, *tensors: TensorSpec, without: tuple[str, ...] = ()
         outputs=tuple(one for name, one in outputs.items() if name not in without),
         **fields,
     )
-
-
-def test_a_plain_model() -> None:
-    found = fit(PLAIN)
-    assert [(one.name, one.role) for one in found.inputs] == [(name, name) for name in ("input_ids", "attention_mask")]
-    assert (found.logits, found.positions, found.vocabulary) == ("logits", "all", VOCABULARY)
-    assert (found.max_rows, found.exact_rows, found.batch_axis, found.length) == (4, None, True, None)
-    assert not found.caches and not found.encoder_decoder and found.pads and not found.left
-
-
-@pytest.mark.parametrize(
-    ("form", "positions", "left", "pads", "pads_cache"),
-    [
-        (Form(), "all", False, True, False),
-        (Form(mask=False), "all", False, False, False),
-        (Form(positions=True), "all", False, True, True),
-        (Form(logits="last"), "last", False, False, False),
-        (Form(logits="last", positions=True), "last", True, True, True),
-        (Form(logits="flat", positions=True), "flat", True, True, True),
-        (Form(encoder_decoder=True), "all", False, True, False),
-        (Form(encoder_decoder=True, logits="last"), "last", False, False, False),
-    ],
-    ids=str,
-)
-def test_where_padding_may_be(form: Form, positions: str, left: bool, pads: bool, pads_cache: bool) -> None:
-    found = fit(form.spec)
-    assert (found.positions, found.left, found.pads, found.pads_cache) == (positions, left, pads, pads_cache)
-
-
-def test_a_cache() -> None:
-    found = fit(CACHED)
-    assert found.caches == tuple(
-        CacheTensor(f"past_key_values.0.{part}", f"present.0.{part}", "FP32", (2, -1, 8)) for part in ("key", "value")
-    )
-
-
-def test_an_encoder_decoders_caches() -> None:
-    found = fit(Form(encoder_decoder=True, past=True).spec)
-    assert [(one.present, one.source) for one in found.caches] == [
-        ("present.0.decoder.key", False),
-        ("present.0.decoder.value", False),
-        ("present.0.encoder.key", True),
-        ("present.0.encoder.value", True),
-    ]
-    only_source = changed(
-        Form(encoder_decoder=True, past=True).spec,
-        without=tuple(f"past_key_values.0.decoder.{part}" for part in ("key", "value")),
-    )
-    with pytest.raises(ContractError, match="caches of the encoder alone"):
-        fit(only_source)
 
 
 def test_positional_names() -> None:
@@ -109,13 +57,6 @@ def test_numbered_names(encoder_decoder: bool) -> None:
     assert found.logits == "logits__0" and found.encoder_decoder is encoder_decoder and found.pads
     other = (*outputs, TensorSpec("other__1", "FP32", (-1, VOCABULARY)))
     assert fit(replace(plain, inputs=inputs, outputs=other)).logits == "logits__0"
-
-
-def test_unknown_optional_inputs_are_left_out() -> None:
-    spec = changed(PLAIN, TensorSpec("inputs_embeds", "FP32", (-1, 8), optional=True))
-    assert [one.name for one in fit(spec).inputs] == ["input_ids", "attention_mask"]
-    found = fit(Form(flat=True, max_batch_size=0).spec)
-    assert (found.max_rows, found.batch_axis) == (1, False)
 
 
 def test_flags_choose_inputs_and_the_output() -> None:
@@ -149,6 +90,13 @@ def test_a_vocabulary_that_only_the_answers_show() -> None:
             changed(CACHED, TensorSpec("encoder_hidden_states", "FP32", (-1, 8)), without=("position_ids",)),
             "requires 'encoder_hidden_states', which another model makes",
         ),
+        (
+            changed(
+                Form(encoder_decoder=True, past=True).spec,
+                without=("past_key_values.0.decoder.key", "past_key_values.0.decoder.value"),
+            ),
+            "caches of the encoder alone",
+        ),
         (changed(CACHED, without=("present.0.value",)), "but has no output 'present.0.value'"),
         (
             changed(CACHED, TensorSpec("past_key_values.0.key", "FP32", (-1, -1, 8))),
@@ -174,6 +122,21 @@ def test_a_vocabulary_that_only_the_answers_show() -> None:
 def test_mismatches(spec: ModelSpec, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         fit(spec)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        (Form(mask=False), "without attention_mask its texts can't be padded"),
+        (Form(logits="last"), "without attention_mask and position_ids its texts can't be padded"),
+        (Form(encoder_decoder=True, logits="last"), "it gives the logits of its decoder's last place alone, which"),
+        (Form(encoder_decoder=True, mask=False), "without attention_mask its prompts can't be padded"),
+    ],
+    ids=str,
+)
+def test_a_model_that_would_read_the_padding_is_refused(form: Form, why: str) -> None:
+    with pytest.raises(ContractError, match=f"--pad_to_multiple_of=24: {why}"):
+        fit(form.spec, pad_to_multiple_of=24)
 
 
 def test_every_mismatch_is_named() -> None:

@@ -108,7 +108,6 @@ LONG = TokenIds((5,) * 64)
         (GenerationRequest(prompts=(), sampling=Sampling()), InvalidInput, "instances: expected at least one"),
         (asking("x" * 10_001, name="prompt", single=True), TooLarge, "^prompt: 10001 characters, at most 10000"),
         (asking("x" * 9999, "y" * 9999, "z" * 9999), TooLarge, "--max_total_length"),
-        (asking(n=0), InvalidInput, "n: expected at least 1, got 0"),
         (
             asking(max_length=5, names={"max_length": "parameters.max_length"}),
             InvalidInput,
@@ -131,13 +130,6 @@ async def test_an_encoder_takes_a_prompt_of_its_full_length(gpt2: Tokenizer, exe
     assert (await pieces_of(pipeline, asking(LONG)))[-1].finish == "stop"
     with pytest.raises(TooLarge, match=r"has 65 tokens, and the model takes 64$"):
         await pipeline.start(asking(TokenIds((5,) * 65)), context())
-
-
-async def test_a_trial_is_as_long_as_the_model_takes(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> None:
-    generator = saying(gpt2, ".")
-    pipeline = pipeline_of(gpt2, generator, executor, max_length=3)
-    await pipeline.trial()
-    assert len(generator.asked[0][0].ids) == 2
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["refuses it", "finds no token in it"])

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 
@@ -15,8 +14,8 @@ from hf_transformer.errors import PredictorError
 from hf_transformer.generation.text import LeadingPrompt, TextGenerator, TokenCounter, leading_token
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import ModelSpec, Tensor, Tokenization
-from tests.generation.scripted_models import ScriptedModel, model, settings, spec, steps, text
+from hf_transformer.types import ModelSpec, Tensor
+from tests.generation.scripted_models import ScriptedModel, model, settings, spec, steps, tensor, text
 from tests.generation.tokenizers import ALL, load, without_unknown
 
 INPUT = spec("text_input", "BYTES")
@@ -87,7 +86,7 @@ def bench(gpt2: Tokenizer, executor: ThreadPoolExecutor) -> Bench:
 
 def whole(text: str) -> dict[str, Tensor]:
     """The tutorial's response."""
-    return {"text": Tensor("text", "BYTES", np.array([text.encode()], np.object_))}
+    return {"text": tensor("text", "BYTES", text.encode())}
 
 
 def cut(text_: str, size: int) -> list[Any]:
@@ -167,16 +166,10 @@ async def test_tokenizers_without_a_leading_token(
 
 async def test_other_names(bench: Bench) -> None:
     found = model((spec("prompt", "BYTES"),), (spec("answer", "BYTES"),), decoupled=False, batch=0)
-    answer = {"answer": Tensor("answer", "BYTES", np.array([b" a"], np.object_))}
-    [step] = await steps(
-        bench.generator(found, answer, input_names=("prompt",), output_names=("answer",)), PROMPT, GREEDY
-    )
+    answer = {"answer": tensor("answer", "BYTES", b" a")}
+    made = bench.generator(found, answer, input_names=("prompt",), output_names=("answer",))
+    [step] = await steps(made, PROMPT, GREEDY)
     assert step.text == " a"
-
-
-async def test_a_trial_asks_for_one_token(bench: Bench) -> None:
-    await bench.generator(VLLM, text(" a", finish_reason="length")).trial(PROMPT)
-    assert orjson.loads(bench.predictor.sent()["sampling_parameters"][0])["max_tokens"] == 1
 
 
 @pytest.mark.parametrize(
@@ -184,11 +177,8 @@ async def test_a_trial_asks_for_one_token(bench: Bench) -> None:
     [
         ((spec("prompt", "BYTES"),), (OUTPUT,), False, r"the input text_input and .* has prompt and text_output"),
         ((INPUT,), (spec("answer", "BYTES"),), False, "--tensor_input_names and --tensor_output_names"),
-        ((spec("text_input", "INT32"),), (OUTPUT,), False, "'text_input' is INT32; export it as TYPE_STRING"),
-        ((spec("text_input", "BYTES", 2),), (OUTPUT,), False, r"'text_input' has the dims \[1, 2\]; one text"),
         ((INPUT,), (spec("text_output", "FP32"),), False, "'text_output' is FP32; text is TYPE_STRING"),
         ((INPUT, spec("image", "BYTES")), (OUTPUT,), False, "It requires the input 'image'"),
-        ((INPUT, spec("max_tokens", "INT8")), (OUTPUT,), False, "'max_tokens' is INT8; export it as INT32"),
         ((INPUT, spec("sampling_parameters", "FP32")), (OUTPUT,), False, "'sampling_parameters' is FP32"),
         ((INPUT, spec("temperature", "FP16")), (OUTPUT,), True, "'temperature' is FP16.*--predictor_protocol=grpc-v2"),
     ],
@@ -216,7 +206,7 @@ async def test_the_models_reason_for_the_end(bench: Bench, responses: list[Any],
 
 
 async def test_the_models_count(bench: Bench) -> None:
-    count = {"num_output_tokens": Tensor("num_output_tokens", "UINT32", np.array([3], np.uint32))}
+    count = {"num_output_tokens": tensor("num_output_tokens", "UINT32", 3)}
     assert await bench.read(VLLM, {**text("a"), **count}, text("b")) == (["a", "b"], "stop")
     assert await bench.read(VLLM, {**text("a"), **count}, {**text("b"), **count}) == (["a", "b"], "length")
 
@@ -232,29 +222,13 @@ async def test_tokens_are_counted_if_the_model_does_not_count(bench: Bench) -> N
     assert last.total is None, "there can't be so many, so none are counted"
 
 
-@pytest.mark.filterwarnings("ignore:This sequence already has")  # of ByT5's, where a text ends as it would end it
-@pytest.mark.parametrize("name", ALL)
-async def test_a_text_has_as_many_tokens_as_the_tokenizer_makes_of_it(
-    tmp_path: Path, executor: ThreadPoolExecutor, name: str
-) -> None:
-    tokenizer = load(ALL[name](tmp_path / "model"))
-    counter = TokenCounter(tokenizer, executor)
-    for text_ in ("a", " a", "the capital of france is paris", " 1 2 3", "\n\n", "é\u0301 a  b", "a " * 200, "a</s>"):
-        [[bare]] = tokenizer.encode_windows([text_], Tokenization(whole=True, special_tokens=False))
-        for _ in range(2):  # as new words, and as known ones
-            assert await counter.count(text_) == len(bare.ids)
-
-
 @pytest.mark.parametrize(
     ("response", "message"),
     [
         (text("a", finish_reason="abort"), "abort"),
+        ({"text_output": tensor("text_output", "INT32", 1)}, "text_output is INT32, expected BYTES"),
         (
-            {"text_output": Tensor("text_output", "INT32", np.array([1], np.int32))},
-            "text_output is INT32, expected BYTES",
-        ),
-        (
-            {**text("a"), "num_output_tokens": Tensor("num_output_tokens", "BYTES", np.array([b"3"], np.object_))},
+            {**text("a"), "num_output_tokens": tensor("num_output_tokens", "BYTES", b"3")},
             "num_output_tokens is BYTES, expected whole numbers",
         ),
     ],
@@ -305,6 +279,7 @@ async def test_the_prompt_is_left_out(bench: Bench, answer: str, expected: str) 
     written, finish = await bench.read(TUTORIAL, whole(answer), sampling=MANY)
     assert ("".join(written), finish) == (expected, "stop")
     assert bench.predictor.sent() == {"text_input": ["hello"]}
+    assert bench.predictor.released == 1
     for size in (1, 2, 3, 100):
         written, _ = await bench.read(PLAIN, *cut(answer, size))
         assert "".join(written) == expected
@@ -313,15 +288,11 @@ async def test_the_prompt_is_left_out(bench: Bench, answer: str, expected: str) 
             assert (await bench.read(found, text(answer)))[0] == [answer]
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_tokens(bench: Bench, size: int) -> None:
+async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_tokens(bench: Bench) -> None:
     chat = "<|endoftext|>user\nhi.<|endoftext|>\n<|endoftext|>assistant\n"
     prompt = Prompt(chat, tuple(bench.tokenizer.encode([chat])[0].ids), False)
-    answer = "user\nhi.\nassistant\nhello."
-    assert await bench.read(TUTORIAL, whole(answer), prompt=prompt, sampling=MANY) == (["hello."], "stop")
-    assert bench.predictor.sent() == {"text_input": [chat]}
-    written, _ = await bench.read(PLAIN, *cut(answer, size), prompt=prompt)
-    assert "".join(written) == "hello."
+    answer = whole("user\nhi.\nassistant\nhello.")
+    assert await bench.read(TUTORIAL, answer, prompt=prompt, sampling=MANY) == (["hello."], "stop")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
@@ -333,16 +304,11 @@ async def test_the_prompt_is_left_out_where_the_model_has_lost_its_special_token
         ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi\n", ""),
         ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHi", "user\nHi"),
         ("<s>user\nHi</s>\n", "user\nHi\n", "user\nHe said", "user\nHe said"),
-        ("<s>user\nHi</s>\n", "user\nHi\n", "<s>user\nHe", "<s>user\nHe"),
-        ("<s>user\nHi</s>\n", "user\nHi\n", "<s>us", "<s>us"),
-        ("<s>user\nHi</s>\n", "user\nHi\n", "you", "you"),
         # Without a special token at its end, it is the beginning of the prompt: the text after it shows which it is.
         ("Hi</s>", "Hi", "Hi</s> you", " you"),
         ("Hi</s>", "Hi", "Hi you", " you"),
         ("Hi</s>", "Hi", "Hi</you", "</you"),
-        ("Hi</s>", "Hi", "Hi</", "</"),
         ("Hi</s>", "Hi", "Hi", ""),
-        ("<s></s>", "", "you", "you"),
         ("", "", "you", "you"),
     ],
 )

@@ -13,7 +13,7 @@ from hf_transformer.errors import InvalidInput, PredictorError
 from hf_transformer.generation.tokens import TokenGenerator
 from hf_transformer.generation.types import Prompt, Sampling
 from hf_transformer.types import ModelSpec, Tensor, TensorSpec
-from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps
+from tests.generation.scripted_models import ScriptedModel, ids, model, settings, spec, steps, tensor
 
 PROMPT = Prompt("", (7, 8, 9))
 OUTPUTS = (spec("output_ids", "INT32", -1, -1), spec("sequence_length", "INT32", -1))
@@ -78,28 +78,35 @@ async def test_the_inputs_of_the_real_backend() -> None:
 
 
 async def test_greedy() -> None:
-    found = await sent(model(REAL, OUTPUTS))
-    assert (found["runtime_top_k"], found["runtime_top_p"], found["temperature"]) == ([[1]], [[1.0]], [[1.0]])
-    assert found["random_seed"] == [[0]]
-    without_top_k = [one for one in REAL if one.name != "runtime_top_k"]
-    assert (await sent(model(without_top_k, OUTPUTS)))["runtime_top_p"] == [[0.0]]
+    for without, expected in (((), (1, 1.0)), (("runtime_top_k",), (None, 0.0))):
+        found = await sent(model([one for one in REAL if one.name not in without], OUTPUTS))
+        top_k, top_p = expected
+        assert found.get("runtime_top_k") == (None if top_k is None else [[top_k]])
+        assert (found["runtime_top_p"], found["temperature"], found["random_seed"]) == ([[top_p]], [[1.0]], [[0]])
 
 
-async def test_parameters_that_are_honoured() -> None:
-    for names, greedy in ((("top_k",), True), (("top_p",), True), (("temperature",), False), ((), False)):
-        more = [spec(name, "INT32" if name == "top_k" else "FP32", optional=True) for name in names]
-        found = generator(model([*NEEDED, *more], OUTPUTS), ScriptedModel()).honours
-        assert ("greedy" in found) is greedy, names
-        assert found - {"greedy"} == {"max_tokens", "stop_token_ids", *names}
-    # The model holds its end_id back, and no other token.
-    for ends, expected in (({2}, True), (set[int](), True), ({2, 5}, False)):
-        found = generator(model(REAL, OUTPUTS), ScriptedModel(), eos_ids=frozenset(ends)).honours
-        assert ("min_tokens" in found) is expected, ends
-    for outputs, expected in ((SCORED, True), (OUTPUTS, False)):
-        assert ("logprobs" in generator(model(REAL, outputs), ScriptedModel()).honours) is expected
-    for datatype, expected in (("UINT32", False), ("INT32", True)):
-        found = generator(model([*NEEDED, spec("end_id", datatype)], OUTPUTS), ScriptedModel()).honours
-        assert ("ignore_eos" in found) is expected
+ALWAYS = {"max_tokens", "stop_token_ids"}
+
+
+@pytest.mark.parametrize(
+    ("more", "outputs", "ends", "honoured"),
+    [
+        ((), OUTPUTS, {2}, ALWAYS),
+        ((spec("top_k"),), OUTPUTS, {2}, {*ALWAYS, "top_k", "greedy"}),
+        ((spec("top_p", "FP32"),), OUTPUTS, {2}, {*ALWAYS, "top_p", "greedy"}),
+        ((spec("temperature", "FP32"),), OUTPUTS, {2}, {*ALWAYS, "temperature"}),
+        # The model holds its end_id back, and no other token.
+        ((spec("min_length"),), OUTPUTS, {2}, {*ALWAYS, "min_tokens"}),
+        ((spec("min_length"),), OUTPUTS, {2, 5}, ALWAYS),
+        ((spec("return_log_probs", "BOOL"),), OUTPUTS, {2}, ALWAYS),
+        ((spec("return_log_probs", "BOOL"),), SCORED, {2}, {*ALWAYS, "logprobs"}),
+        ((spec("end_id", "UINT32"),), OUTPUTS, {2}, ALWAYS),
+        ((spec("end_id"),), OUTPUTS, {2}, {*ALWAYS, "ignore_eos"}),
+    ],
+)
+async def test_parameters_that_are_honoured(more: Any, outputs: Any, ends: set[int], honoured: set[str]) -> None:
+    found = model([*NEEDED, *more], outputs)
+    assert generator(found, ScriptedModel(), eos_ids=frozenset(ends)).honours == honoured
 
 
 @pytest.mark.parametrize(("datatype", "bits"), [("UINT64", 63), ("INT64", 63), ("INT32", 31), ("UINT32", 31)])
@@ -199,41 +206,34 @@ async def test_a_trial_asks_for_one_token() -> None:
 
 
 WORDS = "stop_words_list"
+NO_END: dict[str, Any] = {"eos_ids": frozenset()}
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "more", "message"),
+    ("more", "settings_", "message"),
     [
-        (NEEDED[1:], OUTPUTS, {}, "has the inputs input_ids and request_output_len and the output output_ids; this"),
-        (NEEDED[:2], OUTPUTS, {}, "this one has input_ids, input_lengths and output_ids, sequence_length"),
-        (NEEDED, OUTPUTS[1:], {}, "Name them so in config.pbtxt, or set --generation_interface"),
-        ([*NEEDED, spec("image", "BYTES")], OUTPUTS, {}, "It requires the input 'image', which nothing here fills"),
-        ([*NEEDED, spec("decoder_input_ids", "INT32", -1)], OUTPUTS, {}, "'decoder_input_ids', but config.json is"),
-        ([spec("input_ids", "FP32", -1), *NEEDED[1:]], OUTPUTS, {}, "'input_ids' is FP32; export it as INT32"),
-        ([spec("input_ids", "INT32", 16), *NEEDED[1:]], OUTPUTS, {}, "'input_ids' always has the same length"),
-        (
-            [*NEEDED, spec("temperature", "INT32", optional=True)],
-            OUTPUTS,
-            {},
-            "'temperature' is INT32; export it as FP",
-        ),
-        ([*NEEDED[:2], spec("request_output_len", "INT8")], OUTPUTS, {}, "_len' is INT8; export it as INT32"),
-        ([*NEEDED, spec("pad_id", "FP16")], OUTPUTS, {}, "'pad_id' is FP16; export it as INT32"),
-        ([*NEEDED, spec("top_k", "INT32", 2, optional=True)], OUTPUTS, {}, r"'top_k' has the dims \[1, 2\]; one value"),
-        ([*NEEDED, spec("streaming", "BOOL", 2)], OUTPUTS, {}, r"'streaming' has the dims \[1, 2\]; one value"),
-        ([*NEEDED, spec("streaming", "BYTES")], OUTPUTS, {}, "'streaming' is BYTES; export it as BOOL"),
-        ([*NEEDED, spec(WORDS, "UINT32", 2, -1)], OUTPUTS, {}, "list' is UINT32, which can't hold -1.*as INT32"),
-        ([*NEEDED, spec("bad_words_list", "UINT64", 2, -1)], OUTPUTS, {}, "can't hold -1, the mark of no words"),
-        ([*NEEDED, spec(WORDS, "INT32", 1)], OUTPUTS, {}, "'stop_words_list' has the dims .*; 2 values"),
-        ([*NEEDED, spec(WORDS, "INT32", 3, optional=True)], OUTPUTS, {"eos_ids": SEVERAL}, "dims .*; 4 values go"),
-        ([*NEEDED, spec("stop_words", "INT32")], OUTPUTS, {}, "'stop_words' is INT32; export it as TYPE_STRING"),
-        ([*NEEDED, spec("end_id", "UINT32")], OUTPUTS, {"eos_ids": frozenset()}, "can't hold -1, the mark of no end"),
+        (spec("image", "BYTES"), {}, "It requires the input 'image', which nothing here fills"),
+        (spec("decoder_input_ids", "INT32", -1), {}, "'decoder_input_ids', but config.json is"),
+        (spec("input_ids", "FP32", -1), {}, "'input_ids' is FP32; export it as INT32"),
+        (spec("input_ids", "INT32", 16), {}, "'input_ids' always has the same length"),
+        (spec("temperature", "INT32"), {}, "'temperature' is INT32; export it as FP32"),
+        (spec("request_output_len", "INT8"), {}, "_len' is INT8; export it as INT32"),
+        (spec("top_k", "INT32", 2), {}, r"'top_k' has the dims \[1, 2\]; one value"),
+        (spec("streaming", "BYTES"), {}, "'streaming' is BYTES; export it as BOOL"),
+        (spec(WORDS, "UINT32", 2, -1), {}, "list' is UINT32; export it as INT32"),
+        (spec("bad_words_list", "UINT64", 2, -1), {}, "list' is UINT64; export it as INT32"),
+        (spec(WORDS, "INT32", 1), {}, "'stop_words_list' has the dims .*; 2 values"),
+        (spec(WORDS, "INT32", 3, optional=True), {"eos_ids": SEVERAL}, "dims .*; 4 values go"),
+        (spec("end_id", "UINT32"), NO_END, "'end_id' is UINT32; export it as INT32"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_models_that_do_not_fit(inputs: Any, outputs: Any, more: dict[str, Any], message: str) -> None:
+async def test_models_that_do_not_fit(more: TensorSpec, settings_: dict[str, Any], message: str) -> None:
+    inputs = {one.name: one for one in (*NEEDED, more)}
     with pytest.raises(ContractError, match=message):
-        generator(model(inputs, outputs), ScriptedModel(), **more)
+        generator(model([*inputs.values()], OUTPUTS), ScriptedModel(), **settings_)
+    with pytest.raises(ContractError, match="has the inputs input_ids and request_output_len and the output"):
+        generator(model([*inputs.values()], OUTPUTS[1:]), ScriptedModel(), **settings_)
 
 
 async def test_half_floats_can_not_be_streamed_over_rest() -> None:
@@ -325,14 +325,8 @@ async def test_log_probabilities(responses: list[Any], expected: list[tuple[int,
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (
-            {"output_ids": Tensor("output_ids", "FP32", np.array([0.5], np.float32))},
-            "output_ids is FP32, expected whole",
-        ),
-        (
-            {**ids(5, 6), "sequence_length": Tensor("sequence_length", "BYTES", np.array([b"3"], np.object_))},
-            "sequence_length is BYTES, expected whole numbers",
-        ),
+        ({"output_ids": tensor("output_ids", "FP32", 0.5)}, "output_ids is FP32, expected whole"),
+        ({**ids(5), "sequence_length": tensor("sequence_length", "BYTES", b"3")}, "BYTES, expected whole numbers"),
         (ids(5, 6, scores=[-1.0]), "2 new output_ids, but fewer output_log_probs"),
     ],
     ids=["ids", "length", "scores"],
@@ -344,7 +338,7 @@ async def test_answers_that_break_the_contract(wrong: Any, message: str) -> None
 
 
 async def test_a_response_without_ids_in_json() -> None:
-    none = {name: Tensor(name, "BYTES", np.empty(0, np.object_)) for name in ("output_ids", "output_log_probs")}
+    none = {name: tensor(name, "BYTES") for name in ("output_ids", "output_log_probs")}
     predictor = ScriptedModel(none, ids(5, scores=[-0.5]), none)
     found = await steps(generator(model(REAL, SCORED), predictor), PROMPT, replace(GREEDY, logprobs=0))
     assert [list(step.ids) for step in found if step.ids] == [[5]] and found[-1].finish == "stop"

@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_transformer.generation.tools import ToolCall, ToolCallParser, parse_tool_calls
+from hf_transformer.generation.tools import ToolCall, ToolCallParser
 
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 WEATHER = ToolCall("weather", '{"city": "Zürich"}')
 BROKEN = '<tool_call>{"name": "weather", "arguments"</tool_call>'
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """A whole text's content and its calls."""
+    parser = ToolCallParser()
+    content, calls = parser.push(text)
+    rest, more = parser.flush()
+    return content + rest, calls + more
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,21 @@ comes out wrong when padding is seen, a position is shifted or a cache is somebo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from hf_transformer.core.scheduler import ConcurrencyLimit, SchedulerSettings
+from hf_transformer.generation.logits import LogitsGenerator
+from hf_transformer.generation.types import FinishReason, GeneratorSettings, Prompt, Sampling, TokenScore
+from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, Reply
-from hf_transformer.types import NUMPY_DTYPES, Array, ModelSpec, Tensor, TensorSpec
+from hf_transformer.types import NUMPY_DTYPES, Array, Context, ModelSpec, Tensor, TensorSpec
 
 VOCABULARY, WIDTH, LONGEST = 50, 8, 64
 EOS = 2
@@ -24,7 +31,7 @@ COUNTED = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What the model takes and gives; see generation/logits_contract.py. ``flat`` is without any batch axis."""
+    """What the model takes and gives; see generation/logits_signature.py. ``flat`` is without any batch axis."""
 
     mask: bool = True
     positions: bool = False
@@ -32,7 +39,7 @@ class Form:
     past: bool = False
     branch: bool = False
     encoder_decoder: bool = False
-    max_batch_size: int = 4
+    max_batch_size: int = 16
     rows: int = -1
     length: int = -1
     flat: bool = False
@@ -103,7 +110,7 @@ class TinyModel:
 
 
 class TinyPredictor(Predictor):
-    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``wanted`` what those were given that are held.
+    """Runs a TinyModel. ``calls`` has the inputs of every call by name, ``asked`` the outputs, ``sizes`` their bytes.
 
     While ``held`` a call waits for ``release``. ``faults`` are raised by the calls of these numbers, ``change`` sees
     every call's outputs before they are given.
@@ -115,17 +122,14 @@ class TinyPredictor(Predictor):
         self.calls: list[dict[str, Array]] = []
         self.asked: list[Sequence[str]] = []
         self.sizes: list[Mapping[str, int]] = []
-        self.headers: list[Mapping[str, str]] = []
         self.faults: dict[int, Exception] = {}
         self.held = False
-        self.wanted: list[Callable[[], bool]] = []
         self.change: Any = None
         self._gates: list[asyncio.Future[None]] = []
 
     async def release(self, turns: int = 20) -> None:
         """Lets the calls that wait go on, and everything happen that then can."""
         gates, self._gates = self._gates, []
-        self.wanted.clear()
         for gate in gates:
             if not gate.done():
                 gate.set_result(None)
@@ -161,11 +165,9 @@ class TinyPredictor(Predictor):
         self.calls.append(given)
         self.asked.append(outputs)
         self.sizes.append(sizes or {})
-        self.headers.append(headers)
         self._verify(inputs)
         if self.held:
             self._gates.append(asyncio.get_running_loop().create_future())
-            self.wanted += [] if wanted is None else [wanted]
             await self._gates[-1]
         else:
             await asyncio.sleep(0)
@@ -191,11 +193,10 @@ class TinyPredictor(Predictor):
 
         return Reply(tensors, release)
 
-    async def stream(
+    def stream(
         self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str]
     ) -> AsyncGenerator[Mapping[str, Tensor], None]:
-        """As ``infer``, in one response."""
-        yield (await self.infer(inputs, outputs, headers)).tensors
+        raise AssertionError("logits are asked for one step at a time")
 
     def _verify(self, inputs: Sequence[Tensor]) -> None:
         """What Triton would refuse."""
@@ -243,3 +244,74 @@ class TinyPredictor(Predictor):
             "present.0.encoder.key": kept,
             "present.0.encoder.value": 2 * kept,
         }
+
+
+# Generators of such models
+
+SCHEDULING = SchedulerSettings(
+    max_batches_in_flight=2, max_batch_tokens=10_000, max_batch_output_bytes=10**8, timeout=60.0
+)
+SETTINGS = GeneratorSettings(
+    model_config={"vocab_size": VOCABULARY},
+    eos_ids=frozenset({EOS}),
+    pad_id=0,
+    max_length=LONGEST,
+    decoder_start_ids=(1,),
+    scheduling=SCHEDULING,
+)
+FORMS = {
+    "plain": Form(),
+    "without a mask": Form(mask=False),
+    "positions": Form(positions=True),
+    "int32, fp16": Form(datatype="INT32", floats="FP16"),
+    "last": Form(logits="last"),
+    "last, positions": Form(logits="last", positions=True),
+    "vector": Form(logits="flat", positions=True),
+    "own batch axis": Form(max_batch_size=0),
+    "exact rows": Form(max_batch_size=0, rows=3),
+    "no batch axis": Form(max_batch_size=0, flat=True),
+    "no batch axis, cache": Form(max_batch_size=0, flat=True, past=True),
+    "fixed length": Form(length=LONGEST),
+    "fixed length, last": Form(length=LONGEST, logits="last", positions=True),
+    "cache": Form(past=True, positions=True),
+    "cache, equal lengths": Form(past=True),
+    "cache, merged": Form(past=True, positions=True, branch=True),
+    "cache, merged, own batch axis": Form(past=True, positions=True, branch=True, max_batch_size=0),
+    "cache, exact rows": Form(past=True, positions=True, max_batch_size=0, rows=5),
+    "cache, last": Form(past=True, positions=True, logits="last"),
+    "encoder-decoder": Form(encoder_decoder=True),
+    "encoder-decoder, last": Form(encoder_decoder=True, logits="last"),
+    "encoder-decoder, cache": Form(encoder_decoder=True, past=True),
+}
+GREEDY = Sampling(greedy=True, max_tokens=12)
+random = np.random.default_rng(3)
+PROMPTS = [tuple(int(one) for one in random.integers(3, VOCABULARY, random.integers(1, 20))) for _ in range(24)]
+
+
+@asynccontextmanager
+async def generator(
+    form: Form,
+    scheduling: SchedulerSettings = SCHEDULING,
+    **settings: Any,
+) -> AsyncIterator[tuple[LogitsGenerator, TinyPredictor]]:
+    made = TinyPredictor(form)
+    with ThreadPoolExecutor(2) as executor:
+        own = replace(SETTINGS, scheduling=scheduling, **{"places": ConcurrencyLimit(0), **settings})
+        yield LogitsGenerator(form.spec, made, vocabulary(), own, executor=executor, metrics=Metrics("m")), made
+
+
+def vocabulary(size: int = VOCABULARY) -> Any:
+    return SimpleNamespace(vocab_size=size)
+
+
+async def write(
+    made: LogitsGenerator, ids: Sequence[int], sampling: Sampling = GREEDY
+) -> tuple[list[int], FinishReason | None, list[TokenScore]]:
+    found: list[int] = []
+    scores: list[TokenScore] = []
+    finish = None
+    async for step in made.generate(Prompt("", tuple(ids)), sampling, Context("id", {})):
+        found += step.ids
+        scores += step.scores
+        finish = step.finish
+    return found, finish, scores

@@ -23,16 +23,16 @@ import orjson
 from hf_transformer.api.base import Call, Model, Service, generating_task, new_request_id, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, shown, unused
 from hf_transformer.api.openai.generation import (
+    DEFAULTS,
     SHARED,
     GeneratedAnswer,
     WholeText,
     logprob,
-    read_sampling,
     read_stream,
 )
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
-from hf_transformer.generation.chat import read_content
+from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.tools import ToolCall, ToolCallParser
 from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
 from hf_transformer.protocol.json_text import SMALL, JsonLimits, check_size
@@ -88,9 +88,11 @@ async def create(service: Service, call: Call) -> Response | TextStream:
         _check_response_format(given.get("response_format"))
         sampling = read_sampling(
             given,
-            generating_task(model, "chat/completions"),
+            DEFAULTS,
+            generating_task(model, "chat/completions").settings.vocabulary.vocab_size,
             tokens=given.one_of("max_completion_tokens", "max_tokens"),
             logprobs=_read_logprobs(given),
+            prefix="",
         )
         one_call = not given.flag("parallel_tool_calls", True)
         tools = read_tools(given.get("tools"))
@@ -201,8 +203,8 @@ def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -
     content = _read_content(message, where)
     if content is None and not calls:
         raise InvalidInput(f"{where}.content: expected a string or a list of parts, got nothing")
-    content = read_content("" if content is None else content, f"{where}.content")
-    found: dict[str, Json] = {"role": ROLES[role], "content": content}
+    text = _text_of("" if content is None else content, f"{where}.content")
+    found: dict[str, Json] = {"role": ROLES[role], "content": text}
     for name in STRINGS:
         if name in message:
             if not isinstance(message[name], str):
@@ -227,6 +229,25 @@ def _read_content(message: Mapping[str, Json], where: str) -> Json:
     if refusal:
         raise InvalidInput(f"{where}.refusal: beside a content, expected one of the two")
     return content
+
+
+def _text_of(content: Json, where: str) -> str:
+    """The text of a message, which may come in parts. Raises InvalidInput for any part that is not text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidInput(f"{where}: expected a string or a list of parts, got {describe(content)}")
+    texts = []
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            got = f"one of type {kind[:40]!r}" if isinstance(kind, str) and kind != "text" else describe(part)
+            raise InvalidInput(
+                f'{where}[{number}]: expected a part {{"type": "text", "text": string}}, got {got}; '
+                "the model reads text alone"
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
 
 
 def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> list[Json]:

@@ -16,15 +16,16 @@ from collections.abc import Sequence
 from hf_transformer.api.base import Call, Service, generating_task, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused
 from hf_transformer.api.openai.generation import (
+    DEFAULTS,
     SHARED,
     GeneratedAnswer,
     WholeText,
     logprob,
-    read_sampling,
     read_stream,
 )
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
+from hf_transformer.generation.sampling import read_sampling
 from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest, Piece, Sampling, TokenText
 from hf_transformer.tasks.parameters import Parameters
@@ -73,10 +74,12 @@ def _read_sampling(given: Parameters, task: TextGeneration) -> tuple[Sampling, b
     limit = task.settings.generation.max_new_tokens
     sampling = read_sampling(
         given,
-        task,
+        DEFAULTS,
+        task.settings.vocabulary.vocab_size,
         tokens=given.one_of("max_tokens"),
         default_tokens=USUAL_TOKENS if limit is None else min(USUAL_TOKENS, limit),
         logprobs=None if logprobs is None else (logprobs, "logprobs"),
+        prefix="",
     )
     if "best_of" in given and (best := given.integer("best_of", 1, 1)) != sampling.n:
         raise InvalidInput(

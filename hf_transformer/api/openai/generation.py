@@ -21,11 +21,9 @@ from hf_transformer.api.base import Model, renamed, reply
 from hf_transformer.api.openai.fields import as_sent, render_error
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput
-from hf_transformer.generation.sampling import SamplingReader
 from hf_transformer.generation.stream import Generation
-from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, Sampling, TokenText
-from hf_transformer.tasks.base import describe
+from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, TokenText
+from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
 
@@ -36,49 +34,12 @@ SAMPLING = (
 """Fields that say how a text is generated."""
 SHARED = ("model", "stream", "stream_options", *SAMPLING)
 """Fields of both endpoints."""
+DEFAULTS = GenerationSettings(do_sample=True, top_k=0)
+"""OpenAI's: all of the distribution is drawn from."""
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 DONE = event(b"[DONE]")
 LEAST_LOGPROB = -9999.0
 """Stands for the log probability of an impossible token, for which JSON has no number; as with OpenAI."""
-
-
-def read_sampling(
-    given: Parameters,
-    task: TextGeneration,
-    *,
-    tokens: str | None,
-    default_tokens: int | None = None,
-    logprobs: tuple[int, str] | None = None,
-) -> Sampling:
-    """The sampling that a request's fields describe, with OpenAI's defaults: all of the distribution is drawn from.
-
-    Args:
-        tokens: the field that says how many new tokens there may be; without one there may be ``default_tokens``.
-        logprobs: how many tokens are told beside each, and the field that says so; None for none.
-
-    Raises:
-        RequestError: a field has a value that is not taken; it begins with ``parameters.``, see as_sent.
-    """
-    reader = SamplingReader(given, prefix="")
-    if tokens is None and default_tokens is not None:
-        reader.put("max_tokens", default_tokens, "max_tokens")
-    reader.tokens(tokens, given.one_of("min_tokens"))
-    frozen = reader.temperature(1.0)
-    reader.top_p(1.0)
-    reader.top_k(0)
-    reader.number("min_p", 0.0, 0.0, 1.0)
-    reader.seed()
-    reader.penalties()
-    reader.logit_bias(task.settings.vocabulary.vocab_size)
-    reader.ignore_eos()
-    reader.stop(given.one_of("stop"))
-    reader.stop_token_ids(task.settings.vocabulary.vocab_size)
-    reader.choices("n")
-    if logprobs is not None:
-        reader.logprobs(*logprobs)
-    if frozen:
-        reader.drop_randomness("temperature")
-    return task.bounded(reader.finish())
 
 
 def read_stream(given: Parameters) -> tuple[bool, bool]:
