@@ -11,7 +11,8 @@ import pytest
 from hf_transformer.commands.local_triton import LocalTriton, poll
 from tests.faults.rig import kill, regions, workers_of
 from tests.integration.conftest import MODEL_FOLDER
-from tests.integration.server.processes import connected, exit_code_of, unfinished
+from tests.integration.hostile.wire import connected, unfinished
+from tests.integration.server.processes import exit_code_of
 from tests.service import Service, flags_for
 
 SECONDS = 30.0
