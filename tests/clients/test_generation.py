@@ -1,4 +1,4 @@
-"""Clients that others wrote, on text generation: the openai package, langchain, tritonclient, curl and requests."""
+"""Clients that others wrote, on text generation: the openai package, langchain, tritonclient and curl."""
 
 from __future__ import annotations
 
@@ -69,17 +69,9 @@ def test_langchain(service: Service, client: Run) -> None:
     assert said["usage"]["output_tokens"] <= 8
 
 
-def test_tritonclient(service: Service, client: Run) -> None:
-    said = client("triton_text", service=service, prompt=PROMPT)
-    new = completed(service)["choices"][0]["text"]
-    assert said["whole"].startswith(f"{PROMPT}{new}"[:20])
-    assert {"".join(pieces) for pieces in said["pieces"].values()} == {new}
-    assert all(len(pieces) > 1 for pieces in said["pieces"].values())
-
-
 @pytest.mark.parametrize("shape", [[1], [1, 1]], ids=str)
-def test_the_sample_of_the_vllm_backend(service: Service, client: Run, shape: list[int]) -> None:
-    """Its client, as it is, in front of every kind of model: the texts are those of generate."""
+def test_tritonclient(service: Service, client: Run, shape: list[int]) -> None:
+    """The client of the vLLM backend, as it is, in front of every kind of model: the texts are those of generate."""
     sampling = {"temperature": "0", "max_tokens": "8"}
     prompts = [f"The capital of {country} is" for country in ("france", "italy", "japan")]
     said = client("triton_vllm", service=service, prompts=prompts, sampling=sampling, shape=shape)
@@ -90,23 +82,15 @@ def test_the_sample_of_the_vllm_backend(service: Service, client: Run, shape: li
         text = found["text_output"]
         assert text.startswith(prompt) and len(text) > len(prompt)
         assert said["sample"][str(number)] == [text]
-        pieces = said["sample_stream"][str(number)]
-        assert len(pieces) > 1 and f"{prompt}{''.join(pieces)}" == text
+        for pieces in (said["sample_stream"][str(number)], said["pieces"][str(number)]):
+            assert len(pieces) > 1 and f"{prompt}{''.join(pieces)}" == text
+        assert said["whole"][number].startswith(text[:20])
         for kind in ("callback", "callback_stream"):
             one = said[kind][str(number)]
             assert f"{prompt}{one['text']}" == text
             assert (one["new"], set(one["prompt"])) == (found["num_output_tokens"], {found["num_input_tokens"]})
             assert one["finish"][-1] == found["finish_reason"] and set(one["finish"][:-1]) <= {"None"}
     assert "sampling_parameters.prompt_logprobs: unknown" in said["failure"]
-
-
-def test_the_sample_of_the_runtime_guide(service: Service) -> None:
-    """Its stream_generate (Streaming Responses), with httpx in place of requests."""
-    body = {"instances": [PROMPT], "parameters": {"max_length": 100, "stream": True}}
-    with service.client.stream("POST", f"/v1/models/{service.model}:predict", json=body) as response:
-        found = [json.loads(line) for line in response.iter_lines() if line]
-    assert "".join(one["text"] for one in found) == found[-1]["generated_text"]
-    assert found[-1]["generated_text"].startswith(PROMPT)
 
 
 @pytest.mark.parametrize("path", ["openai/v1/completions", "v2/models/{model}/generate_stream"])

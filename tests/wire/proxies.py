@@ -27,7 +27,7 @@ from typing import Any
 import uvloop
 
 from hf_transformer.commands.local_triton import HOST
-from tests.integration.server.serving import App, serving
+from tests.integration.server.serving import App, body_of, serving
 from tests.wire.corpus import UPGRADE
 
 CLIENTS = 16
@@ -109,11 +109,7 @@ class Marked(App):
         self.connections.add(scope["client"])
         _, kind, mark = (*scope["path"].split("/"), "", "")[:3]
         self.marks[mark] += 1
-        size, more = 0, kind != "refuse"
-        while more:
-            message = await receive()
-            size += len(message.get("body", b""))
-            more = message.get("more_body", False)
+        size = 0 if kind == "refuse" else len(await body_of(receive) or b"")
         if kind == "late":
             await asyncio.sleep(0.01)
         status = 413 if kind == "refuse" else 200

@@ -59,17 +59,25 @@ class Echo(App):
         self.bodies: list[bytes] = []
 
     async def respond(self, scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await body_of(receive)
+        if body is None:
+            return
         self.scopes.append(scope)
         self.bodies.append(body)
         await self.open.wait()
         await whole(send, b"echo:" + body)
+
+
+async def body_of(receive: Any) -> bytes | None:
+    """The body of a request; None where its client leaves before."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
 
 
 async def whole(send: Any, body: bytes, *headers: tuple[bytes, bytes]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.hostile.wire import SECONDS, answers_in, post
-from tests.integration.server.serving import App, Client, Echo, client_of, connected_to, serving
+from tests.integration.server.serving import App, Client, Echo, body_of, client_of, connected_to, serving
 
 PART = b"x" * 70_000
 
@@ -25,8 +25,7 @@ class Parts(App):
         self.sent = 0
 
     async def respond(self, scope: Any, receive: Any, send: Any) -> None:
-        while (await receive()).get("more_body"):
-            pass
+        await body_of(receive)
         for number, part in enumerate(self._parts):
             if number == self._at_once:
                 await self.open.wait()
