@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -13,22 +13,18 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hf_transformer.api.auth import ApiKeys
-from hf_transformer.api.base import Models, Service
+from hf_transformer.api.base import Model, Models, Service
 from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
 from hf_transformer.api.streaming import OpenStreams
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.core.limits import Admission
-from hf_transformer.core.model import GeneratePipeline
 from hf_transformer.errors import NotReady
-from hf_transformer.generation.stream import Generation
-from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.tensors import bytes_tensor
-from hf_transformer.tokenizer.tokenizer import Tokenizer
-from hf_transformer.types import Answers, Context, Encoding, ModelDescription, Query, TextInput, Tokenization
+from hf_transformer.types import Answers, Context, ModelDescription, Query
 
 IN_FLIGHT = "hf_transformer_requests_in_flight"
 SECONDS = 20.0
@@ -74,7 +70,7 @@ class Gate:
 
 
 class ScriptedModel:
-    """Answers each text with what ``predict`` says; ready unless ``reason`` says why not."""
+    """Answers each text with what ``predict`` says; ready unless ``reason`` says why not. It generates nothing."""
 
     name = "bert"
     task: Any = FillMask
@@ -95,25 +91,11 @@ class ScriptedModel:
         words = [await self.predict_one(text, context) for text in query.instances]
         return Answers(words, tensor=bytes_tensor([word.encode() for word in words]))
 
-    async def generate(self, request: GenerationRequest, context: Context) -> Generation:
-        raise AssertionError("this model generates nothing")
-
     def describe(self) -> ModelDescription:
         if self.reason:
             raise NotReady(self.reason)
         inputs = tuple(field.spec for field in FillMask.fields)
         return ModelDescription(self.name, "1", "fill_mask", inputs, (inputs[0],), 512)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        raise AssertionError("gRPC needs no tokenizer")
-
-    @property
-    def writer(self) -> GeneratePipeline:
-        raise AssertionError("this model generates nothing")
-
-    async def encode(self, texts: Sequence[TextInput], how: Tokenization) -> list[list[Encoding]]:
-        raise AssertionError("gRPC needs no tokens")
 
 
 class Client:
@@ -200,7 +182,9 @@ async def serving(
 
 
 def service_of(model: ScriptedModel, metrics: Metrics, concurrent: int = 100) -> Service:
-    return Service(Models([model]), Admission(concurrent, 2**20, metrics), metrics, 2**24, 100, OpenStreams())
+    return Service(
+        Models([cast(Model, model)]), Admission(concurrent, 2**20, metrics), metrics, 2**24, 100, OpenStreams()
+    )
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ Generated text as it comes: places, statuses, headers, and clients that leave.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.errors import PredictorError, PredictorTimeout
 from tests.api.generating import PROMPT, Bench, bench
 from tests.integration.hostile.wire import SECONDS
 from tests.integration.server.serving import running, serving
@@ -98,25 +96,6 @@ async def test_a_piece_is_sent_before_the_next_one_is_made(
         assert b"." in rest and b"error" not in rest
         await until(lambda: answered(made, 200))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@every_api
-async def test_a_failure_before_the_first_piece_has_its_status(path: str, body: Any) -> None:
-    async with client_of(fails=PredictorTimeout("it took too long")) as (made, client):
-        response = await client.post(path, json=body)
-        assert response.status_code == 504 and response.headers["content-type"] == "application/json"
-        assert "it took too long" in response.text
-        await until(lambda: answered(made, 504))
-
-
-@every_api
-async def test_a_failure_behind_the_first_piece_is_the_last_of_the_stream(path: str, body: Any) -> None:
-    async with client_of(fails=PredictorError("it broke"), after=1) as (made, client):
-        response = await client.post(path, json=body)
-        assert response.status_code == 200
-        last = response.text.strip().splitlines()[-1].removeprefix("data: ")
-        assert "it broke" in json.dumps(json.loads(last)["error"])
-        await until(lambda: answered(made, 502))
 
 
 @every_api

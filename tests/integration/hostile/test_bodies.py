@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import Serve
-from tests.integration.hostile.wire import ANSWER, BODY, PREDICT, TEXT, model_body, others_are_served
+from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
+from tests.integration.hostile.wire import ANSWER, BODY, MEGABYTE, PREDICT, TEXT, model_body, others_are_served, peak
 
 DEEP = 100_000
 INFER = "/v2/models/bert/infer"
@@ -115,3 +117,15 @@ def test_a_body_without_end_of_garbage(serve: Serve, api: str) -> None:
         assert answer.status_code in (400, 413), (byte, answer.text[:200])
         assert "error" in answer.json()
     others_are_served(service)
+
+
+@pytest.mark.parametrize("unit", ["the hotel was dirty ", "a ", "."])
+def test_a_text_of_a_million_characters(unit: str) -> None:
+    """Only the beginning that the model takes is encoded. Whole, one took 80 to 430 MB."""
+    body = json.dumps({"instances": ["[MASK] " + (unit * 1_000_000)[:999_993]]}).encode()
+    flags = ("--max_text_length=1000000", "--max_total_length=100000000", "--max_queued_tokens=100000000")
+    with HostilePredictor() as predictor, behind(predictor, *flags) as service, ThreadPoolExecutor(10) as pool:
+        before = peak(service)
+        assert service.post(body).status_code == 200
+        assert {one.status_code for one in pool.map(service.post, [body] * 10)} == {200}
+        assert peak(service) - before < 128 * MEGABYTE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -23,10 +24,12 @@ from tests.integration.api.bare_grpc import (
     SETTINGS,
     START,
     call_fields,
+    field,
     frame,
 )
 from tests.integration.conftest import Serve
 from tests.integration.grpc_client import channel_to, fails, request, stub, values
+from tests.integration.hostile.hostile_predictor import HostilePredictor, behind
 from tests.integration.hostile.wire import MEGABYTE, SECONDS, TEXT, others_are_served, resident
 from tests.service import Service
 
@@ -160,11 +163,27 @@ SHOTS: dict[str, Callable[[], bytes]] = {
 def test_frames_that_are_none(service: Service, shot: Callable[[], bytes]) -> None:
     """Whatever becomes of the connection, the service stays."""
     for _ in range(3):
-        with connected(service) as connection:
-            try:
-                connection.sendall(shot())
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(2**16):
-                    pass
-            except OSError:
-                continue
+        with connected(service) as connection, suppress(OSError):
+            connection.sendall(shot())
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(2**16):
+                pass
+
+
+INDEXED = b"\xbe"
+"""The field that was kept last, in one byte."""
+FRAMES = 320
+
+
+def test_header_fields_of_one_byte() -> None:
+    """5 MB of HEADERS frames, whose fields take 200 to 400 MB until gRPC has refused them. The memory comes back."""
+    call = call_fields("ServerLive")
+    large, small = call + field(b"a", b"x" * 4000, kept=True), call + INDEXED * (16_000 - len(call))
+    with HostilePredictor() as predictor, behind(predictor) as service:
+        before = resident(service)
+        with connected(service) as connection, suppress(OSError):
+            connection.sendall(START + frame(HEADERS, END_HEADERS, 1, large))
+            for number in range(FRAMES):
+                connection.sendall(frame(HEADERS, END_HEADERS, 3 + 2 * number, small))
+        assert poll(lambda: resident(service) - before < 96 * MEGABYTE, 40.0), resident(service) - before
+        assert service.client.get("/v2/health/live").status_code == 200
