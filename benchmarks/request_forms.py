@@ -30,7 +30,8 @@ from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
 from benchmarks.wire import cpu_per_request
-from hf_transformer import __version__, app
+from hf_transformer import __version__
+from hf_transformer.app import application
 from hf_transformer.commands.serve import server_config
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.predictor.base import Predictor, Reply
@@ -119,7 +120,7 @@ def _head(path: str, length: int, *more: str) -> bytes:
 
 async def measure(config: Config, requests: int, rounds: int) -> dict[str, float]:
     """CPU seconds per request of each form, the median of the rounds."""
-    server = server_config(config, partial(app.build_app, config))
+    server = server_config(config, partial(application.build_app, config))
     server.load()
     lifespan = LifespanOn(server)
     await lifespan.startup()
@@ -149,7 +150,7 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(about))
         flags = ["--model_name=m", f"--model_dir={folder}", "--task=sequence_classification", "--enable_grpc=false"]
         config, _ = parse_config([*flags, "--enable_latency_logging=false", "--predictor_host=127.0.0.1:1"], {})
-        with patch.object(app, "open_predictor", lambda *args, **more: Instant()):
+        with patch.object(application, "open_predictor", lambda *args, **more: Instant()):
             found = uvloop.run(measure(config, options.requests, options.rounds))
     print(f"hf-transformer {__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs\n")
     print("| request | CPU, us | times the first |\n|---|---:|---:|")

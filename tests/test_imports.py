@@ -13,19 +13,14 @@ import hf_transformer
 
 ROOT = Path(hf_transformer.__file__).parent
 
-BASE = {"types", "errors"}
+BASE = {"types", "errors", "credentials"}
 """What everybody may import."""
-
-SHARED = {"credentials"}
-"""Small modules at the root that are still to find their folder."""
 
 MAY_IMPORT = {
     "__main__": {"commands"},
     "commands": {"app", "server", "api", "core", "generation", "tasks", "tokenizer", "predictor", "config"}
-    | {"observability", "wiring"},
-    "app": {"server", "api", "core", "generation", "tasks", "tokenizer", "predictor", "config", "observability"}
-    | {"wiring"},
-    "wiring": {"core", "generation", "tasks", "tokenizer", "predictor", "config", "observability"},
+    | {"observability"},
+    "app": {"server", "api", "core", "generation", "tasks", "tokenizer", "predictor", "config", "observability"},
     "server": set(),
     "api": {"core", "generation", "tasks", "tokenizer", "protocol", "observability"},
     "core": {"tasks", "tokenizer", "predictor", "observability"},
@@ -36,11 +31,9 @@ MAY_IMPORT = {
     "protocol": set(),
     "config": {"observability"},
     "observability": set(),
-    "types": set(),
-    "errors": set(),
-    **{name: set() for name in SHARED},
+    **{name: set() for name in BASE},
 }
-"""What a folder, or a module at the root, may import beside itself, BASE and SHARED."""
+"""What a folder, or a module at the root, may import beside itself and BASE."""
 
 FORBIDDEN = {
     "tasks": ("asyncio", "grpc", "starlette"),
@@ -79,7 +72,7 @@ def own_imports(module: Path) -> set[str]:
 def test_imports_point_down(module: Path) -> None:
     folder = top_level(module)
     assert folder in MAY_IMPORT, f"hf_transformer/{folder} is new: add it here and to docs/architecture.md"
-    wrong = own_imports(module) - MAY_IMPORT[folder] - BASE - SHARED
+    wrong = own_imports(module) - MAY_IMPORT[folder] - BASE
     assert not wrong, f"{module} imports {', '.join(sorted(wrong))}"
 
 
@@ -93,7 +86,7 @@ def test_no_import_circles() -> None:
     graph: dict[str, set[str]] = {}
     for module in modules():
         folder = top_level(module)
-        graph.setdefault(folder, set()).update(own_imports(module) - SHARED)
+        graph.setdefault(folder, set()).update(own_imports(module))
     assert list(TopologicalSorter(graph).static_order())
 
 

@@ -12,7 +12,8 @@ from functools import partial
 
 from hf_transformer import __version__
 from hf_transformer.api.auth import read_keys
-from hf_transformer.app import build_app, clean_up
+from hf_transformer.app.application import build_app, clean_up
+from hf_transformer.app.wiring import load_parts
 from hf_transformer.commands.doctor.advice import StartAdvice
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.credentials import read_server_pair
@@ -24,7 +25,6 @@ from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig
 from hf_transformer.server.signals import handle_signals
 from hf_transformer.server.workers import Supervisor
-from hf_transformer.wiring import load_parts
 
 logger = logging.getLogger(__name__)
 

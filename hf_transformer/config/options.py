@@ -194,7 +194,7 @@ class Config:
         PREDICTOR, "Seconds for one call to the predictor, retries included.", SECONDS, 600.0)
     predictor_request_retries: int = option(
         PREDICTOR, "Retries of a call if the predictor was not reached, did not begin to answer, or was "
-        "unavailable (503, UNAVAILABLE).", integer(0, 100), 0)
+        "unavailable (503, 404, UNAVAILABLE).", integer(0, 100), 0)
     predictor_retry_budget: float = option(
         PREDICTOR, "Retries per call on average, in addition to one per second and a reserve of ten. Further "
         "retries are not made, so that they can't multiply an outage.", number(0, 100, zero=True), 0.1)

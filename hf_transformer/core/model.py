@@ -415,7 +415,9 @@ class ServedModel:
         """Tells the log, the metrics and the other workers what a look has found."""
         if self._serving is None:
             if problem != self._problem:
-                logger.warning("not ready, retrying: %s", problem)
+                logger.warning(
+                    "not ready, retrying: %s (hf-transformer doctor, with the same flags, says more)", problem
+                )
         elif not self._check_health:
             problem = ""  # the requests show whether the model can be asked
         elif problem and not self._problem:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message
 from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.api.streaming import OpenStreams
-from hf_transformer.app import gateway, starlette_app
+from hf_transformer.app.application import gateway, starlette_app
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
 from hf_transformer.errors import RequestError

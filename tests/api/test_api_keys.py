@@ -11,9 +11,9 @@ import pytest
 
 from hf_transformer.api.auth import ApiKeys
 from hf_transformer.api.gateway import GatewaySettings
+from hf_transformer.app.wiring import load_parts
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.wiring import load_parts
 from tests.api.generating import application
 from tests.configuring import config
 from tests.integration.api.grpc_model import ScriptedModel, service_of

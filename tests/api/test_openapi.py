@@ -20,7 +20,7 @@ from hf_transformer.api.base import CLIENTS_OWN
 from hf_transformer.api.gateway import Gateway
 from hf_transformer.api.generate import FURTHER
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
-from hf_transformer.app import build_app
+from hf_transformer.app.application import build_app
 from hf_transformer.errors import RequestError
 from hf_transformer.generation import task as generation_task
 from hf_transformer.generation.task import ALL_TASKS

@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.api import pages
 from hf_transformer.api.pages import DOCS, PLAYGROUND, Page
-from hf_transformer.app import build_app
+from hf_transformer.app.application import build_app
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.server.asgi import AsgiApplication
 from tests.configuring import config
@@ -45,7 +45,7 @@ async def test_a_page_is_served_only_if_it_is_wanted(page: Page) -> None:
 @pytest.mark.slow
 def test_nothing_is_loaded_for_pages_that_are_off() -> None:
     program = (
-        "import sys; from hf_transformer.app import build_app; from tests.configuring import config\n"
+        "import sys; from hf_transformer.app.application import build_app; from tests.configuring import config\n"
         f"build_app(config('--model_dir={DEMO_MODEL}', '--model_name=m'))\n"
         "assert 'hf_transformer.api.info' in sys.modules and 'hf_transformer.api.pages' not in sys.modules"
     )

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_transformer.app.wiring import filling, fit_task
 from hf_transformer.core.batch import EncodingForm, Filling, Widths, widths_of
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import TOKENS, Axis
 from hf_transformer.types import Encoding, Tensor, TensorSpec
-from hf_transformer.wiring import filling, fit_task
 from tests.doctor.test_advice import GOOD, pair_of
 
 IDS = InputSignature("input_ids", "input_ids", "INT64")

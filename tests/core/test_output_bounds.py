@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hf_transformer.app.wiring import load_parts, more_when_shared, pipeline_builder, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.core.scheduler import OUTPUT_BYTES, SHARED_OUTPUT_BYTES
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.types import ModelSpec, TensorSpec
-from hf_transformer.wiring import load_parts, more_when_shared, pipeline_builder, scheduler_settings
 from tests.configuring import config
 from tests.core.bench import text
 from tests.integration.server.processes import MODEL_FOLDER

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_transformer.app.wiring import load_parts, pipeline_builder
 from hf_transformer.core import pipeline
 from hf_transformer.core.limits import Limits
 from hf_transformer.core.pipeline import Pipeline
@@ -21,7 +22,6 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tasks.base import OutputRole, Task, TaskSettings
 from hf_transformer.tokenizer.tokenizer import load_tokenizer
 from hf_transformer.types import PLAIN, Answers, Array, Context, Encoding, ModelSpec, Query, TensorSpec, Tokenization
-from hf_transformer.wiring import load_parts, pipeline_builder
 from tests.configuring import config
 from tests.core.bench import LOGITS
 from tests.core.bench import Bench as SchedulingBench

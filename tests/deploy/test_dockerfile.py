@@ -85,7 +85,7 @@ def test_final_stage_runs_as_user_1000(image: Stage) -> None:
     position = image.instructions.index(("USER", users[0]))
     assert "useradd --uid 1000 " in image.values("RUN")[0]
     after = [value for name, value in image.instructions[position:] if name == "RUN"]
-    tried = 'hf-transformer --help > /dev/null && python -c "import hf_transformer.app"'
+    tried = 'hf-transformer --help > /dev/null && python -c "import hf_transformer.app.application"'
     assert after == [tried], "as the user that it will run as"
 
 

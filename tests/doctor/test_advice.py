@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from hf_transformer.app.wiring import BoundPair, Pair, fit_task, load_parts
 from hf_transformer.commands.doctor.advice import ADVICE, StartAdvice
 from hf_transformer.config.options import parse_config
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.types import Json, ModelSpec, TensorSpec
-from hf_transformer.wiring import BoundPair, Pair, fit_task, load_parts
 from tests.triton_repository import DEMO_MODEL
 
 IDS, MASK = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("attention_mask", "INT64", (-1,))

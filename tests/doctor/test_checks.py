@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.commands.doctor import model
 from hf_transformer.commands.doctor.command import CHECKS
 from hf_transformer.commands.doctor.examination import Check, Finding, Subject, examine
@@ -15,7 +16,6 @@ from hf_transformer.config.options import parse_config
 from hf_transformer.errors import PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.types import Json, ModelSpec, RepositoryEntry
-from hf_transformer.wiring import predictor_settings
 
 
 class Index(RestPredictor):

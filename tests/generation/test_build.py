@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.app.wiring import load_parts, pipeline_builder, scheduler_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.contract import ContractError
 from hf_transformer.core.scheduler import STEP_OUTPUT_BYTES
@@ -32,7 +33,6 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.tokenizer.files import ModelFiles
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import ModelSpec, TensorSpec
-from hf_transformer.wiring import load_parts, pipeline_builder, scheduler_settings
 from tests.api.generating import tokenizer_of
 from tests.configuring import config
 from tests.generation.scripted_models import ScriptedModel, model, settings, spec

@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from hf_transformer import app
+from hf_transformer.app import application
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability import tracing
 from hf_transformer.observability.tracing import Trace, Tracing, parse_traceparent
@@ -164,7 +164,7 @@ async def test_calls_to_the_predictor_have_the_attributes_of_clients(
     flags: Sequence[str], wanted: dict[str, object]
 ) -> None:
     with collecting() as collector:
-        tracer = app.open_tracing(config(*flags, f"--otlp_endpoint={collector.url}", "--model_name=bert"))
+        tracer = application.open_tracing(config(*flags, f"--otlp_endpoint={collector.url}", "--model_name=bert"))
         assert tracer is not None
         async with tracer:
             _, trace = tracer.begin({"traceparent": TRACEPARENT})
@@ -216,7 +216,7 @@ def test_a_start_that_fails_says_why_but_not_the_collectors_password(
     else:
         monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "http://me:word@c")
     with pytest.raises(ConfigError, match=r"^--otlp_endpoint=http://\*\*\*@c:4318/x: ") as caught:
-        app.open_tracing(config("--otlp_endpoint=http://me:pass@word@c:4318/x"))
+        application.open_tracing(config("--otlp_endpoint=http://me:pass@word@c:4318/x"))
     assert "pass" not in str(caught.value) and "word@" not in str(caught.value)
     assert ("hf-transformer[otel]" in str(caught.value)) == missing
 

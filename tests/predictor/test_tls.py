@@ -14,13 +14,13 @@ import grpc
 import grpc.aio
 import pytest
 
+from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.errors import ConfigError, PredictorUnavailable
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import PredictorSettings
 from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from hf_transformer.wiring import predictor_settings
 from tests.configuring import error
 from tests.predictor.fault_server import CERTIFICATE, KEY, TLS, Connection, scripted, server_context
 from tests.predictor.grpc_server import serving

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hf_transformer.app.wiring import load_parts
 from hf_transformer.errors import ConfigError
 from hf_transformer.generation.task import ALL_TASKS
 from hf_transformer.tasks.flags import FLAGS, READS, check_stride, flags_without_effect, reads
-from hf_transformer.wiring import load_parts
 from tests.configuring import config
 from tests.tasks.task_settings import settings
 from tests.triton_repository import task_model_folder

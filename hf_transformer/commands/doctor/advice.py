@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from hf_transformer.app.wiring import BoundPair, Pair
 from hf_transformer.commands.doctor.examination import Finding, ok, skipped, warning
 from hf_transformer.tokenizer.load import model_limit
-from hf_transformer.wiring import BoundPair, Pair
 
 logger = logging.getLogger(__name__)
 

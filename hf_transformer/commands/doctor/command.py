@@ -15,13 +15,13 @@ from typing import get_args
 import orjson
 
 from hf_transformer import __version__
+from hf_transformer.app.wiring import Pair
 from hf_transformer.commands.doctor import inference, model, network
 from hf_transformer.commands.doctor.advice import ADVICE
 from hf_transformer.commands.doctor.examination import Check, Finding, Result, Status, Subject, examine
 from hf_transformer.commands.doctor.shared_memory import shared_memory
 from hf_transformer.commands.terminal import Terminal
 from hf_transformer.config.options import parse_config
-from hf_transformer.wiring import Pair
 
 HELP = """\
 Usage: hf-transformer doctor [--json] [--strict] --predictor_host=HOST:PORT [flags]

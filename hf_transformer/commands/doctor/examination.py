@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal
 
+from hf_transformer.app.wiring import BoundPair, Pair, Parts
 from hf_transformer.config.options import Config
 from hf_transformer.core.pipeline import Pipeline
 from hf_transformer.errors import TransformerError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.predictor.base import Address, Predictor, Transport
 from hf_transformer.types import ModelSpec
-from hf_transformer.wiring import BoundPair, Pair, Parts
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 
+from hf_transformer.app.wiring import BoundPair, Pair, filling, most_shared_bytes, scheduler_settings
 from hf_transformer.commands.doctor.advice import GENERATES
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.core.batch import EncodingForm
@@ -19,7 +20,6 @@ from hf_transformer.errors import PredictorDenied, PredictorError
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.types import GenerationRequest, Sampling
 from hf_transformer.types import Array, Context, Encoding, Json, Query, TokenIds
-from hf_transformer.wiring import BoundPair, Pair, filling, most_shared_bytes, scheduler_settings
 
 TEXT = "The capital of France is a city on a river."
 WORD = "the "

@@ -10,6 +10,7 @@ from dataclasses import replace
 from logging.handlers import MemoryHandler
 
 from hf_transformer.api.v2 import SERVER as OWN_NAME
+from hf_transformer.app.wiring import Pair, load_parts, pipeline_builder, predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, warning
 from hf_transformer.commands.doctor.network import ITSELF, PORTS, other_server
 from hf_transformer.core.contract import ContractError
@@ -19,7 +20,6 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor import open_transport
 from hf_transformer.predictor.resilience import Resilience
 from hf_transformer.types import RepositoryEntry
-from hf_transformer.wiring import Pair, load_parts, pipeline_builder, predictor_settings
 
 CALL_SECONDS = 60.0
 """For one call, unless --predictor_request_timeout_seconds is less: the first inference of some models takes long."""

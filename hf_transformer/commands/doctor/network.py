@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from hf_transformer.app.wiring import predictor_settings
 from hf_transformer.commands.doctor.examination import Finding, Subject, failed, ok, skipped, warning
 from hf_transformer.credentials import KeyPair
 from hf_transformer.predictor.base import Address, parse_address
 from hf_transformer.predictor.tls import own_certificate, ssl_context
-from hf_transformer.wiring import predictor_settings
 
 SECONDS = 5.0
 """For a name to be found, and for a connection to open."""

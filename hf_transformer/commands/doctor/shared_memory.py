@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 
+from hf_transformer.app.wiring import BoundPair
 from hf_transformer.commands.doctor.advice import GENERATES
 from hf_transformer.commands.doctor.examination import Finding, Subject, ok, skipped, warning
 from hf_transformer.commands.doctor.inference import form_of, sample
@@ -15,7 +16,6 @@ from hf_transformer.core.batch import Packed
 from hf_transformer.errors import RequestError
 from hf_transformer.predictor.base import Transport
 from hf_transformer.predictor.shared_memory import FOLDER, MARGIN, Region, aligned, free_bytes
-from hf_transformer.wiring import BoundPair
 
 OTHERWISE = "or set --predictor_shared_memory=off; outputs travel in the responses until then, and work as well"
 MIB = 2**20

@@ -38,11 +38,18 @@ from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.predictor.base import Predictor, PredictorSettings
 from hf_transformer.tasks import find_task
-from hf_transformer.tasks.base import GenerationSettings, OutputFormat, Servable, Task, TaskSettings
+from hf_transformer.tasks.base import (
+    GenerationSettings,
+    OutputFormat,
+    SentenceTransformers,
+    Servable,
+    Task,
+    TaskSettings,
+)
 from hf_transformer.tasks.flags import check_stride, flags_without_effect, reads
 from hf_transformer.tasks.reduced import fit_reduced
 from hf_transformer.tokenizer.engine import strings
-from hf_transformer.tokenizer.files import find_model_files
+from hf_transformer.tokenizer.files import ModelFiles, find_model_files
 from hf_transformer.tokenizer.sentence_transformers import read_activation, read_sentence_transformers
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from hf_transformer.types import Context, Json, ModelSpec, TextInput
@@ -136,7 +143,27 @@ def load_parts(config: Config) -> Parts:
         trust_remote_code=config.trust_remote_code,
         word_cache=config.enable_word_cache,
     )
-    settings = TaskSettings(
+    settings = _task_settings(config, files, tokenizer, task, sentences)
+    check_stride(task.name, settings)
+    made = task(settings)
+    for flag in flags_without_effect(task.name, settings):
+        logger.warning("%s has no effect for %s", flag, task.name)
+    generation = None
+    if isinstance(made, TextGeneration):
+        generation = load_generation_parts(files, tokenizer, config.chat_template)
+    elif config.chat_template is not None:
+        logger.warning("--chat_template has no effect for %s", task.name)
+    return Parts(tokenizer, made, generation)
+
+
+def _task_settings(
+    config: Config,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    task: type[Servable],
+    sentences: SentenceTransformers | None,
+) -> TaskSettings:
+    return TaskSettings(
         model_config=files.config,
         vocabulary=tokenizer,
         output_format=config.output_format or _implied_format(config, task),
@@ -159,16 +186,6 @@ def load_parts(config: Config) -> Parts:
             max_new_tokens=config.max_new_tokens,
         ),
     )
-    check_stride(task.name, settings)
-    made = task(settings)
-    for flag in flags_without_effect(task.name, settings):
-        logger.warning("%s has no effect for %s", flag, task.name)
-    generation = None
-    if isinstance(made, TextGeneration):
-        generation = load_generation_parts(files, tokenizer, config.chat_template)
-    elif config.chat_template is not None:
-        logger.warning("--chat_template has no effect for %s", task.name)
-    return Parts(tokenizer, made, generation)
 
 
 def _implied_format(config: Config, task: type[Servable]) -> OutputFormat:
@@ -216,58 +233,85 @@ def pipeline_builder(
     """A function that builds the pipeline for a model, and has the pair diagnosed. It raises ContractError for a model
     that does not fit. Requests under way keep the pipeline that they have, so all that it builds share what is the
     predictor's: the concurrency limit and the budget of caches."""
-    task, tokenizer, limits = parts.task, parts.tokenizer, limits_of(config)
+    task, places = parts.task, ConcurrencyLimit(0)
     log_texts: LogTexts | None = None
     if config.enable_log_requests and not config.disable_log_requests:
         log_texts = partial(_log_texts, config.max_log_len)
-    places = ConcurrencyLimit(0)
-
-    def build(predictive: Task[Any, Any, Any], spec: ModelSpec) -> Pipeline:
-        reader, signature = fit_task(config, predictive, spec)
-        diagnose(BoundPair(config, tokenizer, reader, spec, signature))
-        fitted = tokenizer
-        if signature.length is not None:
-            fitted = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
-        settings = scheduler_settings(config, spec.instances)
-        places.count = settings.max_batches_in_flight
-        form = EncodingForm(
-            signature,
-            filling(config, fitted, signature),
-            max_tokens=settings.max_batch_tokens,
-            max_output_bytes=settings.max_batch_output_bytes,
-            more=more_when_shared(config, predictor),
-            costs=BatchCosts(spec.instances),
-        )
-        scheduler = Scheduler(predictor, form, settings, executor=executor, metrics=metrics, limit=places)
-        return Pipeline(
-            reader, fitted, scheduler, executor=executor, limits=limits, metrics=metrics, log_texts=log_texts
-        )
-
+    common = _Common(config, parts.tokenizer, predictor, metrics, executor, diagnose, log_texts, places)
     if isinstance(task, Task):
-        return partial(build, task)
+        return partial(_build_pipeline, common, task)
     if not isinstance(task, TextGeneration) or parts.generation is None:
         raise AssertionError(f"{task.name} neither predicts nor generates")
-    settings_of = _generator_settings(config, parts.generation, tokenizer, places)
+    settings_of = _generator_settings(config, parts.generation, parts.tokenizer, places)
+    return partial(_build_generation, common, task, settings_of)
 
-    def build_generating(generating: TextGeneration, spec: ModelSpec) -> GenerationPipeline:
-        settings = settings_of(scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
-        generator = make_generator(spec, predictor, tokenizer, settings, executor=executor, metrics=metrics)
-        if problems := _sampling_problems(config, generating, generator):
-            raise ContractError(spec.name, problems)
-        diagnose(Pair(config, tokenizer, generating, spec))
-        return GenerationPipeline(
-            generating,
-            tokenizer,
-            generator,
-            settings,
-            executor=executor,
-            limits=limits,
-            metrics=metrics,
-            timeout=config.predictor_request_timeout_seconds,
-            log_texts=log_texts,
-        )
 
-    return partial(build_generating, task)
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What all pipelines of one predictor share."""
+
+    config: Config
+    tokenizer: Tokenizer
+    predictor: Predictor
+    metrics: Metrics
+    executor: ThreadPoolExecutor
+    diagnose: Diagnose
+    log_texts: LogTexts | None
+    places: ConcurrencyLimit
+
+
+def _build_pipeline(common: _Common, task: Task[Any, Any, Any], spec: ModelSpec) -> Pipeline:
+    config, tokenizer = common.config, common.tokenizer
+    reader, signature = fit_task(config, task, spec)
+    common.diagnose(BoundPair(config, tokenizer, reader, spec, signature))
+    if signature.length is not None:
+        tokenizer = tokenizer.with_max_length(min(signature.length, tokenizer.max_length))
+    settings = scheduler_settings(config, spec.instances)
+    common.places.count = settings.max_batches_in_flight
+    form = EncodingForm(
+        signature,
+        filling(config, tokenizer, signature),
+        max_tokens=settings.max_batch_tokens,
+        max_output_bytes=settings.max_batch_output_bytes,
+        more=more_when_shared(config, common.predictor),
+        costs=BatchCosts(spec.instances),
+    )
+    scheduler = Scheduler(
+        common.predictor, form, settings, executor=common.executor, metrics=common.metrics, limit=common.places
+    )
+    return Pipeline(
+        reader,
+        tokenizer,
+        scheduler,
+        executor=common.executor,
+        limits=limits_of(config),
+        metrics=common.metrics,
+        log_texts=common.log_texts,
+    )
+
+
+def _build_generation(
+    common: _Common, task: TextGeneration, settings_of: Callable[..., GeneratorSettings], spec: ModelSpec
+) -> GenerationPipeline:
+    config, tokenizer = common.config, common.tokenizer
+    settings = settings_of(scheduling=scheduler_settings(config, spec.instances, STEP_OUTPUT_BYTES))
+    generator = make_generator(
+        spec, common.predictor, tokenizer, settings, executor=common.executor, metrics=common.metrics
+    )
+    if problems := _sampling_problems(config, task, generator):
+        raise ContractError(spec.name, problems)
+    common.diagnose(Pair(config, tokenizer, task, spec))
+    return GenerationPipeline(
+        task,
+        tokenizer,
+        generator,
+        settings,
+        executor=common.executor,
+        limits=limits_of(config),
+        metrics=common.metrics,
+        timeout=config.predictor_request_timeout_seconds,
+        log_texts=common.log_texts,
+    )
 
 
 def fit_task(config: Config, task: Task[Any, Any, Any], spec: ModelSpec) -> tuple[Task[Any, Any, Any], Signature]:

@@ -19,6 +19,7 @@ from hf_transformer.api.base import Models, Service
 from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
 from hf_transformer.api.openai import routes as openai
 from hf_transformer.api.streaming import OpenStreams
+from hf_transformer.app.wiring import Diagnose, Parts, load_parts, no_diagnosis, pipeline_builder, predictor_settings
 from hf_transformer.config.options import Config
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import ServedModel
@@ -32,7 +33,6 @@ from hf_transformer.predictor.base import Predictor, parse_address
 from hf_transformer.predictor.shared_memory import remove_own_and_leftovers
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
 from hf_transformer.types import Json
-from hf_transformer.wiring import Diagnose, Parts, load_parts, no_diagnosis, pipeline_builder, predictor_settings
 
 if TYPE_CHECKING:
     from hf_transformer.api.grpc.server import GrpcServer
