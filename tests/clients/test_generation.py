@@ -1,4 +1,4 @@
-"""Clients that others wrote, on text generation: the openai package, langchain, tritonclient and curl."""
+"""Clients that others wrote, on text generation: the openai package, langchain, tritonclient, curl and requests."""
 
 from __future__ import annotations
 
@@ -91,6 +91,15 @@ def test_tritonclient(service: Service, client: Run, shape: list[int]) -> None:
             assert (one["new"], set(one["prompt"])) == (found["num_output_tokens"], {found["num_input_tokens"]})
             assert one["finish"][-1] == found["finish_reason"] and set(one["finish"][:-1]) <= {"None"}
     assert "sampling_parameters.prompt_logprobs: unknown" in said["failure"]
+
+
+def test_the_sample_of_the_runtime_guide(service: Service) -> None:
+    """Its stream_generate (Streaming Responses), with httpx in place of requests."""
+    body = {"instances": [PROMPT], "parameters": {"max_length": 100, "stream": True}}
+    with service.client.stream("POST", f"/v1/models/{service.model}:predict", json=body) as response:
+        found = [json.loads(line) for line in response.iter_lines() if line]
+    assert "".join(one["text"] for one in found) == found[-1]["generated_text"]
+    assert found[-1]["generated_text"].startswith(PROMPT)
 
 
 @pytest.mark.parametrize("path", ["openai/v1/completions", "v2/models/{model}/generate_stream"])

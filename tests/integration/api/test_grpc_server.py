@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -46,6 +47,8 @@ from tests.integration.api.grpc_model import (
     told,
 )
 
+TLS = Path(__file__).parents[2] / "predictor" / "tls"
+"""A certificate for localhost that only tests trust."""
 HEALTH = health_pb2.HealthCheckResponse
 StatusCode = grpc.StatusCode
 
@@ -148,6 +151,15 @@ async def test_the_flags_reach_the_server() -> None:
     with pytest.raises(ConfigError):
         grpc_server(replace(given, ssl_certfile="/nowhere", ssl_keyfile="/nowhere"), service)
     assert grpc_server(replace(given, enable_grpc=False), service) is None
+
+
+async def test_tls_and_nothing_beside_it() -> None:
+    pem = TLS / "localhost.pem"
+    async with serving(certificate=(str(pem), str(TLS / "localhost.key"))) as server:
+        credentials = grpc.ssl_channel_credentials(pem.read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{server.port}", credentials) as channel:
+            assert text_of(await Client(channel).infer(request("a"))) == "a"
+        assert (await told(server.infer(request("a"))))[0] is StatusCode.UNAVAILABLE
 
 
 async def test_workers_share_a_port_and_others_do_not() -> None:

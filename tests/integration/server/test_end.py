@@ -18,7 +18,7 @@ from tests.service import Service
 NEVER = "--grace_period_seconds=1000"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_not_ready_at_once_and_answering_until_the_end(number: signal.Signals) -> None:
     with service_with(NEVER) as service, connected(service.wait_until("/")) as client, connected(service) as idle:
         assert ask(idle, get("/")).status == 200
@@ -47,7 +47,7 @@ def test_what_does_not_finish_is_answered_at_the_end_of_the_grace() -> None:
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    """A second SIGTERM, to a service with workers: tests/integration/test_leftovers.py."""
+    """Tests of shared memory send a second SIGTERM to a service with workers."""
     with service_with(NEVER) as service, connected(service.wait_until("/")) as client:
         client.sendall(unfinished("Expect: 100-continue"))
         assert client.recv(1024).startswith(b"HTTP/1.1 100")  # so it is being worked on when the first signal comes

@@ -96,6 +96,8 @@ def test_renewed_and_broken_files(service: Service, mounted: Path) -> None:
         question = health_pb2.HealthCheckRequest()
         assert check(question, timeout=SECONDS, wait_for_ready=True).status
         assert all_show("first") and statuses("first-secret") == {200} and statuses("second-secret") == {401}
+        keyed = get("/v1/models", "api-key: first-secret")
+        assert ask(old, keyed).status == ask(old, keyed).status == 200
 
         mount(mounted, "broken")
         unusable = ": the new files can't be used"
@@ -112,6 +114,7 @@ def test_renewed_and_broken_files(service: Service, mounted: Path) -> None:
         # Connections from before go on: this channel does not even trust the new certificate.
         assert check(question, timeout=SECONDS).status
         assert ask(old, get("/")).status == 200
+        assert ask(old, keyed).status == 401
     assert service.log.count(f"the certificate for HTTPS{unusable}") <= 2
     assert service.stop() == 0
     assert "GET /v1/models" in service.log
