@@ -129,7 +129,7 @@ def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> N
         "input": ["BadRequestError", 400, "input[1]"],
         "dimensions": ["BadRequestError", 400, "dimensions"],
         "unknown": ["BadRequestError", 400, "top_k"],
-        "path": ["BadRequestError", 400, None],
+        "path": ["BadRequestError", 400, "model"],
     }
     rerank = serve("cross", "grpc-v2", f"--model_dir={task_model_folder('cross')}", "--task=rerank")
     for instance in instances_of("rerank"):
