@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,7 +26,7 @@ from hf_transformer.server.run import Server, ServerConfig
 from tests.integration.hostile.wire import SECONDS
 
 
-class App:
+class App(ABC):
     """An ASGI application; what it waits for, it waits for until ``open`` is set, as it is at first."""
 
     def __init__(self) -> None:
@@ -46,8 +47,9 @@ class App:
         finally:
             self.ended.set()
 
+    @abstractmethod
     async def respond(self, scope: Any, receive: Any, send: Any) -> None:
-        raise NotImplementedError
+        """Answers one request."""
 
 
 class Echo(App):
