@@ -58,9 +58,12 @@ class BatchLimits:
     more: Callable[[int], bool] | None = None
 
     def allow(self, rows: int, width: int, tokens: int) -> bool:
-        """Whether a batch may have so many rows, padded to ``width``, of which ``tokens`` are not padding."""
+        """Whether a batch may have so many rows, padded to ``width``, of which ``tokens`` are not padding.
+
+        ``rows`` is at most ``max_rows``; see ``share_of``.
+        """
         padded = rows * width
-        if rows > self.max_rows or padded > self.max_tokens:
+        if padded > self.max_tokens:
             return False
         size = rows * self.output_bytes(width)
         if size > self.max_output_bytes and (self.more is None or not self.more(size)):

@@ -15,7 +15,6 @@ from hf_transformer.commands.local_triton import free_ports, poll
 from tests.clients.conftest import ROOT, SECONDS, clients_environment, done, output
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 EXAMPLES = ROOT / "examples"
 ENVIRONMENTS = {
@@ -42,7 +41,7 @@ GRADIO = {"GRADIO_ANALYTICS_ENABLED": "False", "PYTHONUNBUFFERED": "1"}
 
 @pytest.fixture
 def generating(serve: Serve) -> Service:
-    return serve("gpt2_logits", "v2", f"--model_dir={task_model_folder('gpt2_logits')}")
+    return serve("gpt2_logits")
 
 
 def test_every_script_is_run_and_on_the_page() -> None:

@@ -12,7 +12,6 @@ import pytest
 from tests.clients.conftest import Run
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 MODELS = {"tokens": ("gpt2_tokens", "grpc-v2"), "logits": ("gpt2_logits", "v2"), "text": ("gpt2_vllm", "grpc-v2")}
 PROMPT = "The capital of france is"
@@ -21,8 +20,7 @@ MESSAGE = "What is the capital of france?"
 
 @pytest.fixture(params=MODELS)
 def service(request: pytest.FixtureRequest, serve: Serve) -> Service:
-    model, protocol = MODELS[request.param]
-    return serve(model, protocol, f"--model_dir={task_model_folder(model)}")
+    return serve(*MODELS[request.param])
 
 
 def completed(service: Service, **fields: Any) -> Any:

@@ -12,7 +12,6 @@ import pytest
 from tests.clients.conftest import ROOT, Run
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 COUNT = 100
 CLIENTS = {
@@ -29,8 +28,8 @@ TASKS = {
     "sequence_classification": ("paraphrase", ("--return_probabilities",)),
     "token_classification": ("ner", ()),
     "question_answering": ("squad", ()),
-    "zero_shot_classification": ("nli", ("--task=zero_shot_classification",)),
-    "rerank": ("cross", ("--task=rerank",)),
+    "zero_shot_classification": ("nli", ()),
+    "rerank": ("cross", ()),
     "text_embedding": ("minibert_mean", ()),
     "feature_extraction": ("minibert_mean", ("--task=feature_extraction",)),
 }
@@ -90,8 +89,7 @@ def task(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def service(serve: Serve, task: str) -> Service:
     model, flags = TASKS[task]
-    folder = () if model == "bert" else (f"--model_dir={task_model_folder(model)}",)
-    return serve(model, "grpc-v2", *folder, *flags)
+    return serve(model, "grpc-v2", *flags)
 
 
 def test_the_same_answers(service: Service, client: Run, task: str) -> None:
@@ -113,8 +111,7 @@ def test_the_same_answers(service: Service, client: Run, task: str) -> None:
 
 
 def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> None:
-    flags = (f"--model_dir={task_model_folder('minibert_mean')}", "--enable_token_inputs=true")
-    embedding = serve("minibert_mean", "grpc-v2", *flags)
+    embedding = serve("minibert_mean", "grpc-v2", "--enable_token_inputs=true")
     instances = instances_of("text_embedding")
     golden = [comparable("text_embedding", embedding.predict([one])[0]) for one in instances]
     said = client("openai_sdk", service=embedding, texts=instances)
@@ -131,7 +128,7 @@ def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> N
         "unknown": ["BadRequestError", 400, "top_k"],
         "path": ["BadRequestError", 400, "model"],
     }
-    rerank = serve("cross", "grpc-v2", f"--model_dir={task_model_folder('cross')}", "--task=rerank")
+    rerank = serve("cross", "grpc-v2")
     for instance in instances_of("rerank"):
         golden = [[one["index"], one["score"]] for one in rerank.predict([instance])[0]]
         body = {"model": "cross", "query": instance["query"], "documents": instance["texts"]}

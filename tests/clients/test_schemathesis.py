@@ -15,14 +15,13 @@ import pytest
 from tests.clients.conftest import PROGRAMS, clients_environment, output
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 RUNS = {
     "fill_mask": ("bert", "v2"),
     "token_classification": ("ner", "grpc-v2"),
     "question_answering": ("squad", "v2"),
     "text_embedding": ("minibert_mean", "grpc-v2"),
-    "rerank": ("cross", "v2", "--task=rerank"),
+    "rerank": ("cross", "v2"),
     # A request for a hundred long texts is right too, and would take its time.
     "text_generation": ("gpt2_tokens", "grpc-v2", "--max_new_tokens=4", "--max_sequences=8"),
 }
@@ -69,8 +68,7 @@ def task(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def service(serve: Serve, task: str) -> Service:
-    model, protocol, *flags = RUNS[task]
-    return serve(model, protocol, f"--model_dir={task_model_folder(model)}", *flags)
+    return serve(*RUNS[task])
 
 
 def run(service: Service, folder: Path) -> dict[str, Any]:

@@ -288,3 +288,19 @@ def test_the_page_and_the_help_name_the_same_flags(capsys: pytest.CaptureFixture
     flags = set(re.findall(r"^  --([a-z]+(?:_[a-z]+)*)", capsys.readouterr().out, re.MULTILINE))
     page = (ROOT / "docs" / "bench.md").read_text().partition("## Flags")[2]
     assert set(re.findall(r"^\| `--(\w+)` \|", page, re.MULTILINE)) == flags - {"help"}
+
+
+def test_the_table_has_rates_and_percentiles() -> None:
+    figures = Figures(seconds=2.0)
+    figures.latencies.extend([number / 1000 for number in range(1, 102)])
+    head, [row] = Report({}, [Measured(4, figures, {})], texts=2, streamed=False).speeds
+    assert dict(zip(head, row, strict=True)) == {
+        "connections": "4",
+        "requests/s": "50.5",
+        "texts/s": "101",
+        "p50 ms": "51.0",
+        "p90 ms": "91.0",
+        "p99 ms": "100",
+        "p99.9 ms": "101",
+        "errors": "0",
+    }

@@ -155,6 +155,16 @@ async def test_a_request_that_is_refused_is_not_sent(
         assert says in str(caught.value) and not b.predictor.calls
 
 
+@pytest.mark.parametrize(
+    "instances",
+    [["a b"] * 4, ["a " * 2000] * 2, [["a b"] * 8]],
+    ids=["instances", "length and total", "sequences"],
+)
+async def test_a_request_just_within_the_limits_is_answered(instances: list[Any]) -> None:
+    async with bench() as b:
+        assert len((await b.ask(*instances)).predictions) == len(instances)
+
+
 async def test_the_trial_of_a_tokenizer_of_few_words(tmp_path: Path) -> None:
     """Any token will do for a model whose tokenizer knows few words, as those of genomes do."""
     folder = without_unknown(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""What the tests of text generation share: the goldens, services of the generative models, and a client of streams."""
+"""What the tests of text generation share: the goldens, a client of streams, and what Triton says of its models."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 import httpx
 
 from hf_transformer.commands.local_triton import LocalTriton
-from tests.integration.conftest import ROOT, Serve
+from tests.integration.conftest import goldens
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
-GOLDENS = json.loads((ROOT / "tests" / "goldens" / "text_generation.json").read_text(encoding="utf-8"))
+GOLDENS = goldens("text_generation")
 TOKENS = GOLDENS["about"]["max_new_tokens"]
 CHAT_TOKENS = GOLDENS["about"]["chat_tokens"]
 CASES = {name: [case for case in GOLDENS["cases"] if case["model"] == name] for name in ("gpt2", "t5")}
@@ -24,11 +23,6 @@ CHATS = GOLDENS["chats"]
 COMPLETIONS, CHAT_COMPLETIONS = "/openai/v1/completions", "/openai/v1/chat/completions"
 GREEDY: Mapping[str, Any] = {"temperature": 0}
 AT_ONCE = 16
-
-
-def start(serve: Serve, model: str, protocol: str = "grpc-v2", *flags: str) -> Service:
-    """A service for one of the generative models."""
-    return serve(model, protocol, f"--model_dir={task_model_folder(model)}", *flags)
 
 
 def cases_of(model: str) -> list[Any]:

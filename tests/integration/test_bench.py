@@ -13,10 +13,8 @@ from hf_transformer.commands.bench.sweep import Setup
 from hf_transformer.commands.demo import ENVIRONMENT_VARIABLE
 from hf_transformer.commands.local_triton import LocalTriton
 from tests.integration.conftest import MODEL_FOLDER, Serve
-from tests.integration.generating import start
 from tests.service import flags_for
 from tests.triton_environment import triton_environment
-from tests.triton_repository import task_model_folder
 
 SHORT = ["--seconds=0.2", "--warmup_seconds=0", "--concurrency=1,3", "--words=3-6"]
 
@@ -45,16 +43,14 @@ STAGES = ["parse", "tokenize", "queue", "predict", "decode", "HTTP and client"]
 TRITON = [f"Triton: {name}" for name in ("queue", "compute_input", "compute_infer", "compute_output", "rows per run")]
 
 
-CASES = [
-    pytest.param("bert", "v1", "/v1/models/bert:predict", id="fill_mask v1"),
-    pytest.param("bert", "v2", "/v2/models/bert/infer", id="fill_mask v2"),
-    pytest.param("minibert_mean", "openai", "/openai/v1/embeddings", id="embeddings"),
-    pytest.param("squad", "v1", "/v1/models/squad:predict", id="question answering v1"),
-    pytest.param("squad", "v2", "/v2/models/squad/infer", id="question answering v2"),
-]
-
-
-@pytest.mark.parametrize(("model", "api", "path"), CASES)
+@pytest.mark.parametrize(
+    ("model", "api", "path"),
+    [
+        pytest.param("bert", "v1", "/v1/models/bert:predict", id="fill_mask v1"),
+        pytest.param("squad", "v2", "/v2/models/squad/infer", id="question answering v2"),
+        pytest.param("minibert_mean", "openai", "/openai/v1/embeddings", id="embeddings"),
+    ],
+)
 def test_a_running_service(
     serve: Serve,
     triton: LocalTriton,
@@ -64,10 +60,8 @@ def test_a_running_service(
     api: str,
     path: str,
 ) -> None:
-    folder = MODEL_FOLDER if model == "bert" else task_model_folder(model)
-    service = serve(model, "v2", f"--model_dir={folder}")
     page = tmp_path / "report.html"
-    where = [f"--url={service.url}", f"--triton_url=http://{triton.http_address}"]
+    where = [f"--url={serve(model).url}", f"--triton_url=http://{triton.http_address}"]
     found = printed(capsys, *where, f"--api={api}", f"--report={page}")
     speeds, times = (rows(found, head) for head in ("connections  requests/s", "mean ms"))
     assert [row[0] for row in speeds] == ["1", "3"]
@@ -79,8 +73,7 @@ def test_a_running_service(
 
 @pytest.mark.parametrize("api", [(), ("--api=v1",), ("--api=v2",)], ids=["streams", "v1", "v2"])
 def test_a_model_that_generates(serve: Serve, capsys: pytest.CaptureFixture[str], api: tuple[str, ...]) -> None:
-    service = start(serve, "gpt2_past")
-    found = printed(capsys, f"--url={service.url}", "--max_tokens=4", *api)
+    found = printed(capsys, f"--url={serve('gpt2_past', 'grpc-v2').url}", "--max_tokens=4", *api)
     head = "connections  requests/s" if api else "streams  streams/s"
     for row in rows(found, head):
         assert row[-1] == "0"
@@ -91,8 +84,7 @@ def test_a_model_that_generates(serve: Serve, capsys: pytest.CaptureFixture[str]
 def test_requests_that_fail(serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.write_text("a [MASK]\nno mask\n")
-    service = serve("bert")
-    found = printed(capsys, f"--url={service.url}", f"--texts={texts}", code=1)
+    found = printed(capsys, f"--url={serve('bert').url}", f"--texts={texts}", code=1)
     assert re.search(r"\d+ x 400 .*no \[MASK\] in the text", found)
 
 
@@ -130,7 +122,7 @@ def test_a_sweep_of_the_demo(
 
 
 def test_a_service_with_given_flags(triton: LocalTriton, serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    serve("bert")  # loads it
+    serve.load("bert")
     flags = " ".join(flags_for("bert", MODEL_FOLDER, triton.http_address, "v2"))
     found = printed(capsys, f"--service_flags={flags}")
     # Triton's statistics are found by the flags.

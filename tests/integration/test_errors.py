@@ -1,22 +1,26 @@
-"""Every row of the error table, on a real socket, with the predictor really absent, failing or slow."""
+"""Every row of the error table through every API, with the predictor really absent, failing or slow."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import grpc
 import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
-from tests.integration.conftest import Serve
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from tests.integration.conftest import Serve, message_of
+from tests.integration.grpc_client import fails, request, stub, values
+from tests.integration.v2_rest import LENGTH, post
+from tests.service import Service
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}
+INFER = "/v2/models/bert/infer"
 LIMITS = (
     "--max_request_bytes=2000",
     "--max_instances=3",
@@ -25,21 +29,60 @@ LIMITS = (
     "--max_model_len=32",
 )
 IN_FLIGHT = "hf_transformer_requests_in_flight"
+STATUSES = {
+    grpc.StatusCode.INTERNAL: 502,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+"""The HTTP status of each code that the predictor's faults have."""
+PIPELINE = {"output_format": "pipeline"}
 
 
-def error(response: httpx.Response, status: int) -> str:
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/json"
-    body = response.json()
-    assert list(body) == ["error"]
-    message: str = body["error"]
-    return message
+def refusal(service: Service, api: str) -> tuple[int, str]:
+    """Status and message of a request that fails; over gRPC the HTTP status that its code stands for."""
+    if api == "grpc":
+        with stub(service) as calls, pytest.raises(grpc.RpcError) as caught:
+            calls.ModelInfer(request(service.model, {"text": [TEXT]}))
+        error: Any = caught.value
+        return STATUSES[error.code()], error.details()
+    response = service.post(BODY) if api == "v1" else post(service, {"text": [TEXT]})
+    return response.status_code, message_of(response, response.status_code)
 
 
-def test_unknown_model(serve: Serve) -> None:
+ROUTES = [
+    ("GET", "/v3", 404, "/v3"),
+    ("POST", "/v1/models/bert", 405, "/v1/models/bert"),
+    ("GET", "/v1/models/bert:predict", 405, "expected POST"),
+    ("PUT", "/", 405, "/"),
+    ("POST", "/v1/models/other:predict", 404, "'other'"),
+    ("GET", "/v1/models/other", 404, "served: bert"),
+    ("GET", "/v1/models/bert:tokenize", 405, "expected POST"),
+    ("GET", "/v1/models/bert:detokenize", 405, "expected POST"),
+    ("POST", "/v1/models/other:tokenize", 404, "'other'"),
+    ("POST", "/v1/models/other:detokenize", 404, "'other'"),
+    ("GET", "/v1/models/other/info", 404, "not served here"),
+    ("POST", "/info", 405, "expected GET, HEAD"),
+    *(
+        (method, f"/v2/models/{model}{route}", 404, "not served here")
+        for model in ("other", "bert/versions/2")
+        for method, route in (("POST", "/infer"), ("GET", ""), ("GET", "/ready"))
+    ),
+    ("GET", "/v2/models/bert/versions/2", 404, "served: 1"),
+    ("GET", "/v2/other", 404, "/v2/other"),
+    ("GET", INFER, 405, "expected POST"),
+    ("POST", "/v2/models/bert", 405, "expected GET, HEAD"),
+]
+
+
+def test_routes_and_models_that_are_not_there(serve: Serve) -> None:
     service = serve("bert")
-    assert "'other'" in error(service.post(BODY, "other"), 404)
-    assert "served: bert" in error(service.client.get("/v1/models/other"), 404)
+    for method, path, status, says in ROUTES:
+        response = service.client.request(method, path, json=BODY if method == "POST" else None)
+        message = message_of(response, status)
+        assert says in message, path
+        assert status == 404 or f"expected {response.headers['allow']}" in message
+    refused = 'hf_transformer_requests_total{api="tokenize",status="404"}'
+    assert service.metric(refused) >= 2
 
 
 BAD: list[tuple[Any, str]] = [
@@ -56,85 +99,109 @@ BAD: list[tuple[Any, str]] = [
     ({"instances": ["word " * 500 + TEXT]}, "no [MASK] among the first"),
     ({**BODY, "parameters": [1]}, "parameters: expected an object"),
     ({**BODY, "parameters": {"topk": 1}}, "parameters.topk: unknown"),
-    ({**BODY, "parameters": {"top_k": "1", "output_format": "pipeline"}}, "whole number, got a string"),
-    ({**BODY, "parameters": {"top_k": 0, "output_format": "pipeline"}}, "0 is too small"),
+    ({**BODY, "parameters": {"top_k": "1", **PIPELINE}}, "whole number, got a string"),
+    ({**BODY, "parameters": {"top_k": 0, **PIPELINE}}, "0 is too small"),
     ({**BODY, "parameters": {"top_k": 2}}, "only the pipeline format"),
     ({**BODY, "parameters": {"output_format": "xml"}}, "'xml' is not one of"),
     ({**BODY, "parameters": {"return_probabilities": 1}}, "expected true or false"),
     ({**BODY, "parameters": {"return_probabilities": True, "return_raw_logits": True}}, "combined"),
 ]
+TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
+RAW = {**TENSOR, "data": None, "parameters": {"binary_data_size": 8}}
+BAD_TENSORS: list[tuple[Any, str]] = [
+    (b"{", "body: not JSON"),
+    ({"instances": [TEXT]}, "'instances' is not understood"),
+    ({"inputs": []}, "inputs: 'text' is missing"),
+    ({"inputs": [{**TENSOR, "shape": [0], "data": []}]}, "instances: expected at least one"),
+    ((RAW, b"\4\0\0\0\xff\xff\xff\xff"), "element 0 of 'text' is not UTF-8"),
+    ({"inputs": [TENSOR], "outputs": [{"name": "logits"}]}, "outputs: 'logits' is unknown"),
+    ({"inputs": [TENSOR], "model_name": "other"}, "'other' differs from what is asked here, 'bert'"),
+    ({"inputs": [TENSOR], "model_version": "2"}, "'2' differs from what is asked here, '1'"),
+    ({"inputs": [TENSOR], "parameters": {"topk": 1}}, "parameters.topk: unknown"),
+    ({"inputs": [{**TENSOR, "data": ["nothing"]}]}, "instances[0]: no [MASK]"),
+]
+"""tests/protocol/test_rest_inbound.py and tests/tasks/test_tensors.py have what is wrong with tensors alone."""
+
+
+def test_bad_input(serve: Serve) -> None:
+    service = serve("bert")
+    for body, says in BAD:
+        message = message_of(service.post(body), 400)
+        assert says in message
+        assert TEXT not in message
+    for body, says in BAD_TENSORS:
+        headers = {}
+        if isinstance(body, tuple):
+            header = json.dumps({"inputs": [body[0]]}).encode()
+            body, headers = header + body[1], {LENGTH: str(len(header))}
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        message = message_of(service.client.post(INFER, content=content, headers=headers), 400)
+        assert says in message
+        assert TEXT not in message
+    for length in ("", "-1", "x", str(2**60)):
+        response = service.client.post(INFER, json={"inputs": [TENSOR]}, headers={LENGTH: length})
+        assert "Inference-Header-Content-Length" in message_of(response, 400)
+    assert service.predict([TEXT]) == ["paris"]
+
+
+def test_bad_input_over_grpc(serve: Serve) -> None:
+    """tests/integration/api/test_grpc_infer.py and tests/protocol/test_grpc_inbound.py have more."""
+    invalid, exhausted = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+    with stub(serve("bert")) as calls:
+        for message, code, says in (
+            (request("other", {"text": [TEXT]}), grpc.StatusCode.NOT_FOUND, "served: bert"),
+            (request("bert", {"text": [TEXT], "txt": [TEXT]}), invalid, "'txt' is unknown"),
+            (request("bert", {"text": [TEXT]}, parameters={"topk": 1}), invalid, "parameters.topk"),
+            (request("bert", {"text": ["no mask"]}), invalid, "instances[0]: no [MASK]"),
+            (request("bert", {"text": [TEXT] * 2049}, raw=True), exhausted, "--max_sequences"),
+        ):
+            with fails(code, says):
+                calls.ModelInfer(message)
+        assert values(calls.ModelInfer(request("bert", {"text": [TEXT]}))) == ["paris"]
+
+
 TOO_MUCH: list[tuple[Any, str]] = [
     (json.dumps({"instances": [TEXT], "pad": "x" * 3000}).encode(), "--max_request_bytes"),
     ({"instances": [TEXT] * 4}, "--max_instances"),
     ({"instances": ["x" * 101]}, "--max_text_length"),
     ({**BODY, "parameters": {"return_raw_logits": True}}, "--max_answer_values"),
     ({"instances": [f"[MASK]{' a' * 40}"] * 3, "parameters": {"truncation": False}}, "truncation"),
-    ({**BODY, "parameters": {"output_format": "pipeline", "top_k": 10**9}}, "--max_answer_values"),
-    ({**BODY, "parameters": {"output_format": "pipeline", "targets": ["x" * 201]}}, "200 characters"),
+    ({**BODY, "parameters": {**PIPELINE, "top_k": 10**9}}, "--max_answer_values"),
+    ({**BODY, "parameters": {**PIPELINE, "targets": ["x" * 201]}}, "200 characters"),
 ]
-
-
-def test_bad_input(serve: Serve) -> None:
-    service = serve("bert")
-    for body, says in BAD:
-        message = error(service.post(body), 400)
-        assert says in message
-        assert TEXT not in message
-    assert service.predict([TEXT]) == ["paris"]
 
 
 def test_over_a_limit(serve: Serve) -> None:
     service = serve("bert", "v2", *LIMITS)
     for body, says in TOO_MUCH:
-        assert says in error(service.post(body), 413)
+        assert says in message_of(service.post(body), 413)
+    bomb = gzip.compress(json.dumps({"instances": ["x" * 1_000_000]}).encode())
+    assert "--max_request_bytes" in message_of(service.post(bomb, headers={"content-encoding": "gzip"}), 413)
     assert service.predict([TEXT] * 3) == ["paris"] * 3
 
 
-def test_a_gzip_bomb_is_over_the_limit(serve: Serve) -> None:
-    service = serve("bert", "v2", *LIMITS)
-    bomb = gzip.compress(json.dumps({"instances": ["x" * 1_000_000]}).encode())
-    assert "--max_request_bytes" in error(service.post(bomb, headers={"content-encoding": "gzip"}), 413)
+@pytest.mark.parametrize("raw", [False, True], ids=["json", "raw"])
+def test_tensors_over_a_limit(serve: Serve, raw: bool) -> None:
+    limited, usual = serve("bert", "v2", *LIMITS), serve("bert")
+    logits, text = {"return_raw_logits": True}, {"parameters": json.dumps({"top_k": "1" * 2**16})}
+    for service, texts, parameters, says in (
+        (limited, ["x" * 3000], {}, ["--max_request_bytes"]),
+        (limited, [TEXT] * 4, {}, ["instances: 4 in a request"]),
+        (limited, ["x" * 101], {}, ["--max_text_length"]),
+        (limited, [TEXT], logits, ["--max_answer_values"]),
+        (usual, [TEXT], text, ["parameters.parameters: 65"]),
+        (usual, [""] * 2049, {}, ["2049 elements", "--max_instances", "--max_sequences"]),
+    ):
+        message = message_of(post(service, {"text": texts}, raw, parameters=parameters), 413)
+        assert all(part in message for part in says), message
 
 
-def test_a_body_without_end_is_cut_off(serve: Serve) -> None:
-    service = serve("bert", "v2", *LIMITS)
-    chunks = (b"x" * 1000 for _ in range(10))
-    assert "--max_request_bytes" in error(service.client.post("/v1/models/bert:predict", content=chunks), 413)
-
-
-def test_unknown_compression(serve: Serve) -> None:
-    assert "'br'" in error(serve("bert").post(BODY, headers={"content-encoding": "br"}), 415)
-
-
-def test_too_many_requests(serve: Serve) -> None:
-    service = serve("fault_slow", "v2", "--max_concurrent_requests=1")
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(service.post, BODY)
-        assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
-        refused = service.post(BODY)
-        assert "--max_concurrent_requests" in error(refused, 429)
-        assert int(refused.headers["retry-after"]) >= 1
-        assert first.result().json() == {"predictions": ["paris"]}
-
-
-@pytest.mark.parametrize(("protocol", "pause"), [("v2", 0.0), ("grpc-v2", 0.05)])
-def test_a_client_that_leaves_gives_its_place_back(serve: Serve, protocol: str, pause: float) -> None:
-    """The predictor takes 1 s for what nobody waits for any more; the place is free long before."""
-    service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
-    gone = 'hf_transformer_requests_total{api="v1",status="499"}'
-    before = service.metric(gone) if gone in service.client.get("/metrics").text else 0
-    body = json.dumps(BODY).encode()
-    head = f"POST /v1/models/fault_slow:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    with socket.create_connection((HOST, service.port)) as connection:
-        if pause:
-            connection.sendall(head.encode())
-            time.sleep(pause)
-        connection.sendall(body if pause else head.encode() + body)
-        assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
-    assert poll(lambda: service.metric(IN_FLIGHT) == 0, 10.0)
-    assert service.metric(gone) == before + 1
-    assert service.predict([TEXT]) == ["paris"]
-    assert "Traceback" not in service.log
+def test_unknown_encodings(serve: Serve) -> None:
+    service = serve("bert")
+    brotli, charset = {"content-encoding": "br"}, {"content-type": "application/json; charset=utf-7"}
+    for path, body in (("/v1/models/bert:predict", BODY), (INFER, {"inputs": [TENSOR]})):
+        assert "'br'" in message_of(service.client.post(path, json=body, headers=brotli), 415)
+        assert "utf-7" in message_of(service.client.post(path, json=body, headers=charset), 415)
 
 
 def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
@@ -144,60 +211,137 @@ def test_a_slow_sender_keeps_nobody_out(serve: Serve) -> None:
         assert service.predict([TEXT]) == ["paris"]
 
 
+def test_clients_that_leave_give_their_place_back_and_others_are_refused_meanwhile(serve: Serve, protocol: str) -> None:
+    """The predictor takes 1 s for what nobody waits for any more; the place is free long before."""
+    service = serve("fault_slow", protocol, "--max_concurrent_requests=1")
+    gone = {api: f'hf_transformer_requests_total{{api="{api}",status="499"}}' for api in ("v1", "grpc")}
+    shown = service.client.get("/metrics").text
+    before = {api: service.metric(name) if name in shown else 0 for api, name in gone.items()}
+    message = request("fault_slow", {"text": [TEXT]})
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/models/fault_slow:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with stub(service) as calls:
+        with socket.create_connection((HOST, service.port)) as connection:
+            connection.sendall(head.encode() + body)
+            assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
+            refused = service.post(BODY)
+            assert "--max_concurrent_requests" in message_of(refused, 429)
+            assert int(refused.headers["retry-after"]) >= 1
+            with fails(grpc.StatusCode.RESOURCE_EXHAUSTED, "--max_concurrent_requests") as trailing:
+                calls.ModelInfer(message)
+            assert int(trailing["retry-after"]) >= 1
+        assert poll(lambda: service.metric(IN_FLIGHT) == 0, 10.0)
+        assert poll(lambda: service.metric(gone["v1"]) == before["v1"] + 1, 10.0)
+        call = calls.ModelInfer.future(message)
+        assert poll(lambda: service.metric(IN_FLIGHT) == 1, 10.0)
+        assert call.cancel()
+        assert poll(lambda: service.metric(IN_FLIGHT) == 0, 10.0)
+        with fails(grpc.StatusCode.DEADLINE_EXCEEDED):
+            calls.ModelInfer(message, timeout=0.3)
+        assert poll(lambda: service.metric(IN_FLIGHT) == 0, 10.0)
+        assert poll(lambda: service.metric(gone["grpc"]) == before["grpc"] + 2, 10.0)
+        assert values(calls.ModelInfer(message, timeout=30)) == ["paris"]
+    assert "Traceback" not in service.log
+
+
 def test_waiting_for_a_turn_counts_as_waiting(serve: Serve) -> None:
     """Twenty batches of 1 s, one at a time: the request still ends at its timeout, and gives up the other batches."""
     flags = ("--max_batches_in_flight=1", "--predictor_request_timeout_seconds=1.5")
     service = serve("fault_slow", "v2", *flags)
-    assert "1.5 s" in error(service.post({"instances": [f"{'a ' * length}[MASK]" for length in range(20)]}), 504)
+    waiting = service.post({"instances": [f"{'a ' * length}[MASK]" for length in range(20)]})
+    assert "1.5 s" in message_of(waiting, 504)
     assert service.metric(IN_FLIGHT) == 0
     assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
 
 
-def test_unknown_to_the_predictor(serve: Serve) -> None:
-    service = serve("absent", "grpc-v2", ready=False)
-    assert poll(lambda: "absent" in service.post(BODY).json()["error"], 10.0)
-    error(service.post(BODY), 503)
-
-
-def test_failing_predictor(serve: Serve, protocol: str) -> None:
-    assert "deliberate failure" in error(serve("fault_raises", protocol).post(BODY), 502)
-
-
-def test_slow_predictor(serve: Serve, protocol: str) -> None:
-    service = serve("fault_slow", protocol, "--predictor_request_timeout_seconds=0.3")
-    assert "0.3 s" in error(service.post(BODY), 504)
-
-
 @pytest.mark.parametrize(
-    ("model", "protocol", "says"),
+    ("model", "protocol", "status", "says"),
     [
-        ("fault_wrong_shape", "v2", "with the shape"),
-        ("fault_wrong_dtype", "v2", "its configuration says FP32"),
-        ("fault_wrong_dtype", "grpc-v2", "its configuration says FP32"),
-        ("fault_nan", "grpc-v2", "NaN"),
+        ("fault_raises", "v2", 502, "deliberate failure"),
+        ("fault_raises", "grpc-v2", 502, "deliberate failure"),
+        ("fault_slow", "v2", 504, "0.3 s"),
+        ("fault_slow", "grpc-v2", 504, "0.3 s"),
+        ("fault_wrong_shape", "v2", 502, "with the shape"),
+        ("fault_wrong_dtype", "v2", 502, "its configuration says FP32"),
+        ("fault_wrong_dtype", "grpc-v2", 502, "its configuration says FP32"),
+        ("fault_nan", "grpc-v2", 502, "NaN"),
     ],
 )
-def test_predictor_that_breaks_its_word(serve: Serve, model: str, protocol: str, says: str) -> None:
-    assert says in error(serve(model, protocol).post(BODY), 502)
+def test_a_predictor_that_fails(serve: Serve, model: str, protocol: str, status: int, says: str) -> None:
+    flags = ("--predictor_request_timeout_seconds=0.3",) if model == "fault_slow" else ()
+    service = serve(model, protocol, *flags)
+    with ThreadPoolExecutor(3) as others:
+        for found, message in others.map(lambda api: refusal(service, api), ("v1", "v2", "grpc")):
+            assert (found, says in message) == (status, True), message
 
 
-def test_predictor_that_always_breaks_its_word_is_not_ready(serve: Serve) -> None:
+def test_a_predictor_that_always_breaks_its_word_is_not_ready(serve: Serve) -> None:
     """It is there all the same, so that the circuit stays closed."""
     service = serve("fault_nan", "v2", "--enable_predictor_health_check=true", "--predictor_circuit_failures=2")
     for _ in range(3):
-        error(service.post(BODY), 502)
+        message_of(service.post(BODY), 502)
     answer = service.client.get("/v1/models/fault_nan")
     assert answer.status_code == 503 and "the last 3 requests failed, and so does a trial" in answer.json()["error"]
     assert service.metric('hf_transformer_predictor_errors_total{kind="error"}') >= 3
     assert service.metric("hf_transformer_predictor_circuit_open") == 0
 
 
-def test_other_paths_and_methods(serve: Serve) -> None:
-    client = serve("bert").client
-    for method, path, status in (
-        ("GET", "/v3", 404),
-        ("POST", "/v1/models/bert", 405),
-        ("GET", "/v1/models/bert:predict", 405),
-        ("PUT", "/", 405),
-    ):
-        assert path in error(client.request(method, path), status)
+def test_a_model_that_the_predictor_does_not_know(serve: Serve) -> None:
+    service = serve("absent", "grpc-v2", ready=False)
+    assert poll(lambda: "absent" in service.post(BODY).json()["error"], 10.0)
+    for api in ("v1", "v2", "grpc"):
+        assert refusal(service, api)[0] == 503
+    [entry] = service.client.post("/v2/repository/index").json()
+    assert (entry["name"], entry["state"]) == ("absent", "UNAVAILABLE") and "absent" in entry["reason"]
+    assert service.client.post("/v2/repository/index", json={"ready": True}).json() == []
+    with stub(service) as calls:
+        assert [one.state for one in calls.RepositoryIndex(pb.RepositoryIndexRequest()).models] == ["UNAVAILABLE"]
+        assert list(calls.RepositoryIndex(pb.RepositoryIndexRequest(ready=True)).models) == []
+
+
+V2 = "/v2/models/minibert_mean"
+WAITING: list[tuple[str, str, Any]] = [
+    ("POST", "/v1/models/minibert_mean:predict", {"instances": ["a"]}),
+    ("POST", "/v1/models/minibert_mean:tokenize", {"instances": ["a"]}),
+    ("POST", "/v1/models/minibert_mean:detokenize", {"instances": [[2]]}),
+    ("GET", "/v1/models/minibert_mean/info", None),
+    ("GET", "/info", None),
+    *(("POST", f"{V2}{version}/infer", {"inputs": [TENSOR]}) for version in ("", "/versions/1")),
+    *(("GET", f"{V2}{path}", None) for path in ("", "/config", "/versions/1", "/versions/1/config")),
+]
+
+
+def test_no_predictor(serve: Serve) -> None:
+    """Alive, not ready, and every request for the model is 503 with Retry-After."""
+    flags = ("--predictor_host=127.0.0.1:9", "--openai_route_prefix=")
+    service = serve("minibert_mean", "v2", *flags, ready=False)
+    client = service.client
+    for method, path, body in WAITING:
+        response = client.request(method, path, json=body)
+        assert "not ready" in message_of(response, 503), path
+        assert int(response.headers["retry-after"]) >= 1
+    for version in ("", "/versions/1"):
+        response = client.get(f"{V2}{version}/ready")
+        assert (response.status_code, int(response.headers["retry-after"]) >= 1) == (503, True)
+        assert (response.json()["name"], response.json()["ready"]) == ("minibert_mean", False)
+        assert "not ready" in response.json()["error"]
+    shared = client.get("/v1/models/minibert_mean")  # V1's and OpenAI's, without a prefix
+    assert (shared.status_code, shared.json()["ready"], shared.json()["id"]) == (503, False, "minibert_mean")
+    assert "not ready" in shared.json()["error"]
+    ready = client.get("/v2/health/ready")
+    assert (ready.status_code, ready.json()["ready"]) == (503, False)
+    response = client.post("/v1/embeddings", json={"model": "minibert_mean", "input": "a"})
+    error = response.json()["error"]
+    assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+    assert "not ready" in error["message"] and (error["type"], error["param"]) == ("server_error", None)
+    assert client.get("/v2/models").json() == {"models": ["minibert_mean"]}
+    assert client.get("/v2/health/live").json() == {"live": True}
+    message_of(client.get("/v2/models/other"), 404)
+    message_of(client.get("/v2/models/other/config"), 404)
+    with stub(service) as calls:
+        assert calls.ServerLive(pb.ServerLiveRequest(), wait_for_ready=True, timeout=30).live
+        assert not calls.ServerReady(pb.ServerReadyRequest()).ready
+        assert not calls.ModelReady(pb.ModelReadyRequest(name="minibert_mean")).ready
+        with fails(grpc.StatusCode.UNAVAILABLE, "not ready") as trailing:
+            calls.ModelInfer(request("minibert_mean", {"text": [TEXT]}))
+        assert int(trailing["retry-after"]) >= 1

@@ -8,42 +8,28 @@ import pytest
 
 import hf_transformer
 from tests.integration.conftest import Serve
-from tests.service import Service
-from tests.triton_repository import task_model_folder
-
-
-def served(serve: Serve, model: str, *flags: str) -> Service:
-    service: Service = serve(model, "v2", f"--model_dir={task_model_folder(model)}", *flags)
-    return service
 
 
 def info(serve: Serve, model: str, *flags: str) -> dict[str, Any]:
-    found: dict[str, Any] = served(serve, model, *flags).client.get(f"/v1/models/{model}/info").json()
+    """Its examples, which are those of /openapi.json, are requests."""
+    service = serve(model, "v2", *flags)
+    found: dict[str, Any] = service.client.get(f"/v1/models/{model}/info").json()
+    assert service.post(found["examples"][0]["value"]).status_code == 200
     return found
 
 
 def test_a_model_for_entities(serve: Serve) -> None:
     found = info(serve, "ner", "--aggregation_strategy=first", "--output_format=pipeline", "--max_instances=7")
+    forms = ("aggregation_strategy", "output_format", "on_overflow")
     assert found["name"] == "ner" and found["version"] == "1"
     assert found["task"] == "token_classification"
     assert found["server"] == {"name": "hf_transformer", "version": hf_transformer.__version__}
     assert found["max_length"] == 128
     assert found["labels"] == ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
-    assert (found["aggregation_strategy"], found["output_format"], found["on_overflow"]) == (
-        "first",
-        "pipeline",
-        "truncate",
-    )
+    assert [found[form] for form in forms] == ["first", "pipeline", "truncate"]
     assert found["limits"]["max_instances"] == 7
     assert found["protocols"]["v1"] == "/v1/models/ner:predict"
     assert found["protocols"]["openai"] == []
-
-
-@pytest.mark.parametrize("model", ["bert", "sentiment", "squad", "cross", "minibert_mean"])
-def test_every_example_is_a_request(serve: Serve, model: str) -> None:
-    service = served(serve, model, *(["--task=rerank"] if model == "cross" else []))
-    for example in service.client.get(f"/v1/models/{model}/info").json()["examples"]:
-        assert service.post(example["value"]).status_code == 200, example
 
 
 def test_the_fields_of_some_tasks(serve: Serve) -> None:
@@ -61,35 +47,30 @@ def test_what_a_model_can_honour(serve: Serve) -> None:
     assert {"temperature", "logprobs", "seed", "stop"} <= set(whole["generation"]["parameters"])
     assert whole["protocols"]["openai"] == ["/v1/completions", "/v1/chat/completions"]
     assert whole["protocols"]["generate"] == "/v2/models/gpt2_past/generate"
-    less = info(serve, "gpt2_tutorial", "--task=text_generation")["generation"]
+    less = info(serve, "gpt2_tutorial")["generation"]
     assert less["interface"] == "text"
     assert less["parameters"] == ["max_length", "max_tokens", "n", "stop"]
 
 
+LABELS = {"id2label": {"0": "not_paraphrase", "1": "paraphrase"}, "label2id": {"not_paraphrase": 0, "paraphrase": 1}}
+
+
 @pytest.mark.parametrize(
-    ("model", "flags", "model_type"),
+    ("model", "model_type"),
     [
-        ("minibert_mean", [], {"embedding": {"pooling": "mean"}}),
-        ("minibert_max", [], {"embedding": {}}),
-        ("cross", ["--task=rerank"], {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
-        (
-            "paraphrase",
-            [],
-            {
-                "classifier": {
-                    "id2label": {"0": "not_paraphrase", "1": "paraphrase"},
-                    "label2id": {"not_paraphrase": 0, "paraphrase": 1},
-                }
-            },
-        ),
-        ("ner", [], None),
+        ("minibert_mean", {"embedding": {"pooling": "mean"}}),
+        ("minibert_max", {"embedding": {}}),
+        ("cross", {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
+        ("paraphrase", {"classifier": LABELS}),
+        ("ner", None),
     ],
 )
-def test_the_names_of_text_embeddings_inference(
-    serve: Serve, model: str, flags: list[str], model_type: dict[str, Any] | None
-) -> None:
-    service = served(serve, model, *flags, "--max_asyncio_workers=3", "--on_overflow=error")
-    assert service.client.get("/info").json() == {
+def test_the_names_of_text_embeddings_inference(serve: Serve, model: str, model_type: Any) -> None:
+    flags = ("--max_asyncio_workers=3", "--on_overflow=error") if model == "minibert_mean" else ()
+    found = serve(model, "v2", *flags).client.get("/info").json()
+    workers = found.pop("tokenization_workers")
+    assert workers == 3 if flags else workers > 0
+    assert found == {
         "model_id": model,
         "model_sha": None,
         **({} if model_type is None else {"model_type": model_type}),
@@ -97,18 +78,6 @@ def test_the_names_of_text_embeddings_inference(
         "max_input_length": 128,
         "max_batch_tokens": 16384,
         "max_client_batch_size": 1024,
-        "auto_truncate": False,
-        "tokenization_workers": 3,
+        "auto_truncate": not flags,
         "version": hf_transformer.__version__,
     }
-
-
-def test_errors(serve: Serve) -> None:
-    service = served(serve, "bert")
-    assert service.client.get("/v1/models/other/info").status_code == 404
-    assert service.client.post("/info", json={}).status_code == 405
-    lost: Service = serve("bert", "v2", "--predictor_host=127.0.0.1:9", ready=False)
-    for path in ("/info", "/v1/models/bert/info"):
-        refused = lost.client.get(path)
-        assert refused.status_code == 503 and "not ready" in refused.json()["error"]
-        assert refused.headers["retry-after"]

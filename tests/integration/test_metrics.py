@@ -4,11 +4,12 @@ deploy/: a query for a metric or label that is not there shows nothing and warns
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -17,9 +18,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.conftest import Serve
+from tests.integration.conftest import ROOT, Serve
+from tests.integration.grpc_client import request, stub
+from tests.service import Service
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboard.json"
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
@@ -86,11 +88,6 @@ def rules() -> Any:
     return yaml.safe_load(RULES.read_text())["groups"]
 
 
-def variables() -> list[Any]:
-    listed: list[Any] = json.loads(DASHBOARD.read_text())["templating"]["list"]
-    return listed
-
-
 def queries() -> Iterator[Query]:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
@@ -119,6 +116,12 @@ def selectors(text: str) -> list[promql_parser.VectorSelector]:
     return [node for node in plain if isinstance(node, promql_parser.VectorSelector)]
 
 
+def sums(text: str) -> list[set[str]]:
+    """The labels that each sum of a query keeps."""
+    kept = [node for node in nodes(text) if getattr(node, "modifier", None) and hasattr(node, "param")]
+    return [set(node.modifier.labels) for node in kept]
+
+
 def test_page_lists_the_metrics_that_there_are(shown: dict[str, Shown]) -> None:
     rows = [line.split("|")[1:4] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     listed = {
@@ -132,24 +135,23 @@ def test_page_lists_the_metrics_that_there_are(shown: dict[str, Shown]) -> None:
     assert listed == {name: (metric.kind, set(metric.labels) - {"le"}) for name, metric in shown.items()}
 
 
-@pytest.mark.parametrize("query", list(queries()), ids=lambda query: query.where)
-def test_query_asks_for_what_is_there(query: Query, series: dict[str, dict[str, set[str]]]) -> None:
+def test_queries_ask_for_what_is_there(series: dict[str, dict[str, set[str]]]) -> None:
+    for query in queries():
+        check_query(query, series)
+
+
+def check_query(query: Query, series: dict[str, dict[str, set[str]]]) -> None:
     asked = selectors(query.text)
     assert asked
     for selector in asked:
-        assert selector.name in series, f"no metric {selector.name}"
+        assert selector.name in series, f"{query.where}: no metric {selector.name}"
         labels = series[selector.name]
         for matcher in selector.matchers.matchers:
             assert matcher.name in SCRAPED | set(labels), f"{selector.name} has no label {matcher.name}"
             if matcher.op == promql_parser.MatchOp.Equal and matcher.name in labels:
                 assert matcher.value in labels[matcher.name], f"{matcher.name} is never {matcher.value}"
     there = SCRAPED.union(*(series[selector.name or ""] for selector in asked))
-    kept = [
-        set(node.modifier.labels)
-        for node in nodes(query.text)
-        if getattr(node, "modifier", None) and hasattr(node, "param")
-    ]
-    assert all(labels <= there for labels in kept), f"summed by a label that is not there: {kept}"
+    assert all(labels <= there for labels in sums(query.text)), "summed by a label that is not there"
     assert set(re.findall(r"{{(\w+)}}", query.legend)) <= there
 
 
@@ -161,7 +163,7 @@ def test_a_wrong_query_is_found(series: dict[str, dict[str, set[str]]]) -> None:
         "sum by (route) (hf_transformer_requests_total)",
     ):
         with pytest.raises(AssertionError):
-            test_query_asks_for_what_is_there(Query("", text), series)
+            check_query(Query("", text), series)
     with pytest.raises(ValueError):
         nodes("sum by (job) rate(up[5m])")
 
@@ -170,15 +172,13 @@ def test_recorded_series_are_summed_by_job() -> None:
     recorded = {rule["record"]: rule["expr"] for group in rules() for rule in group["rules"] if "record" in rule}
     for name, text in recorded.items():
         assert name.startswith("job:")
-        kept = [
-            node.modifier.labels for node in nodes(text) if getattr(node, "modifier", None) and hasattr(node, "param")
-        ]
-        assert kept
-        assert all(set(labels) - {"le"} == {"job"} for labels in kept)
+        assert sums(text)
+        assert all(labels - {"le"} == {"job"} for labels in sums(text))
 
 
 def test_variables_of_the_dashboard_are_labels(series: dict[str, dict[str, set[str]]]) -> None:
-    asked = [variable for variable in variables() if variable["type"] == "query"]
+    listed = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    asked = [variable for variable in listed if variable["type"] == "query"]
     assert [variable["name"] for variable in asked] == ["job", "instance"]
     for variable in asked:
         found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
@@ -223,3 +223,36 @@ def test_every_alert_is_explained_and_tried() -> None:
         for match in re.findall(r'alertname="(\w+)"', s["labels"])
     }
     assert fired == alerts
+
+
+V1 = 'hf_transformer_requests_total{api="v1",status="200"}'
+GRPC = 'hf_transformer_requests_total{api="grpc",status="200"}'
+STARTED = re.compile(r"Started server process \[(\d+)\]")
+
+
+def settles(service: Service, name: str, value: float) -> bool:
+    """Whether every worker that answers says this, twenty times in a row."""
+    return all(service.metric(name) == value for _ in range(20))
+
+
+def test_every_request_is_counted_whichever_worker_is_asked(serve: Serve) -> None:
+    with serve.own("bert", "grpc-v2", "--workers=2") as service:
+        service.wait_until("/v1/models/bert")
+        for _ in range(30):
+            service.predict([TEXT])
+        for _ in range(10):  # each on a connection of its own, for one worker or the other
+            with stub(service) as calls:
+                calls.ModelInfer(request("bert", {"text": [TEXT]}))
+        assert poll(lambda: settles(service, V1, 30), 20.0)
+        assert poll(lambda: settles(service, GRPC, 10), 20.0)
+        assert service.metric("hf_transformer_queue_seconds_count") == 40
+        [stats] = service.client.get("/v2/models/bert/stats").json()["model_stats"]
+        assert stats["inference_stats"]["success"]["count"] == stats["inference_count"] == 40
+        assert service.metric('hf_transformer_model_ready{model_name="bert"}') == 1
+        workers = [int(one) for one in STARTED.findall(service.log)]
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        assert poll(lambda: len(STARTED.findall(service.log)) == 3, 20.0), service.log
+        assert poll(lambda: service.log.count("is ready: version") == 3, 20.0), service.log
+        assert settles(service, V1, 30) and settles(service, GRPC, 10)
+        assert service.stop() == 0

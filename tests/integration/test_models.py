@@ -9,29 +9,32 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.conftest import MODEL_FOLDER, Serve
+from tests.integration.conftest import MODEL_FOLDER, Serve, refused
+from tests.service import START_SECONDS
 
 TEXTS = ["The capital of france is [MASK].", "[MASK] is the capital of italy.", "The capital of japan is [MASK]."]
 ANSWERS = ["paris", "rome", "tokyo"]
+FORMS = [
+    ("bert", ""),
+    ("bert_masked", ""),
+    ("bert_int32", ""),
+    ("bert_unbatched", ""),
+    ("bert_batch0", ""),
+    ("bert_fixed", ""),
+    ("bert_fp16", ""),
+    ("bert_two_outputs", ""),
+    ("bert_optional_mask", ""),
+    ("bert_optional_mask", "input_ids"),
+    ("bert_optional_mask", "input_ids,attention_mask"),
+    ("bert_torchscript", "input_ids,attention_mask"),  # positional names of Triton's PyTorch backend
+]
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "bert",
-        "bert_masked",
-        "bert_int32",
-        "bert_unbatched",
-        "bert_batch0",
-        "bert_fixed",
-        "bert_fp16",
-        "bert_two_outputs",
-        "bert_optional_mask",
-    ],
-)
-def test_every_form_of_model_answers(serve: Serve, model: str) -> None:
+@pytest.mark.parametrize(("model", "names"), FORMS)
+def test_every_form_of_model_answers(serve: Serve, model: str, names: str) -> None:
     """Over gRPC to Triton; the tests of fill_mask ask over REST, too."""
-    assert serve(model, "grpc-v2").predict(TEXTS * 5) == ANSWERS * 5
+    service = serve(model, "grpc-v2", *([f"--tensor_input_names={names}"] if names else []))
+    assert service.predict(TEXTS * 5) == ANSWERS * 5
 
 
 @pytest.mark.parametrize("model", ["bert_masked", "bert_fixed"])
@@ -42,40 +45,27 @@ def test_a_tokenizer_that_pads_left_gives_the_same_answers(serve: Serve, model: 
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"padding_side": "left"}))
     texts = [*TEXTS, "It is said, and often, that the capital of spain is [MASK]."]
     parameters = {"output_format": "pipeline", "top_k": 1}
-    expected = [serve(model).predict([text], parameters)[0][0] for text in texts]
+    expected = [serve(model, "grpc-v2").predict([text], parameters)[0][0] for text in texts]
     found = serve(model, "v2", f"--model_dir={tmp_path}").predict(texts, parameters)
     assert [one[0]["token_str"] for one in found] == [*ANSWERS, "madrid"]
     assert [one[0]["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
 
 
-def test_positional_names_of_the_pytorch_backend(serve: Serve) -> None:
-    service = serve("bert_torchscript", "v2", "--tensor_input_names=input_ids,attention_mask")
-    assert service.predict(TEXTS) == ANSWERS
-
-
-@pytest.mark.parametrize("names", ["input_ids", "input_ids,attention_mask"])
-def test_an_optional_mask_may_be_named_or_not(serve: Serve, names: str) -> None:
-    service = serve("bert_optional_mask", "v2", f"--tensor_input_names={names}")
-    assert service.predict(TEXTS) == ANSWERS
-
-
 @pytest.mark.parametrize(
-    ("model", "flags", "says"),
+    ("model", "task", "says"),
     [
-        ("bert_masked", ["--tensor_input_names=input_ids"], "requires the input"),
-        ("bert", ["--tensor_output_names=scores"], "the model has logits"),
-        ("bert_wrong_rank", [], "is it exported for another task"),
+        ("bert_wrong_rank", "fill_mask", "is it exported for another task"),
+        ("minibert_pooled", "feature_extraction", "reads [tokens, hidden]"),
     ],
 )
 def test_a_misfit_is_reported_once_and_keeps_the_service_unready(
-    serve: Serve, model: str, flags: list[str], says: str
+    serve: Serve, model: str, task: str, says: str
 ) -> None:
     """tests/core/test_contract.py and the doctor's mismatches have all that can be said."""
-    service = serve(model, "v2", *flags, "--log_level=debug", ready=False)
-    assert poll(lambda: "does not fit" in service.client.get(f"/v1/models/{model}").text, 10.0)
-    assert poll(lambda: service.log.count("is still not ready") >= 3, 10.0)
-    refused = service.post({"instances": TEXTS})
-    assert refused.status_code == 503
-    assert says in refused.json()["error"]
+    service = serve(model, "v2", f"--task={task}", "--log_level=debug", ready=False)
+    assert poll(lambda: "does not fit" in service.client.get(f"/v1/models/{model}").text, START_SECONDS)
+    refused(service, TEXTS, {}, says, 503)
+    assert service.client.get(f"/v1/models/{model}").status_code == 503
+    assert poll(lambda: service.log.count("is still not ready") >= 3, START_SECONDS)
     assert service.log.count("WARNING hf_transformer.core.model: not ready") == 1
     assert service.client.get("/").status_code == 200

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 
 from tests.integration.conftest import Serve
@@ -22,13 +23,9 @@ BODY = {"model": MODEL, "input": TEXTS[0]}
 RERANK = {"model": "cross", "query": QUERY, "documents": DOCUMENTS}
 
 
-def embeddings(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
+def embeddings(serve: Serve) -> Service:
     """Takes token ids."""
-    return serve(MODEL, protocol, f"--model_dir={task_model_folder(MODEL)}", "--enable_token_inputs=true", *flags)
-
-
-def rerank(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
-    return serve("cross", protocol, f"--model_dir={task_model_folder('cross')}", "--task=rerank", *flags)
+    return serve(MODEL, "v2", "--enable_token_inputs=true")
 
 
 def ask(service: Service, endpoint: str, body: Any, prefix: str = "/openai") -> Any:
@@ -44,11 +41,14 @@ def vectors(answer: Any) -> list[Any]:
 
 
 def error(response: httpx.Response, status: int) -> Any:
+    """The error, whose type is the one of clients' mistakes."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert list(response.json()) == ["error"]
-    assert list(response.json()["error"]) == ["message", "type", "param", "code"]
-    return response.json()["error"]
+    found = response.json()["error"]
+    assert list(found) == ["message", "type", "param", "code"]
+    assert found["type"] == "invalid_request_error"
+    return found
 
 
 def token_ids(*texts: str) -> list[list[int]]:
@@ -74,35 +74,36 @@ def test_forms_of_input(serve: Serve) -> None:
     service = embeddings(serve)
     one, many = vectors(ask(service, "embeddings", BODY)), vectors(ask(service, "embeddings", BODY | {"input": TEXTS}))
     ids = token_ids(*TEXTS)
-    assert vectors(ask(service, "embeddings", BODY | {"input": [TEXTS[0]]})) == one
-    assert vectors(ask(service, "embeddings", BODY | {"input": ids[0]})) == one
-    assert vectors(ask(service, "embeddings", BODY | {"input": ids})) == many
-    assert vectors(ask(service, "embeddings", BODY | {"input": [TEXTS[0], ids[1], TEXTS[2]]})) == many
+    for given, expected in (
+        ([TEXTS[0]], one),
+        (ids[0], one),
+        (ids, many),
+        ([TEXTS[0], ids[1], TEXTS[2]], many),
+    ):
+        assert vectors(ask(service, "embeddings", BODY | {"input": given})) == expected
     assert ask(service, "embeddings", BODY | {"input": ids[0]})["usage"]["total_tokens"] == len(ids[0])
 
 
 def test_token_ids_need_a_flag(serve: Serve) -> None:
     """Those of another tokenizer, as LangChain sends them by default, would give wrong vectors."""
-    service = serve(MODEL, "v2", f"--model_dir={task_model_folder(MODEL)}")
     for given in ([3, 4], [[3, 4]], ["a", [3]]):
-        found = error(service.client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
+        found = error(serve(MODEL).client.post("/openai/v1/embeddings", json=BODY | {"input": given}), 400)
         assert found["param"].startswith("input")
         assert "check_embedding_ctx_length=False" in found["message"] and "--enable_token_inputs" in found["message"]
 
 
 def test_parameters(serve: Serve) -> None:
     service = embeddings(serve)
-    for parameters in (
-        {"dimensions": 16},
-        {"prompt_name": "query"},
-        {"prompt": "about: ", "normalize": False},
-        {"truncation": True, "prompt": None},
+    for sent, meant in (
+        ({"dimensions": 16}, {"dimensions": 16}),
+        ({"prompt_name": "query"}, {"prompt_name": "query"}),
+        ({"prompt": "about: ", "normalize": False}, {"prompt": "about: ", "normalize": False}),
+        ({"truncation": True, "prompt": None}, {}),
+        ({"normalized": False, "truncate_prompt_tokens": -1}, {"normalize": False}),
     ):
-        found = vectors(ask(service, "embeddings", BODY | parameters))
-        assert found == service.predict([TEXTS[0]], parameters)
-    assert len(vectors(ask(service, "embeddings", BODY | {"dimensions": 16}))[0]) == 16
-    raw = vectors(ask(service, "embeddings", BODY | {"normalized": False, "truncate_prompt_tokens": -1}))
-    assert raw == service.predict([TEXTS[0]], {"normalize": False})
+        found = vectors(ask(service, "embeddings", BODY | sent))
+        assert found == service.predict([TEXTS[0]], meant)
+        assert len(found[0]) == meant.get("dimensions", 48)
     truncated = ask(service, "embeddings", BODY | {"input": LONG})["usage"]
     assert truncated == {"prompt_tokens": 128, "total_tokens": 128}
 
@@ -125,75 +126,6 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"output_format": "kserve"}, 400, "output_format", "unknown"),
 ]
 """tests/api/test_openai.py has what is wrong whatever the model is."""
-
-
-def test_wrong_embeddings_requests(serve: Serve) -> None:
-    client = embeddings(serve).client
-    for fields, status, param, says in WRONG:
-        found = error(client.post("/openai/v1/embeddings", json=BODY | fields), status)
-        assert (found["param"], found["type"], found["code"]) == (param, "invalid_request_error", None)
-        assert found["message"].startswith(f"{param}: ") and says in found["message"]
-
-
-def test_errors_without_a_field(serve: Serve) -> None:
-    client = embeddings(serve).client
-    bad = error(client.post("/openai/v1/embeddings", content=b"{"), 400)
-    assert bad["param"] is None and bad["message"].startswith("body: not JSON")
-    compressed = client.post("/openai/v1/embeddings", json=BODY, headers={"content-encoding": "br"})
-    assert error(compressed, 415)["param"] is None
-    for method, path, status, code in (
-        ("GET", "/openai/v1/embeddings", 405, "method_not_supported"),
-        ("POST", "/openai/v1/models", 405, "method_not_supported"),
-        ("POST", "/openai/v1/chat", 404, None),
-        ("GET", "/openai", 404, None),
-    ):
-        found = error(client.request(method, path), status)
-        assert found["message"].startswith(f"{method} {path}: ")
-        assert (found["type"], found["param"], found["code"]) == ("invalid_request_error", None, code)
-    assert client.get("/v1/embeddings").json() == {"error": "GET /v1/embeddings: Not Found"}
-
-
-def test_unknown_models(serve: Serve) -> None:
-    client = embeddings(serve).client
-    for response in (
-        client.post("/openai/v1/embeddings", json=BODY | {"model": "gpt"}),
-        client.post("/openai/v1/rerank", json=RERANK),
-        client.get("/openai/v1/models/gpt"),
-    ):
-        found = error(response, 404)
-        assert f"is not served here; served: {MODEL}" in found["message"]
-        assert (found["type"], found["param"], found["code"]) == ("invalid_request_error", "model", "model_not_found")
-
-
-def test_rerank(serve: Serve) -> None:
-    service = rerank(serve, "v2", "--output_format=pipeline")
-    (expected,) = service.predict([{"query": QUERY, "texts": DOCUMENTS}], {"output_format": "kserve"})
-    response = service.client.post("/openai/v1/rerank", json=RERANK, headers={"x-request-id": "caller-17"})
-    answer = response.json()
-    assert [(one["index"], one["relevance_score"]) for one in answer["results"]] == [
-        (one["index"], one["score"]) for one in expected
-    ]
-    assert [one["document"] for one in answer["results"]] == [{"text": DOCUMENTS[one["index"]]} for one in expected]
-    assert (answer["id"], answer["model"]) == ("rerank-caller-17", "cross")
-    tokenizer = Tokenizer.from_file(str(task_model_folder("cross") / "tokenizer.json"))
-    count = sum(len(tokenizer.encode(QUERY, document).ids) for document in DOCUMENTS)
-    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
-
-
-def test_what_rerank_takes(serve: Serve) -> None:
-    service = rerank(serve)
-    everything = ask(service, "rerank", RERANK)["results"]
-    objects = RERANK | {"documents": [{"text": one} for one in DOCUMENTS], "user": "u"}
-    assert ask(service, "rerank", objects)["results"] == everything
-    assert ask(service, "rerank", RERANK | {"top_n": 1})["results"] == everything[:1]
-    short = ask(service, "rerank", RERANK | {"return_documents": False})["results"]
-    assert short == [{name: one[name] for name in ("index", "relevance_score")} for one in everything]
-    same = {"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}
-    assert ask(service, "rerank", RERANK | same)["results"] == everything
-    raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
-    assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
-
-
 WRONG_RERANK: list[tuple[Any, int, str, str]] = [
     ({"documents": ["a", {"txt": "b"}]}, 400, "documents[1]", "the keys txt"),
     ({"documents": ["a"] * 2049}, 413, "documents", "at most 2048 are taken"),
@@ -205,12 +137,67 @@ WRONG_RERANK: list[tuple[Any, int, str, str]] = [
 ]
 
 
-def test_wrong_rerank_requests(serve: Serve) -> None:
-    client = rerank(serve).client
-    for fields, status, param, says in WRONG_RERANK:
-        found = error(client.post("/openai/v1/rerank", json=RERANK | fields), status)
-        assert (found["param"], found["type"]) == (param, "invalid_request_error")
-        assert found["message"].startswith(f"{param}: ") and says in found["message"]
+def test_wrong_requests(serve: Serve) -> None:
+    for service, endpoint, body, wrong in (
+        (embeddings(serve), "embeddings", BODY, WRONG),
+        (serve("cross"), "rerank", RERANK, WRONG_RERANK),
+    ):
+        for fields, status, param, says in wrong:
+            found = error(service.client.post(f"/openai/v1/{endpoint}", json=body | fields), status)
+            assert (found["param"], found["code"]) == (param, None)
+            assert found["message"].startswith(f"{param}: ") and says in found["message"]
+
+
+UNKNOWN = {"param": "model", "code": "model_not_found"}
+ELSEWHERE: list[tuple[str, str, Any, int, dict[str, Any], str]] = [
+    ("POST", "embeddings", b"{", 400, {"param": None}, "body: not JSON"),
+    ("GET", "embeddings", None, 405, {"param": None, "code": "method_not_supported"}, "GET /openai/v1/embeddings: "),
+    ("POST", "models", None, 405, {"param": None, "code": "method_not_supported"}, "POST /openai/v1/models: "),
+    ("POST", "chat", None, 404, {"param": None, "code": None}, "POST /openai/v1/chat: "),
+    ("POST", "embeddings", BODY | {"model": "gpt"}, 404, UNKNOWN, f"is not served here; served: {MODEL}"),
+    ("POST", "rerank", RERANK, 404, UNKNOWN, f"is not served here; served: {MODEL}"),
+    ("GET", "models/gpt", None, 404, UNKNOWN, f"is not served here; served: {MODEL}"),
+]
+
+
+def test_unknown_models_routes_and_encodings(serve: Serve) -> None:
+    client = serve(MODEL).client
+    for method, endpoint, body, status, about, says in ELSEWHERE:
+        sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        found = error(client.request(method, f"/openai/v1/{endpoint}", **sent), status)
+        assert found.items() >= about.items()
+        assert says in found["message"]
+    compressed = client.post("/openai/v1/embeddings", json=BODY, headers={"content-encoding": "br"})
+    assert error(compressed, 415)["param"] is None
+    assert error(client.get("/openai"), 404)["message"].startswith("GET /openai: ")
+    assert client.get("/v1/embeddings").json() == {"error": "GET /v1/embeddings: Not Found"}
+
+
+def test_rerank(serve: Serve) -> None:
+    """Whatever the format of V1's answers is."""
+    service = serve("cross", "v2", "--output_format=pipeline")
+    (expected,) = service.predict([{"query": QUERY, "texts": DOCUMENTS}], {"output_format": "kserve"})
+    response = service.client.post("/openai/v1/rerank", json=RERANK, headers={"x-request-id": "caller-17"})
+    answer = response.json()
+    everything = answer["results"]
+    assert [(one["index"], one["relevance_score"]) for one in everything] == [
+        (one["index"], one["score"]) for one in expected
+    ]
+    assert [one["document"] for one in everything] == [{"text": DOCUMENTS[one["index"]]} for one in expected]
+    assert (answer["id"], answer["model"]) == ("rerank-caller-17", "cross")
+    tokenizer = Tokenizer.from_file(str(task_model_folder("cross") / "tokenizer.json"))
+    count = sum(len(tokenizer.encode(QUERY, document).ids) for document in DOCUMENTS)
+    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    short = [{name: one[name] for name in ("index", "relevance_score")} for one in everything]
+    for fields, results in (
+        ({"documents": [{"text": one} for one in DOCUMENTS], "user": "u"}, everything),
+        ({"top_n": 1}, everything[:1]),
+        ({"return_documents": False}, short),
+        ({"max_tokens_per_doc": 4096, "truncate_prompt_tokens": -1, "priority": 0}, everything),
+    ):
+        assert ask(service, "rerank", RERANK | fields)["results"] == results
+    raw = ask(service, "rerank", RERANK | {"raw_scores": True})["results"]
+    assert [one["index"] for one in raw] == [one["index"] for one in everything] and raw != everything
 
 
 def assert_card(card: Any) -> None:
@@ -218,27 +205,22 @@ def assert_card(card: Any) -> None:
     assert card == {"id": MODEL, "object": "model", "created": card["created"], "owned_by": "hf_transformer"}
 
 
-def test_models(serve: Serve) -> None:
-    client = embeddings(serve).client
-    listed = client.get("/openai/v1/models").json()
-    assert {**listed, "data": []} == {"object": "list", "data": []}
+@pytest.mark.parametrize("prefix", ["/openai", "/llm/api"])
+def test_the_prefix_of_all_routes(serve: Serve, prefix: str) -> None:
+    service = serve(MODEL, "v2", *(() if prefix == "/openai" else (f"--openai_route_prefix={prefix}/",)))
+    assert vectors(ask(service, "embeddings", BODY, prefix)) == service.predict([TEXTS[0]])
+    listed = service.client.get(f"{prefix}/v1/models").json()
     (card,) = listed["data"]
     assert_card(card)
-    assert client.get(f"/openai/v1/models/{MODEL}").json() == card
-    assert client.get("/v1/models").json() == {"models": [MODEL]}
-
-
-def test_another_prefix(serve: Serve) -> None:
-    service = embeddings(serve, "v2", "--openai_route_prefix=/llm/api/")
-    assert vectors(ask(service, "embeddings", BODY, "/llm/api")) == service.predict([TEXTS[0]])
-    assert_card(service.client.get(f"/llm/api/v1/models/{MODEL}").json())
-    assert error(service.client.get("/llm/api/v1/nothing"), 404)["type"] == "invalid_request_error"
-    assert service.client.get("/openai/v1/models").json() == {"error": "GET /openai/v1/models: Not Found"}
+    assert listed == {"object": "list", "data": [card]}
+    assert service.client.get(f"{prefix}/v1/models/{MODEL}").json() == card
+    error(service.client.get(f"{prefix}/v1/nothing"), 404)
+    assert service.client.get("/other/v1/models").json() == {"error": "GET /other/v1/models: Not Found"}
 
 
 def test_no_prefix(serve: Serve) -> None:
-    """Two routes are V1's and OpenAI's then, and answer both."""
-    service = embeddings(serve, "v2", "--openai_route_prefix=")
+    """Two routes are V1's and OpenAI's then, and answer both. tests/integration/test_errors.py: before it is ready."""
+    service = serve(MODEL, "v2", "--openai_route_prefix=")
     client = service.client
     assert vectors(ask(service, "embeddings", BODY, "")) == service.predict([TEXTS[0]])
     listed = client.get("/v1/models").json()
@@ -249,15 +231,3 @@ def test_no_prefix(serve: Serve) -> None:
     assert isinstance(client.get("/v1/models/gpt").json()["error"], str)
     assert error(client.get("/v1/embeddings"), 405)["code"] == "method_not_supported"
     assert error(client.post("/v1/images/generations"), 404)["code"] is None
-
-
-def test_before_the_model_is_ready(serve: Serve) -> None:
-    flags = (f"--model_dir={task_model_folder(MODEL)}", "--openai_route_prefix=")
-    service = serve("absent", "v2", *flags, ready=False)
-    response = service.client.post("/v1/embeddings", json=BODY | {"model": "absent"})
-    found = error(response, 503)
-    assert "not ready" in found["message"] and (found["type"], found["param"]) == ("server_error", None)
-    assert int(response.headers["retry-after"]) >= 1
-    shared = service.client.get("/v1/models/absent")
-    assert shared.status_code == 503
-    assert (shared.json()["ready"], shared.json()["id"]) == (False, "absent")

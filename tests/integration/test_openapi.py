@@ -13,7 +13,6 @@ from jsonschema import Draft202012Validator
 
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 MODELS = {
     "fill_mask": "bert",
@@ -68,8 +67,7 @@ def task(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def service(serve: Serve, task: str) -> Service:
-    model = MODELS[task]
-    return serve(model, "v2", f"--model_dir={task_model_folder(model)}", f"--task={task}")
+    return serve(MODELS[task], "v2", *(("--task=feature_extraction",) if task == "feature_extraction" else ()))
 
 
 @pytest.fixture

@@ -10,16 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from hf_transformer.commands.local_triton import LocalTriton, poll
+from hf_transformer.commands.local_triton import LocalTriton, poll, session_members
+from tests.faults.rig import regions
 from tests.integration.conftest import MODEL_FOLDER, OPTIONS
 from tests.service import Service, flags_for
 from tests.triton_environment import triton_environment
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT]}
-STUB = "triton_python_backend_stub"
+SHARED = 'hf_transformer_shared_memory_batches_total{transfer="shared"}'
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +52,8 @@ def services(triton: LocalTriton) -> Iterator[list[Service]]:
 
 
 def stubs_of(pid: int) -> list[int]:
-    """The processes of Python backends below a process."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            name, rest = (folder / "stat").read_text().split("(", 1)[1].rsplit(") ", 1)
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        if int(rest.split()[1]) == pid and (STUB.startswith(name) or STUB in command):
-            found.append(int(folder.name))
-    return found
+    """The processes of Triton's Python backend."""
+    return [one for one in session_members(pid) if "backend_stub" in " ".join(psutil.Process(one).cmdline())]
 
 
 def reload(triton: LocalTriton) -> None:
@@ -73,12 +66,25 @@ def ready(service: Service) -> bool:
     return service.client.get("/v1/models/bert").status_code == 200
 
 
-def registered(service: Service) -> bool:
-    return service.metric("hf_transformer_shared_memory_registered") == 1
+def uses_shared_memory(service: Service) -> Path:
+    """The region in which an answer travels, once a request made the service ask for it: every ten seconds at most."""
+
+    def registered() -> bool:
+        assert service.predict([TEXT]) == ["paris"]
+        return service.metric("hf_transformer_shared_memory_registered") == 1
+
+    assert poll(registered, 30.0), service.log
+    before = service.metric(SHARED)
+    assert service.predict([TEXT]) == ["paris"]
+    assert service.metric(SHARED) == before + 1
+    assert service.metric('hf_transformer_shared_memory_slots{state="quarantined"}') == 0
+    [region] = regions(service)
+    return region
 
 
 def check_an_outage(triton: LocalTriton, services: list[Service]) -> None:
-    """A dead predictor is left alone, with 503 for every request, and found when it is back."""
+    """A dead predictor is left alone, with 503 for every request, and found when it is back, with new regions."""
+    before = {uses_shared_memory(service) for service in services}
     triton.kill()
     for service in services:
         said = [service.post(BODY) for _ in range(6)]
@@ -95,6 +101,8 @@ def check_an_outage(triton: LocalTriton, services: list[Service]) -> None:
         assert service.metric("hf_transformer_predictor_circuit_open") == 0
         service.wait_until("/v1/models/bert")
         assert [service.predict([TEXT]) for _ in range(5)] == [["paris"]] * 5
+    after = {uses_shared_memory(service) for service in services}
+    assert not before & after and not any(region.exists() for region in before)
 
 
 def check_a_dead_model(triton: LocalTriton, services: list[Service]) -> None:
@@ -123,7 +131,6 @@ def test_outages(triton: LocalTriton, services: list[Service]) -> None:
     for service in services:
         service.wait_until("/v1/models/bert")
         assert service.predict([TEXT]) == ["paris"]
-        assert poll(lambda one=service: registered(one), 10.0)  # type: ignore[misc]
     check_an_outage(triton, services)
     check_a_dead_model(triton, services[:1])
     for service in services:
@@ -131,26 +138,22 @@ def test_outages(triton: LocalTriton, services: list[Service]) -> None:
         assert service.stop() == 0
 
 
-def test_a_hung_predictor_is_a_timeout_and_answers_again(triton: LocalTriton) -> None:
-    with Service(
-        *flags_for("bert", MODEL_FOLDER, triton.grpc_address, "grpc-v2", ["--predictor_request_timeout_seconds=1"])
-    ) as service:
+def test_a_predictor_that_hangs_and_one_that_restarts(triton: LocalTriton) -> None:
+    """A timeout, after which it answers again; and a request whose retries bridge the restart."""
+    flags = ("--predictor_request_timeout_seconds=20", "--predictor_request_retries=100")
+    short = flags_for("bert", MODEL_FOLDER, triton.grpc_address, "grpc-v2", ["--predictor_request_timeout_seconds=1"])
+    patient = flags_for("bert", MODEL_FOLDER, triton.http_address, "v2", flags)
+    with Service(*short) as service, Service(*patient) as retrying:
         service.wait_until("/v1/models/bert")
+        retrying.wait_until("/v1/models/bert")
         triton.suspend()
         assert service.post(BODY).status_code == 504
         triton.resume()
         assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
         assert service.predict([TEXT]) == ["paris"]
-
-
-def test_retries_bridge_a_restart(triton: LocalTriton) -> None:
-    with Service(
-        *flags_for("bert", MODEL_FOLDER, triton.http_address, "v2", ["--predictor_request_retries=100"])
-    ) as service:
-        service.wait_until("/v1/models/bert")
         triton.kill()
         with ThreadPoolExecutor(1) as others:
-            waiting = others.submit(service.predict, [TEXT])
-            assert poll(lambda: service.metric("hf_transformer_requests_in_flight") == 1, 10.0)
+            waiting = others.submit(retrying.predict, [TEXT])
+            assert poll(lambda: retrying.metric("hf_transformer_requests_in_flight") == 1, 10.0)
             triton.restart()
             assert waiting.result(60) == ["paris"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import ROOT, Serve
+from tests.integration.conftest import Serve, goldens, refused
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
-GOLDENS = json.loads((ROOT / "tests" / "goldens" / "question_answering.json").read_text(encoding="utf-8"))
+GOLDENS = goldens("question_answering")
 SCORE = GOLDENS["about"]["tolerance"]["score_absolute"]
 VARIANTS: dict[str, dict[str, Any]] = {"default": {}, **GOLDENS["variants"]}
 CASES: list[dict[str, Any]] = GOLDENS["cases"]
@@ -21,11 +19,7 @@ LONG = {"question": "Where is it?", "context": "There are many cities, some larg
 
 @pytest.fixture
 def squad(serve: Serve) -> Service:
-    return start(serve)
-
-
-def start(serve: Serve, *flags: str, protocol: str = "v2") -> Service:
-    return serve("squad", protocol, f"--model_dir={task_model_folder('squad')}", "--task=question_answering", *flags)
+    return serve("squad")
 
 
 def instance(case: dict[str, Any]) -> dict[str, str]:
@@ -35,13 +29,6 @@ def instance(case: dict[str, Any]) -> dict[str, str]:
 def answered(variant: str) -> list[dict[str, Any]]:
     """The cases that have an answer of this kind."""
     return [case for case in CASES if variant in case and "error" not in case[variant]]
-
-
-def error(service: Service, instances: Any, parameters: Any = None, status: int = 400) -> str:
-    response = service.post({"instances": instances, "parameters": parameters or {}})
-    assert response.status_code == status, response.text
-    message: str = response.json()["error"]
-    return message
 
 
 def assert_equal(found: Any, golden: Any, what: str, *, near_tie: bool = False) -> None:
@@ -54,61 +41,49 @@ def assert_equal(found: Any, golden: Any, what: str, *, near_tie: bool = False) 
         assert [one | {"score": 0} for one in found] == [one | {"score": 0} for one in golden], what
 
 
-def test_the_goldens_are_enough() -> None:
+def check_goldens(service: Service, model: str, variant: str = "default") -> None:
+    """In one request and alone."""
+    cases = answered(variant)
+    parameters = VARIANTS[variant]
+    together = service.predict([instance(case) for case in cases], {**parameters, "output_format": "pipeline"})
+    for found, case in zip(together, cases, strict=True):
+        near_tie = variant in case.get("near_tie", ())
+        assert_equal(found, case[variant], case["id"], near_tie=near_tie)
+        assert_equal(service.predict([instance(case)], parameters)[0], case[variant], case["id"], near_tie=near_tie)
+
+
+def test_goldens(serve: Serve, protocol: str) -> None:
     assert len(answered("default")) >= 40
-    assert all(answered(variant) for variant in VARIANTS)
     assert [case["id"] for case in CASES if "error" in case] == ["long_question"]
+    for variant in VARIANTS if protocol == "v2" else ("default",):
+        assert answered(variant)
+        check_goldens(serve("squad", protocol), "squad", variant)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_alone(squad: Service, variant: str) -> None:
-    for case in answered(variant):
-        found = squad.predict([instance(case)], VARIANTS[variant])
-        assert_equal(found[0], case[variant], case["id"], near_tie=variant in case.get("near_tie", ()))
-
-
-def test_in_one_mixed_request(serve: Serve, protocol: str) -> None:
-    service = start(serve, protocol=protocol)
-    for number, variant in enumerate(VARIANTS):
-        cases = answered(variant)
-        parameters = {**VARIANTS[variant], "output_format": ("kserve", "pipeline")[number % 2]}
-        found = service.predict([instance(case) for case in cases], parameters)
-        for one, case in zip(found, cases, strict=True):
-            assert_equal(one, case[variant], case["id"], near_tie=variant in case.get("near_tie", ()))
-
-
-def test_what_the_pipeline_refuses(squad: Service) -> None:
-    for case in CASES:
-        if "error" in case:
-            assert "a stride of 64 tokens is too long for windows of 128 tokens" in error(squad, [instance(case)])
-            assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]
+def test_a_stride_that_leaves_no_room(squad: Service) -> None:
+    """What the pipeline refuses, too."""
+    case = next(case for case in CASES if "error" in case)
+    refused(squad, [instance(case)], {}, "a stride of 64 tokens is too long for windows of 128 tokens")
+    assert "answer" in squad.predict([instance(case)], {"doc_stride": 16})[0]
 
 
 def test_a_long_question_and_a_context_that_fits(squad: Service) -> None:
     question = "what is it " * 25
     assert "answer" in squad.predict([PARIS | {"question": question}])[0]
-    assert "leaves no room for the second" in error(squad, [LONG | {"question": question * 3}])
+    refused(squad, [LONG | {"question": question * 3}], {}, "leaves no room for the second")
     mixed = squad.predict([PARIS | {"question": question}, LONG])
     assert mixed[1] == squad.predict([LONG])[0]
 
 
-def test_the_architecture_chooses_the_task_too(serve: Serve) -> None:
-    service = serve("squad", "v2", f"--model_dir={task_model_folder('squad')}", "--output_format=pipeline")
-    assert_equal(service.predict([PARIS])[0], answered("default")[0]["default"], "trained_0")
-
-
-def test_the_stride_as_a_flag(serve: Serve, squad: Service) -> None:
-    strided = start(serve, "--stride=16")
-    parameters = {"max_seq_len": 48, "handle_impossible_answer": True}
-    assert strided.predict([LONG], parameters) == squad.predict([LONG], parameters | {"doc_stride": 16})
-    assert strided.predict([LONG], parameters | {"stride": 3}) == squad.predict([LONG], parameters | {"doc_stride": 3})
-    assert "parameters.doc_stride: 16 is larger than max_seq_len, 10" in error(strided, [LONG], {"max_seq_len": 10})
-
-
 def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, squad: Service) -> None:
-    windows = start(serve, "--on_overflow=window")
     late = {"question": "When was it?", "context": LONG["context"] + "It was in 1984."}
-    assert windows.predict([late]) == squad.predict([late])
+    strided = serve("squad", "v2", "--on_overflow=window", "--stride=16")
+    assert strided.predict([late]) == squad.predict([late], {"doc_stride": 16})
+    parameters = {"max_seq_len": 48, "handle_impossible_answer": True}
+    for stride, given in ((16, {}), (3, {"stride": 3})):
+        assert strided.predict([LONG], parameters | given) == squad.predict([LONG], parameters | {"doc_stride": stride})
+    says = "parameters.doc_stride: 16 is larger than max_seq_len, 10"
+    refused(strided, [LONG], {"max_seq_len": 10}, says)
     assert squad.predict([late])[0]["answer"] == "1984"
     counter = 'hf_transformer_truncated_instances_total{model_name="squad"}'
     before = squad.metric(counter)
@@ -116,13 +91,13 @@ def test_long_contexts_are_windows_also_where_texts_are_cut(serve: Serve, squad:
     assert squad.metric(counter) == before + 1
 
 
-def test_long_contexts_are_refused(serve: Serve, squad: Service) -> None:
-    strict = start(serve, "--on_overflow=error")
-    assert strict.predict([PARIS])[0]["answer"] == "Paris"
-    assert "instances[1]: the text is longer" in error(strict, [PARIS, LONG], status=413)
-    assert "instances[0]: the text is longer" in error(squad, [LONG], {"truncation": False}, status=413)
+def test_long_contexts_are_refused_where_that_is_asked_for(serve: Serve, squad: Service) -> None:
+    strict = serve("squad", "v2", "--on_overflow=error", "--output_format=pipeline")
+    assert_equal(strict.predict([PARIS])[0], answered("default")[0]["default"], "trained_0")
+    refused(strict, [PARIS, LONG], {}, "instances[1]: the text is longer", 413)
+    refused(squad, [LONG], {"truncation": False}, "instances[0]: the text is longer", 413)
     assert "answer" in strict.predict([LONG], {"truncation": True})[0]
-    assert "parameters.stride: only windows have one" in error(strict, [LONG], {"stride": 1})
+    refused(strict, [LONG], {"stride": 1}, "parameters.stride: only windows have one")
 
 
 WRONG_INSTANCES: list[tuple[Any, str]] = [
@@ -158,15 +133,15 @@ WRONG_PARAMETERS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_wrong_requests(squad: Service) -> None:
-    for wrong, message in WRONG_INSTANCES:
-        assert message in error(squad, [PARIS, wrong])
-    for parameters, message in WRONG_PARAMETERS:
-        assert message in error(squad, [PARIS], parameters)
+    for wrong, says in WRONG_INSTANCES:
+        refused(squad, [PARIS, wrong], {}, says)
+    for parameters, says in WRONG_PARAMETERS:
+        refused(squad, [PARIS], parameters, says)
 
 
 def test_answers_that_nobody_could_send(squad: Service) -> None:
     everything = {"top_k": 10**9, "max_answer_len": 10**9}
-    assert "--max_answer_values" in error(squad, [LONG] * 20, everything, status=413)
+    refused(squad, [LONG] * 20, everything, "--max_answer_values", 413)
     alone = squad.predict([PARIS], everything)[0]
     assert len(alone) > 20
     assert alone[-1] == {"score": 0.0, "start": 0, "end": 0, "answer": ""}

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import ROOT, Serve
+from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
-GOLDENS = json.loads((ROOT / "tests" / "goldens" / "rerank.json").read_text())
-CASES = GOLDENS["cases"]
-SCORE = GOLDENS["about"]["tolerance"]["score_absolute"]
-PIPELINE = {"output_format": "pipeline"}
+CASES = goldens("rerank")["cases"]
+SCORE = goldens("rerank")["about"]["tolerance"]["score_absolute"]
 QUERY, TEXT = "Who cooks dinner?", "They cook dinner together."
-
-
-def start(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
-    return serve("cross", protocol, f"--model_dir={task_model_folder('cross')}", "--task=rerank", *flags)
 
 
 def instance(case: Any, name: str = "texts") -> Any:
@@ -38,19 +30,19 @@ def assert_equal(found: Any, case: Any) -> None:
     assert [one["score"] for one in found] == pytest.approx([one["score"] for one in golden], abs=SCORE)
 
 
-def test_alone(serve: Serve) -> None:
+def check_goldens(service: Service, model: str) -> None:
+    """In one request and alone."""
     assert len(CASES) >= 40
-    service = start(serve)
-    for case in CASES:
-        (found,) = service.predict([instance(case)], PIPELINE | {"return_documents": True})
+    parameters = {"output_format": "pipeline", "return_documents": True}
+    together = service.predict([instance(case) for case in CASES], parameters)
+    for found, case in zip(together, CASES, strict=True):
         assert_equal(found, case)
+        assert_equal(service.predict([instance(case)], parameters)[0], case)
 
 
-def test_one_mixed_request(serve: Serve, protocol: str) -> None:
-    service = start(serve, protocol)
-    found = service.predict([instance(case) for case in CASES], PIPELINE | {"return_documents": True})
-    for answers, case in zip(found, CASES, strict=True):
-        assert_equal(answers, case)
+def test_goldens(serve: Serve) -> None:
+    service = serve("cross")
+    check_goldens(service, "cross")
     for name, raw in (("texts", False), ("documents", True)):
         found = service.predict([instance(case, name) for case in CASES], {"raw_scores": raw})
         for answers, case in zip(found, CASES, strict=True):
@@ -60,16 +52,17 @@ def test_one_mixed_request(serve: Serve, protocol: str) -> None:
 
 
 def test_equal_scores_keep_the_order_of_the_texts(serve: Serve) -> None:
-    (found,) = start(serve).predict([{"query": QUERY, "texts": ["a", TEXT, "a", TEXT, "a"]}])
+    (found,) = serve("cross").predict([{"query": QUERY, "texts": ["a", TEXT, "a", TEXT, "a"]}])
     assert [answer["index"] for answer in found] == [1, 3, 0, 2, 4]
 
 
 def test_top_n_and_documents(serve: Serve) -> None:
+    service = serve("cross")
     case = next(case for case in CASES if case["id"] == "france")
-    (found,) = start(serve).predict([instance(case)], {"top_n": 1, "return_documents": True})
+    (found,) = service.predict([instance(case)], {"top_n": 1, "return_documents": True})
     assert found == [{"index": 1, "score": pytest.approx(case["scores"][1], abs=SCORE), "text": case["texts"][1]}]
-    everything = start(serve).predict([instance(case)], {"top_n": None})
-    assert everything == start(serve).predict([instance(case)], {"top_n": 100})
+    everything = service.predict([instance(case)], {"top_n": None})
+    assert everything == service.predict([instance(case)], {"top_n": 100})
     assert len(everything[0]) == 4
 
 
@@ -92,21 +85,12 @@ BAD: list[tuple[Any, Any, str]] = [
 
 
 def test_bad_requests(serve: Serve) -> None:
-    service = start(serve)
+    service = serve("cross")
     for instances, parameters, says in BAD:
-        body = {"instances": instances or [{"query": QUERY, "texts": [TEXT]}], "parameters": parameters}
-        response = service.post(body)
-        assert response.status_code == 400, says
-        assert says in response.json()["error"]
+        refused(service, instances or [{"query": QUERY, "texts": [TEXT]}], parameters, says)
 
 
 def test_pairs_that_are_too_long(serve: Serve) -> None:
-    body = {"instances": [{"query": QUERY, "texts": [TEXT, TEXT * 60]}]}
-    service = start(serve)
-    counter = 'hf_transformer_truncated_instances_total{model_name="cross"}'
-    before = service.metric(counter)
-    assert service.post(body).status_code == 200
-    assert service.metric(counter) == before + 1
-    refused = service.post({**body, "parameters": {"truncation": False}})
-    assert refused.status_code == 413
-    assert "instances[0].texts[1]: the text is longer" in refused.json()["error"]
+    instances = [{"query": QUERY, "texts": [TEXT, TEXT * 60]}]
+    (found,) = cut_or_refused(serve("cross"), instances, "instances[0].texts[1]: the text is longer")
+    assert len(found) == 2

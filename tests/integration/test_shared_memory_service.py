@@ -1,4 +1,4 @@
-"""The service with shared memory: nothing left behind, however it or its predecessor ended."""
+"""The service with shared memory: nothing left behind in /dev/shm, however it, a worker or its predecessor ended."""
 
 from __future__ import annotations
 
@@ -7,47 +7,40 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
-
-from hf_transformer.commands.local_triton import LocalTriton, poll
-from hf_transformer.predictor.shared_memory import FOLDER, PREFIX
-from tests.integration.conftest import MODEL_FOLDER, Serve
-from tests.service import Service, flags_for
+from hf_transformer.commands.local_triton import poll
+from tests.faults.rig import kill, regions, workers_of
+from tests.integration.conftest import Serve
+from tests.integration.hostile.wire import connected, head
+from tests.service import Service
 
 TEXT = "The capital of france is [MASK]."
 SHARED = 'hf_transformer_shared_memory_batches_total{transfer="shared"}'
+SMALL = "--predictor_shared_memory_min_bytes=1"
+WORKERS = (SMALL, "--predictor_shared_memory_bytes=1048576", "--grace_period_seconds=1000", "--workers=2")
+SECONDS = 30.0
 
 
-@pytest.fixture
-def loaded(triton: LocalTriton, serve: Serve) -> LocalTriton:
-    """With the model that the services here ask for."""
-    serve("bert", "v2")
-    return triton
-
-
-def start(loaded: LocalTriton, protocol: str, *flags: str) -> Service:
-    address = loaded.http_address if protocol == "v2" else loaded.grpc_address
-    more = ("--predictor_shared_memory_min_bytes=1", *flags)
-    return Service(*flags_for("bert", MODEL_FOLDER, address, protocol, more))
+def wait_for_regions(service: Service, count: int) -> list[Path]:
+    service.wait_until("/v1/models/bert")
+    assert poll(lambda: len(regions(service)) == count, SECONDS), service.log
+    return regions(service)
 
 
 def until_registered(service: Service) -> Path:
     """The region's file. Answers are right meanwhile."""
     service.wait_until("/v1/models/bert")
     assert service.predict([TEXT]) == ["paris"]
-    assert poll(lambda: service.metric("hf_transformer_shared_memory_registered") == 1, 20.0), service.log
-    found = re.search(rf"{FOLDER}/{PREFIX}[0-9a-f]+", service.log)
-    assert found is not None, service.log
-    return Path(found[0])
+    assert poll(lambda: service.metric("hf_transformer_shared_memory_registered") == 1, SECONDS), service.log
+    [file] = regions(service)
+    return file
 
 
-def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(loaded: LocalTriton, protocol: str) -> None:
-    with start(loaded, protocol) as living, start(loaded, protocol) as killed:
+def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(serve: Serve, protocol: str) -> None:
+    with serve.own("bert", protocol, SMALL) as living, serve.own("bert", protocol, SMALL) as killed:
         alive, dead = until_registered(living), until_registered(killed)
-        assert alive.exists() and dead.exists()
         os.kill(killed.process.pid, signal.SIGKILL)
-        assert killed.process.wait(20.0)
-        with start(loaded, protocol) as third:
+        assert killed.process.wait(SECONDS) and dead.exists()
+        with serve.own("bert", protocol, SMALL) as third:
             third.wait_until("/v1/models/bert")
             assert (alive.exists(), dead.exists()) == (True, False)
             own = until_registered(third)
@@ -61,18 +54,46 @@ def test_the_service_leaves_nothing_and_removes_what_the_dead_have_left(loaded: 
     assert not alive.exists()
 
 
-def test_of_several_workers_without_room_one_warns_and_all_work(loaded: LocalTriton) -> None:
-    with start(loaded, "v2", "--predictor_shared_memory_bytes=1099511627776", "--workers=2") as service:
+def test_killed_workers(serve: Serve) -> None:
+    """One that is replaced, and one whose service ends before that."""
+    with serve.own("bert", "v2", *WORKERS) as service:
+        first = wait_for_regions(service, 2)
+        kill(workers_of(service)[0])
+        assert poll(lambda: "is replaced" in service.log, SECONDS)
+        assert [one.exists() for one in first].count(True) == 1  # its successor has hardly started
+        wait_for_regions(service, 2)
+        kill(workers_of(service)[0])
+        assert service.stop() == 0
+        assert regions(service) == []
+
+
+def test_a_second_signal(serve: Serve) -> None:
+    with serve.own("bert", "v2", *WORKERS) as service:
+        wait_for_regions(service, 2)
+        with connected(service) as client:
+            client.sendall(head("content-length: 10"))
+
+            def ended() -> bool:
+                service.begin_stop()
+                return service.process.exit_code is not None
+
+            assert poll(ended, SECONDS)
+        assert service.process.exit_code == 128 + signal.SIGTERM
+        assert regions(service) == []
+
+
+def test_of_several_workers_without_room_one_warns_and_all_work(serve: Serve) -> None:
+    with serve.own("bert", "v2", SMALL, "--predictor_shared_memory_bytes=1099511627776", "--workers=2") as service:
         service.wait_until("/v1/models/bert")
         assert [service.predict([TEXT]) for _ in range(6)] == [["paris"]] * 6
-        assert poll(lambda: service.log.count("outputs travel inline") == 2, 20.0), service.log
+        assert poll(lambda: service.log.count("outputs travel inline") == 2, SECONDS), service.log
         assert len(re.findall(r" WARNING .*outputs travel inline", service.log)) == 1
         assert "1099511627776 bytes do not fit" in service.log
         assert service.metric("hf_transformer_shared_memory_registered") == 0
 
 
 def test_off_is_off(serve: Serve) -> None:
-    service = serve("bert", "v2", "--predictor_shared_memory=off", "--predictor_shared_memory_min_bytes=1")
+    service = serve("bert", "v2", "--predictor_shared_memory=off", SMALL)
     assert service.predict([TEXT]) == ["paris"]
-    assert PREFIX not in service.log
+    assert regions(service) == []
     assert "hf_transformer_shared_memory" not in service.client.get("/metrics").text

@@ -10,29 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_transformer.commands.local_triton import poll
-from tests.integration.conftest import ROOT, Serve
+from tests.integration.conftest import Serve, goldens, refused
 from tests.service import Service
 from tests.triton_repository import task_model_folder
 
-MODELS = ["minibert_mean", "minibert_cls", "minibert_max", "minibert_last"]
 LONG = "The cat sleeps on the sofa. " * 60
 TEXTS = ["The cat sleeps on the sofa.", "It will rain tomorrow!"]
-
-
-@pytest.fixture(scope="module")
-def goldens() -> Any:
-    return json.loads((ROOT / "tests" / "goldens" / "text_embedding.json").read_text())
-
-
-@pytest.fixture
-def embed(serve: Serve) -> Any:
-    """A service for a model, with its own folder and more flags."""
-
-    def start(model: str, *flags: str, folder: Path | None = None, protocol: str = "v2") -> Service:
-        return serve(model, protocol, f"--model_dir={folder or task_model_folder(model)}", *flags)
-
-    return start
 
 
 def copy_of(model: str, folder: Path, **files: Any) -> Path:
@@ -43,10 +26,14 @@ def copy_of(model: str, folder: Path, **files: Any) -> Path:
     return folder
 
 
-def cases_of(goldens: Any, model: str, key: str) -> list[Any]:
-    cases = [case for case in goldens["cases"] if case["model"] == model and key in case]
+def cases_of(stored: Any, model: str, key: str) -> list[Any]:
+    cases = [case for case in stored["cases"] if case["model"] == model and key in case]
     assert cases
     return cases
+
+
+def mean_cases(key: str = "default") -> list[Any]:
+    return cases_of(goldens("text_embedding"), "minibert_mean", key)
 
 
 def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
@@ -57,43 +44,26 @@ def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
         assert np.abs(np.array(one) - np.array(other)).max() <= tolerance
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_alone(embed: Any, goldens: Any, model: str) -> None:
-    service = embed(model)
-    for case in cases_of(goldens, model, "default"):
-        assert_close(service.predict([case["text"]]), [case["default"]])
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_in_one_mixed_request(embed: Any, protocol: str, goldens: Any, model: str) -> None:
-    cases = cases_of(goldens, model, "default")
+def check_goldens(service: Service, model: str) -> None:
+    """In one request and alone, and with a norm of 1 where the model's own vectors have another."""
+    cases = cases_of(goldens("text_embedding"), model, "default")
     assert len(cases) >= 40
-    service = embed(model, protocol=protocol)
-    assert_close(service.predict([case["text"] for case in cases]), [case["default"] for case in cases])
-    if model != MODELS[0]:
-        cases = cases_of(goldens, model, "normalized")
+    together = service.predict([case["text"] for case in cases])
+    assert_close(together, [case["default"] for case in cases])
+    assert_close([service.predict([case["text"]])[0] for case in cases], [case["default"] for case in cases])
+    if model != "minibert_mean":
+        cases = cases_of(goldens("text_embedding"), model, "normalized")
         found = service.predict([case["text"] for case in cases], {"normalize": True})
         assert_close(found, [case["normalized"] for case in cases])
 
 
-def test_a_model_that_pools_itself(embed: Any, goldens: Any) -> None:
-    cases = cases_of(goldens, "minibert_mean", "default")
-    service = embed("minibert_pooled")
-    assert_close(service.predict([case["text"] for case in cases]), [case["default"] for case in cases])
-    assert_close(service.predict([cases[0]["text"]]), [cases[0]["default"]])
+@pytest.mark.parametrize("model", ["minibert_mean", "minibert_cls", "minibert_max", "minibert_last"])
+def test_goldens(serve: Serve, model: str) -> None:
+    check_goldens(serve(model), model)
 
 
-def test_a_folder_without_files_of_sentence_transformers(embed: Any, goldens: Any) -> None:
-    """Mean and L2 norm then, as KServe does; minibert_pooled's folder has no such files."""
-    cases = cases_of(goldens, "minibert_mean", "default")
-    service = embed("minibert_mean", folder=task_model_folder("minibert_pooled"))
-    assert_close(service.predict([case["text"] for case in cases]), [case["default"] for case in cases])
-    found = service.predict([cases[0]["text"]], {"dimensions": 16})[0]
-    assert len(found) == 16 and np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
-
-
-def test_parameters(embed: Any, goldens: Any) -> None:
-    service = embed("minibert_mean")
+def test_parameters(serve: Serve) -> None:
+    """Also where they make no difference."""
     asked: list[tuple[str, dict[str, Any]]] = [
         ("prompt_query", {"prompt_name": "query"}),
         ("prompt_passage", {"prompt_name": "passage"}),
@@ -103,132 +73,105 @@ def test_parameters(embed: Any, goldens: Any) -> None:
         ("default", {"prompt": "", "dimensions": 48, "normalize": True, "truncation": True}),
         ("default", {"output_format": "pipeline"}),
     ]
+    service = serve("minibert_mean")
     for key, parameters in asked:
-        cases = cases_of(goldens, "minibert_mean", key)
-        found = service.predict([case["text"] for case in cases], parameters)
-        assert_close(found, [case[key] for case in cases])
-
-
-def test_without_normalization(embed: Any, goldens: Any) -> None:
-    cases = cases_of(goldens, "minibert_mean", "default")
-    found = embed("minibert_mean").predict([case["text"] for case in cases], {"normalize": False})
+        found = service.predict([case["text"] for case in mean_cases(key)], parameters)
+        assert_close(found, [case[key] for case in mean_cases(key)])
+    found = service.predict([case["text"] for case in mean_cases()], {"normalize": False})
     lengths = np.linalg.norm(found, axis=1)
     assert (np.abs(lengths - 1) > 0.1).all()
-    assert_close(np.array(found) / lengths[:, None], [case["default"] for case in cases])
+    assert_close(np.array(found) / lengths[:, None], [case["default"] for case in mean_cases()])
 
 
-def test_the_default_prompt(embed: Any, goldens: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    case = cases_of(goldens, "minibert_mean", "prompt_query")[0]
+def test_models_and_folders_that_leave_work_to_the_other(serve: Serve) -> None:
+    """A model that pools itself; a folder without sentence-transformers' files has mean and L2 norm, as in KServe."""
+    texts = [case["text"] for case in mean_cases()]
+    folder = task_model_folder("minibert_pooled")
+    plain = serve("minibert_mean", "v2", f"--model_dir={folder}")
+    for service in (serve("minibert_pooled"), plain):
+        assert_close(service.predict(texts), [case["default"] for case in mean_cases()])
+        assert_close(service.predict(texts[:1]), [mean_cases()[0]["default"]])
+    found = plain.predict(texts[:1], {"dimensions": 16})[0]
+    assert len(found) == 16 and np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
+    refused(serve("minibert_pooled"), ["a"], {"prompt_name": "query"}, "the model has none")
+
+
+def test_what_the_files_choose(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The default prompt; and the task, as in all-mpnet-base-v2, where config.json says MPNetForMaskedLM."""
+    case = mean_cases("prompt_query")[0]
     settings = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "query"}
-    folder = tmp_path_factory.mktemp("default_prompt")
-    copy_of("minibert_mean", folder, config_sentence_transformers__json=settings)
-    service = embed("minibert_mean", folder=folder)
+    config = json.loads((task_model_folder("minibert_mean") / "config.json").read_text())
+    config["architectures"] = ["BertForMaskedLM"]
+    folder = tmp_path_factory.mktemp("chosen")
+    copy_of("minibert_mean", folder, config_sentence_transformers__json=settings, config__json=config)
+    service = serve("minibert_mean", "v2", f"--model_dir={folder}")
     assert_close(service.predict([case["text"]]), [case["prompt_query"]])
     assert_close(service.predict([case["text"]], {"prompt_name": "passage"}), [case["prompt_passage"]])
     assert_close(service.predict([case["text"]], {"prompt": ""}), [case["default"]])
 
 
-def test_max_seq_length_lowers_the_limit(embed: Any) -> None:
+def test_max_seq_length_lowers_the_limit(serve: Serve) -> None:
     """minibert_cls: 64 by sentence_bert_config.json, 128 by the tokenizer; the goldens' very long texts show it too."""
-    service = embed("minibert_cls")
-    assert service.post({"instances": [LONG], "parameters": {"truncation": False}}).status_code == 413
-    short = service.predict([LONG])
-    longer = embed("minibert_cls", "--max_model_len=128").predict([LONG])
-    assert np.abs(np.array(short) - np.array(longer)).max() > 1e-3
+    service = serve("minibert_cls")
+    refused(service, [LONG], {"truncation": False}, "longer than the 64 tokens", 413)
+    longer = serve("minibert_cls", "v2", "--max_model_len=128", "--on_overflow=error")
+    refused(longer, [LONG], {}, "longer than the 128 tokens", 413)
+    cut = np.array(longer.predict([LONG], {"truncation": True}))
+    assert cut.shape == (1, 48) and np.abs(cut - service.predict([LONG])).max() > 1e-3
 
 
 @pytest.mark.parametrize("model", ["minibert_mean", "minibert_pooled"])
-def test_windows(embed: Any, model: str) -> None:
-    service = embed(model, "--on_overflow=window", "--stride=0")
+def test_windows(serve: Serve, model: str) -> None:
+    service, cutting = serve(model, "v2", "--on_overflow=window", "--stride=0"), serve(model)
     plain = {"normalize": False}
     cut, whole = (service.predict([LONG], plain | {"truncation": True}), service.predict([LONG], plain))
-    assert_close(cut, embed(model).predict([LONG], plain), 1e-6)
+    assert_close(cut, cutting.predict([LONG], plain), 1e-6)
     # A sentence has 7 tokens and a window room for 126, 18 sentences: all windows but the last say the same.
     last = service.predict(["The cat sleeps on the sofa. " * (60 - 3 * 18)], plain)
     weights = np.array([128, 128, 128, 6 * 7 + 2])
     expected = (np.array([cut[0], cut[0], cut[0], last[0]]) * weights[:, None]).sum(axis=0) / weights.sum()
     assert_close(whole, [expected])
-    assert_close(service.predict(TEXTS), embed(model).predict(TEXTS), 1e-6)
+    assert_close(service.predict(TEXTS), cutting.predict(TEXTS), 1e-6)
     assert np.linalg.norm(service.predict([LONG])[0]) == pytest.approx(1, abs=1e-6)
     overlapping = service.predict([LONG], plain | {"stride": 10})
     assert np.abs(np.array(overlapping) - np.array(whole)).max() > 1e-6
 
 
-def test_on_overflow_error(embed: Any) -> None:
-    service = embed("minibert_mean", "--on_overflow=error")
-    assert service.post({"instances": [LONG]}).status_code == 413
-    assert len(service.predict([LONG], {"truncation": True})[0]) == 48
-
-
-WRONG: list[tuple[Any, int, list[str]]] = [
-    ({"prompt_name": "title"}, 400, ["parameters.prompt_name", "query, passage"]),
-    ({"prompt_name": "query", "prompt": "x"}, 400, ["parameters.prompt_name", "prompt"]),
-    ({"prompt_name": 3}, 400, ["parameters.prompt_name", "a number"]),
-    ({"prompt": ["x"]}, 400, ["parameters.prompt", "a list"]),
-    ({"prompt": "x" * 2001}, 413, ["parameters.prompt", "2001"]),
-    ({"dimensions": 49}, 400, ["parameters.dimensions", "49", "48"]),
-    ({"dimensions": 0}, 400, ["parameters.dimensions"]),
-    ({"dimensions": "16"}, 400, ["parameters.dimensions", "a string"]),
-    ({"normalize": 1}, 400, ["parameters.normalize", "a number"]),
-    ({"truncation": "no"}, 400, ["parameters.truncation"]),
-    ({"stride": 4}, 400, ["parameters.stride", "--on_overflow=window"]),
-    ({"output_format": "json"}, 400, ["parameters.output_format", "kserve, pipeline"]),
-    ({"top_k": 3}, 400, ["parameters.top_k", "normalize"]),
+WRONG: list[tuple[Any, int, str]] = [
+    ({"prompt_name": "title"}, 400, "parameters.prompt_name...query, passage"),
+    ({"prompt_name": "query", "prompt": "x"}, 400, "parameters.prompt_name...prompt"),
+    ({"prompt_name": 3}, 400, "parameters.prompt_name...a number"),
+    ({"prompt": ["x"]}, 400, "parameters.prompt...a list"),
+    ({"prompt": "x" * 2001}, 413, "parameters.prompt...2001"),
+    ({"dimensions": 49}, 400, "parameters.dimensions...49...48"),
+    ({"dimensions": 0}, 400, "parameters.dimensions"),
+    ({"dimensions": "16"}, 400, "parameters.dimensions...a string"),
+    ({"normalize": 1}, 400, "parameters.normalize...a number"),
+    ({"truncation": "no"}, 400, "parameters.truncation"),
+    ({"stride": 4}, 400, "parameters.stride...--on_overflow=window"),
+    ({"output_format": "json"}, 400, "parameters.output_format...kserve, pipeline"),
+    ({"top_k": 3}, 400, "parameters.top_k...normalize"),
+]
+WRONG_WINDOWS: list[tuple[Any, str]] = [
+    ({"stride": 126}, "a stride of 126 tokens is too long"),
+    ({"stride": -1}, "parameters.stride"),
+    ({"stride": 4, "truncation": True}, "parameters.stride"),
 ]
 
 
-def test_wrong_parameters(embed: Any) -> None:
-    service = embed("minibert_mean")
-    for parameters, status, words in WRONG:
-        response = service.post({"instances": ["a"], "parameters": parameters})
-        assert response.status_code == status
-        assert all(word in response.json()["error"] for word in words), response.text
+def test_wrong_requests(serve: Serve) -> None:
+    service = serve("minibert_mean")
+    for parameters, status, says in WRONG:
+        refused(service, ["a"], parameters, says, status)
+    refused(service, ["a", {"texts": "b"}], {}, "instances[1]")
+    windows = serve("minibert_mean", "v2", "--on_overflow=window", "--stride=0")
+    for parameters, says in WRONG_WINDOWS:
+        refused(windows, [LONG], parameters, says)
 
 
-def test_more_refusals(embed: Any) -> None:
-    response = embed("minibert_pooled").post({"instances": ["a"], "parameters": {"prompt_name": "query"}})
-    assert response.status_code == 400 and "the model has none" in response.json()["error"]
-    response = embed("minibert_mean").post({"instances": ["a", {"texts": "b"}]})
-    assert response.status_code == 400 and "instances[1]" in response.json()["error"]
-    service = embed("minibert_mean", "--on_overflow=window")
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"stride": 126}, "a stride of 126 tokens is too long"),
-        ({"stride": -1}, "parameters.stride"),
-        ({"stride": 4, "truncation": True}, "parameters.stride"),
-    ]
-    for parameters, says in refused:
-        response = service.post({"instances": [LONG], "parameters": parameters})
-        assert response.status_code == 400 and says in response.json()["error"]
-
-
-def test_objects_and_the_digits_of_a_float32(embed: Any) -> None:
-    service = embed("minibert_mean")
+def test_objects_and_the_digits_of_a_float32(serve: Serve) -> None:
+    service = serve("minibert_mean")
     assert service.predict([{"text": TEXTS[0]}, TEXTS[0]])[0] == service.predict([TEXTS[0]])[0]
     text = service.post({"instances": [TEXTS[0]]}).text
     numbers = json.loads(text, parse_float=str)["predictions"][0]
     assert len(numbers) == 48 and all(len(one.lstrip("-0.")) <= 10 for one in numbers)
-
-
-def test_the_files_choose_the_task(embed: Any, goldens: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As in all-mpnet-base-v2, where config.json says MPNetForMaskedLM."""
-    config = json.loads((task_model_folder("minibert_mean") / "config.json").read_text())
-    folder = tmp_path_factory.mktemp("architecture")
-    copy_of("minibert_mean", folder, config__json=config | {"architectures": ["BertForMaskedLM"]})
-    case = cases_of(goldens, "minibert_mean", "default")[0]
-    assert_close(embed("minibert_mean", folder=folder).predict([case["text"]]), [case["default"]])
-
-
-def test_a_module_that_the_model_has_to_apply(
-    serve: Serve, embed: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Token vectors alone would give other embeddings; a model that gives the finished vector is fine."""
-    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
-    modules = [
-        {"idx": index, "name": str(index), "path": f"{index}_{kind}" if index else "", "type": f"x.models.{kind}"}
-        for index, kind in enumerate(kinds)
-    ]
-    folder = tmp_path_factory.mktemp("dense")
-    copy_of("minibert_mean", folder, modules__json=modules)
-    assert_close(embed("minibert_pooled", folder=folder).predict(TEXTS), embed("minibert_mean").predict(TEXTS))
-    service = serve("minibert_mean", "v2", f"--model_dir={folder}", ready=False)
-    assert poll(lambda: "reads [embedding after Dense]" in service.post({"instances": ["a"]}).text, 20.0)

@@ -1,4 +1,4 @@
-"""Streams that end early: by their client, a deadline, a drain. What Triton generates is seen in its own metrics."""
+"""Streams that end early: by their client, a deadline, the service's end. Triton's metrics tell what it generates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ from tests.integration.generating import (
     executions,
     generations,
     side_by_side,
-    start,
 )
-from tests.service import Service, flags_for
-from tests.triton_repository import task_model_folder
+from tests.service import Service
 
 SLOW = "Slowly: The capital of {} is"
 """Such a prompt takes the test models 20 ms a token."""
+FRANCE = SLOW.format("france")
 COUNTRIES = (
     "france germany italy spain japan china brazil canada norway sweden finland greece ireland peru cuba".split()
 )
@@ -37,8 +37,7 @@ STREAMS = int(os.environ.get("HF_TRANSFORMER_CUT_STREAMS", "60"))
 """So many are cut for each of two models; scripts/test_faults has a thousand cut in all."""
 FEW = 10
 """Descriptors more or less are no leak of so many streams."""
-DECOUPLED = ["gpt2_tokens", "gpt2_vllm"]
-SECONDS = 10.0
+SECONDS = 20.0
 
 
 def nothing_runs(triton: LocalTriton, model: str) -> bool:
@@ -77,7 +76,7 @@ async def cut_short(service: Service, prompt: str, source: random.Random) -> str
 
 @pytest.mark.parametrize("model", ["gpt2_past", "gpt2_tokens"])
 async def test_streams_that_are_cut_at_random_moments(serve: Serve, triton: LocalTriton, model: str) -> None:
-    service = start(serve, model)
+    service = serve(model, "grpc-v2")
     source = random.Random(11)
     prompts = [SLOW.format(country) for country in COUNTRIES]
     descriptors = Path(f"/proc/{service.process.pid}/fd")
@@ -116,7 +115,7 @@ class Running:
     """A stream of which one event has come. Closing it is leaving."""
 
     def __init__(self, service: Service, **fields: Any) -> None:
-        body = {"model": service.model, "prompt": SLOW.format("france"), "stream": True, **LONG, **fields}
+        body = {"model": service.model, "prompt": FRANCE, "stream": True, **LONG, **fields}
         request = service.client.build_request("POST", COMPLETIONS, json=body)
         self.response = service.client.send(request, stream=True)
         assert self.response.status_code == 200
@@ -140,7 +139,7 @@ class Running:
 def test_a_client_that_leaves_ends_the_generation(
     serve: Serve, triton: LocalTriton, model: str, protocol: str, n: int
 ) -> None:
-    service = start(serve, model, protocol)
+    service = serve(model, protocol)
     before = generations(triton, model)["cancelled"]
     stream = Running(service, n=n)
     assert poll(lambda: generations(triton, model)["running"] == n, SECONDS)  # one event has come, of one of them
@@ -151,62 +150,81 @@ def test_a_client_that_leaves_ends_the_generation(
     assert poll(lambda: in_flight(service) == 0, SECONDS)
 
 
-@pytest.mark.parametrize("model", [*DECOUPLED, "gpt2_tokens_unary"])
+@pytest.mark.parametrize("model", ["gpt2_tokens", "gpt2_vllm", "gpt2_tokens_unary"])
 def test_a_client_that_leaves_before_its_whole_answer(serve: Serve, triton: LocalTriton, model: str) -> None:
-    """Also of a model that answers once: its call is cancelled a second later."""
-    service = start(serve, model)
+    """Also of a model that answers once: its call is cancelled a second later. A stop string ends it early as well."""
+    service = serve(model, "grpc-v2")
     before = generations(triton, model)["cancelled"]
-    body = {"model": model, "prompt": SLOW.format("france"), **LONG, "max_tokens": 200}
+    body = {"model": model, "prompt": FRANCE, **LONG, "max_tokens": 200}
     with pytest.raises(httpx.ReadTimeout):
         service.client.post(COMPLETIONS, json=body, timeout=0.3)
     assert nothing_runs(triton, model)
     assert generations(triton, model)["cancelled"] == before + 1
+    if model != "gpt2_tokens_unary":
+        response = service.client.post(COMPLETIONS, json=body | {"stop": ["."]})
+        assert response.json()["choices"][0]["text"] == " paris"
+        assert nothing_runs(triton, model)
 
 
-@pytest.mark.parametrize("model", DECOUPLED)
-def test_a_stop_string_ends_the_generation(serve: Serve, triton: LocalTriton, model: str) -> None:
-    service = start(serve, model)
-    body = {"model": model, "prompt": SLOW.format("france"), **LONG, "stop": ["."]}
-    response = service.client.post(COMPLETIONS, json=body)
-    assert response.json()["choices"][0]["text"] == " paris"
-    assert nothing_runs(triton, model)
-
-
-@pytest.fixture(scope="module")
-def limited(serve: Serve) -> Service:
-    """Of requests that take half a second at most, one at a time."""
+def test_a_deadline_ends_stream_and_generation_and_a_stream_takes_a_place(serve: Serve, triton: LocalTriton) -> None:
     flags = ("--predictor_request_timeout_seconds=0.5", "--max_concurrent_requests=1")
-    return start(serve, "gpt2_tokens", "grpc-v2", *flags)
-
-
-def test_a_deadline_ends_stream_and_generation(limited: Service, triton: LocalTriton) -> None:
-    *_, last = Running(limited).rest()
+    limited = serve("gpt2_tokens", "grpc-v2", *flags)
+    body = {"model": "gpt2_tokens", "prompt": "The", "max_tokens": 1}
+    stream = Running(limited)
+    assert limited.client.post(COMPLETIONS, json=body).status_code == 429
+    *_, last = stream.rest()
     assert "error" in last
     assert nothing_runs(triton, "gpt2_tokens")
-
-
-def test_a_stream_takes_a_place(limited: Service, triton: LocalTriton) -> None:
     stream = Running(limited)
-    body = {"model": "gpt2_tokens", "prompt": "The", "max_tokens": 1}
-    refused = limited.client.post(COMPLETIONS, json=body)
-    assert refused.status_code == 429
     stream.close()
     assert poll(lambda: limited.client.post(COMPLETIONS, json=body).status_code == 200, SECONDS)
 
 
-def test_a_drain_lets_streams_finish(serve: Serve, triton: LocalTriton) -> None:
+def ended_with_0(service: Service) -> bool:
+    """Waits for the end; ``stop`` would be a second signal."""
+    return poll(lambda: service.process.exit_code is not None, SECONDS) and service.process.exit_code == 0
+
+
+def test_a_drain_lets_streams_finish(serve: Serve) -> None:
     model = "gpt2_past"
-    whole = start(serve, model)  # has Triton load the model, too
-    body = {"model": model, "prompt": SLOW.format("france"), **LONG, "max_tokens": 40}
-    expected = whole.client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
-    flags = flags_for(model, task_model_folder(model), triton.grpc_address, "grpc-v2")
-    with Service(*flags) as service:
+    body = {"model": model, "prompt": FRANCE, **LONG, "max_tokens": 40}
+    whole = serve(model, "grpc-v2").client.post(COMPLETIONS, json=body).json()
+    with serve.own(model, "grpc-v2") as service:
         service.wait_until(f"/v1/models/{model}")
         stream = Running(service, max_tokens=40)
         service.begin_stop()
         *events, done = stream.rest()
         assert done is None
         pieces = [event["choices"][0] for event in (stream.first, *events)]
-        assert "".join(piece["text"] for piece in pieces) == expected
+        assert "".join(piece["text"] for piece in pieces) == whole["choices"][0]["text"]
         assert pieces[-1]["finish_reason"] == "length"
-        assert service.stop() == 0
+        assert ended_with_0(service)
+
+
+TOKENS: dict[str, Any] = {**LONG, "max_tokens": 200}
+"""Four seconds of a slow prompt."""
+STREAMED: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"model": "gpt2_tokens", "prompt": FRANCE, "stream": True, **TOKENS}, "data: "),
+    ("/v2/models/gpt2_tokens/generate_stream", {"text_input": FRANCE, **TOKENS}, "data: "),
+    ("/v1/models/gpt2_tokens:predict", {"instances": [FRANCE], "parameters": {"stream": True, **TOKENS}}, ""),
+]
+"""A path, a body, and what stands in front of a line's JSON."""
+
+
+def test_what_does_not_finish_within_the_grace_period_is_told(serve: Serve) -> None:
+    """The last event is an error, and no event ends in its middle."""
+    with serve.own("gpt2_tokens", "grpc-v2", "--grace_period_seconds=1.5") as service, ExitStack() as stack:
+        service.wait_until("/v1/models/gpt2_tokens")
+        streams = []
+        for path, body, mark in STREAMED:
+            response = stack.enter_context(service.client.stream("POST", path, json=body))
+            assert response.status_code == 200
+            lines = (line for line in response.iter_lines() if line)
+            streams.append((next(lines), lines, mark))
+        service.begin_stop()
+        for first, lines, mark in streams:
+            *pieces, last = [first, *lines]
+            assert len(pieces) > 5
+            error = json.loads(last.removeprefix(mark))["error"]
+            assert (error["message"] if isinstance(error, dict) else error) == "the service is shutting down"
+        assert ended_with_0(service)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
-import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, poll
 from tests.collector import Collector, Proxy, attributes, collecting
-from tests.integration.conftest import MODEL_FOLDER
+from tests.integration.conftest import Serve
 from tests.integration.grpc_client import request, stub
-from tests.service import Service, flags_for
+from tests.service import Service
 
 TEXT = "The capital of france is [MASK]."
 BODY = {"instances": [TEXT, "Paris is the [MASK] of France."]}
@@ -54,14 +54,12 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def traced(triton: LocalTriton, load: Callable[[str], None], collector: Collector) -> Iterator[Traced]:
-    load("bert")
-    proxy = Proxy(triton.http_address)
-    flags = flags_for("bert", MODEL_FOLDER, proxy.address, "v2", ["--max_instances=8", "--log_format=json"])
+def traced(triton: LocalTriton, serve: Serve, collector: Collector) -> Iterator[Traced]:
     form = '--access_log_format=%(m)s %(U)s %(s)s %(st)s "%(a)s"'
-    with Service(*flags, f"--otlp_endpoint={collector.url}", form) as service:
-        yield Traced(service.wait_until("/v1/models/bert"), proxy, collector)
-    proxy.close()
+    with closing(Proxy(triton.http_address)) as proxy:
+        flags = (f"--predictor_host={proxy.address}", "--log_format=json", f"--otlp_endpoint={collector.url}", form)
+        with serve.own("bert", "v2", *flags) as service:
+            yield Traced(service.wait_until("/v1/models/bert"), proxy, collector)
 
 
 def check_tree(trace: dict[str, Span]) -> None:
@@ -98,9 +96,6 @@ def test_over_rest(traced: Traced) -> None:
     assert trace["predict"].kind == Span.SPAN_KIND_CLIENT
     assert traced.sent(trace_id) == [f"00-{trace_id}-{trace['predict'].span_id.hex()}-01"]
     assert not any(span.status.code == ERROR for span in trace.values())
-
-
-def test_over_the_long_way_of_a_route_with_a_version(traced: Traced) -> None:
     trace_id, headers = traced.new()
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}]
     response = traced.service.client.post("/v2/models/bert/versions/1/infer", json={"inputs": inputs}, headers=headers)
@@ -134,31 +129,16 @@ def test_over_grpc(traced: Traced) -> None:
     assert poll(lambda: sum(span.trace_id.hex() == "e" * 32 for span in list(traced.collector.spans)) == 10, 20.0)
 
 
-def test_errors(traced: Traced) -> None:
-    trace_id, headers = traced.new()
-    assert traced.service.post({"instances": ["no mask"]}, headers=headers).status_code == 400
-    second_id, headers = traced.new()
-    with stub(traced.service) as calls, pytest.raises(grpc.RpcError):
-        calls.ModelInfer(request("bert", {}), metadata=list(headers.items()))
-    first, second = (traced.collector.trace(one, 1)[""] for one in (trace_id, second_id))
-    assert attributes(first.attributes)["http.response.status_code"] == 400
-    assert attributes(second.attributes)["rpc.grpc.status_code"] == 3
-    assert ERROR not in (first.status.code, second.status.code)
-
-
-def test_a_predictor_that_fails(triton: LocalTriton, load: Callable[[str], None], collector: Collector) -> None:
-    load("fault_raises")
+def test_a_predictor_that_fails(serve: Serve, collector: Collector) -> None:
     trace_id = "a" * 32
-    flags = flags_for(
-        "fault_raises", MODEL_FOLDER, triton.grpc_address, "grpc-v2", [f"--otlp_endpoint={collector.url}/"]
-    )
-    with Service(*flags, "--predictor_request_retries=0") as service:
+    flags = (f"--otlp_endpoint={collector.url}/", "--predictor_request_retries=0")
+    with serve.own("fault_raises", "grpc-v2", *flags) as service:
         service.wait_until("/v1/models/fault_raises")
         response = service.post(BODY, headers={"traceparent": f"00-{trace_id}-{PARENT}-01"})
         assert response.status_code == 502
         assert service.stop() == 0
-        # What waited was sent before the end.
-        assert len([span for span in collector.spans if span.trace_id.hex() == trace_id]) == 4
+    # What waited was sent before the end.
+    assert len([span for span in collector.spans if span.trace_id.hex() == trace_id]) == 4
     trace = collector.trace(trace_id, 4)
     assert {name for name, span in trace.items() if span.status.code == ERROR} == {"", "predict"}
     assert attributes(trace[""].attributes)["error.type"] == "502"
@@ -174,25 +154,6 @@ def test_the_clients_decision_is_heard(traced: Traced) -> None:
     assert not any(span.trace_id.hex() == unwanted for span in traced.collector.spans)
 
 
-def test_a_request_without_a_trace_begins_one(traced: Traced) -> None:
-    before = set(traced.proxy.traceparents)
-    assert traced.service.post(BODY).status_code == 200
-    [sent] = set(traced.proxy.traceparents) - before
-    _, trace_id, predict_id, flags = sent.split("-")
-    trace = traced.collector.trace(trace_id, 5)
-    assert trace[""].parent_span_id == b""
-    assert (trace["predict"].span_id.hex(), flags) == (predict_id, "01")
-
-
-def test_spans_tell_no_texts_and_who_sends_them(traced: Traced) -> None:
-    trace_id, headers = traced.new()
-    secret = {**headers, "authorization": "Bearer hunter2"}
-    assert traced.service.post({"instances": ["xyzzy [MASK]"]}, headers=secret).status_code == 200
-    traced.collector.trace(trace_id, 5)
-    assert not any(b"xyzzy" in body or b"hunter2" in body for body in traced.collector.bodies)
-    assert {resource["service.name"] for resource in traced.collector.resources} == {"hf-transformer"}
-
-
 def test_server_timing(traced: Traced) -> None:
     response = traced.service.post(BODY)
     found = TIMING.fullmatch(response.headers["server-timing"])
@@ -203,9 +164,11 @@ def test_server_timing(traced: Traced) -> None:
     assert "server-timing" not in traced.service.client.get("/v1/models").headers
 
 
-def test_every_line_of_the_log_is_json(traced: Traced) -> None:
+def test_logs_and_spans_tell_no_texts_and_who_sends_them(traced: Traced) -> None:
+    """Every line of the log is JSON."""
     service = traced.service
-    headers = {"x-request-id": 'r-"7"', "user-agent": 'te"st'}
+    trace_id, trace = traced.new()
+    headers = {**trace, "x-request-id": 'r-"7"', "user-agent": 'te"st', "authorization": "Bearer hunter2"}
     assert service.post({"instances": ["plugh [MASK]"]}, headers=headers).status_code == 200
     assert service.client.get("/nowhere").status_code == 404
     with stub(service) as calls:
@@ -226,27 +189,26 @@ def test_every_line_of_the_log_is_json(traced: Traced) -> None:
     assert poll(lambda: bool(told("hf_transformer.access", "r-8")), 20.0)
     [call] = told("hf_transformer.access", "r-8")
     assert call["message"].startswith('POST /inference.GRPCInferenceService/ModelInfer 0 OK "grpc-python')
-    assert "plugh" not in service.log
+    traced.collector.trace(trace_id, 5)
+    assert not any(b"plugh" in body or b"hunter2" in body for body in traced.collector.bodies)
+    assert {resource["service.name"] for resource in traced.collector.resources} == {"hf-transformer"}
+    assert "plugh" not in service.log and "hunter2" not in service.log
 
 
-def test_a_collector_that_is_down_costs_a_line(triton: LocalTriton, load: Callable[[str], None]) -> None:
-    load("bert")
-    nowhere = f"http://{HOST}:{free_ports(1)[0]}"
-    proxy = Proxy(triton.http_address)
-    flags = flags_for("bert", MODEL_FOLDER, proxy.address, "v2", [f"--otlp_endpoint={nowhere}"])
-    with Service(*flags, "--otlp_sample_ratio=0", "--enable_server_timing=false") as service:
-        service.wait_until("/v1/models/bert")
-        for number in range(20):
-            headers = {"traceparent": f"00-{'c' * 31}{number % 10}-{PARENT}-01"} if number % 2 else {}
-            assert (
-                service.predict([TEXT]) == ["paris"] if not headers else service.post(BODY, headers=headers).is_success
-            )
-        assert "server-timing" not in service.post(BODY).headers
-        told = re.compile("WARNING opentelemetry.*(refused|Connection)", re.IGNORECASE)
-        assert poll(lambda: told.search(service.log) is not None, 20.0), service.log
-        assert service.stop() == 0
-        assert service.log.count("opentelemetry") == 1, service.log
-        assert "Traceback" not in service.log
-    # Who sends no traceparent is not traced, and the predictor is told so.
-    assert {one[-2:] for one in proxy.traceparents if one[3:34] != "c" * 31} == {"00"}
-    proxy.close()
+def test_a_collector_that_is_down_costs_a_line(triton: LocalTriton, serve: Serve) -> None:
+    nowhere = f"--otlp_endpoint=http://{HOST}:{free_ports(1)[0]}"
+    with closing(Proxy(triton.http_address)) as proxy:
+        more = (f"--predictor_host={proxy.address}", "--otlp_sample_ratio=0", "--enable_server_timing=false")
+        with serve.own("bert", "v2", nowhere, *more) as service:
+            service.wait_until("/v1/models/bert")
+            for number in range(20):
+                headers = {"traceparent": f"00-{'c' * 31}{number % 10}-{PARENT}-01"} if number % 2 else {}
+                response = service.post(BODY, headers=headers)
+                assert response.status_code == 200 and "server-timing" not in response.headers
+            told = re.compile("WARNING opentelemetry.*(refused|Connection)", re.IGNORECASE)
+            assert poll(lambda: told.search(service.log) is not None, 20.0), service.log
+            assert service.stop() == 0
+            assert service.log.count("opentelemetry") == 1, service.log
+            assert "Traceback" not in service.log
+        # Who sends no traceparent is not traced, and the predictor is told so.
+        assert {one[-2:] for one in proxy.traceparents if one[3:34] != "c" * 31} == {"00"}

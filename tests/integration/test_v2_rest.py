@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,120 +11,50 @@ import pytest
 
 from tests.integration.conftest import Serve
 from tests.integration.v2_rest import LENGTH, OUTPUT, post, read, texts_tensor
-from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 FRANCE, ITALY = "The capital of france is [MASK].", "[MASK] is the capital of italy."
 
 
-def floats(value: Any) -> Any:
-    return np.array(value, np.float32).tolist()
-
-
-def padded(prediction: Any, filling: Any, length: int) -> list[Any]:
-    rows: list[Any] = prediction[0]
-    return [[*rows, *[filling] * (length - len(rows))]]
-
-
-def folder_flag(model: str) -> tuple[str, ...]:
-    return () if model == "bert" else (f"--model_dir={task_model_folder(model)}",)
-
-
-@dataclass(frozen=True)
-class Case:
-    """The same request through V1 and V2. ``rows`` are instances; the inputs are columns of them."""
-
-    model: str
-    instances: list[Any]
-    inputs: dict[str, Any]
-    datatype: str
-    task: str = ""
-    parameters: dict[str, Any] = field(default_factory=dict)
-
-    def service(self, serve: Serve) -> Service:
-        return serve(self.model, "v2", *folder_flag(self.model), *((f"--task={self.task}",) if self.task else ()))
-
-    def expected(self, predictions: list[Any]) -> list[Any]:
-        """What output-0 holds of V1's predictions."""
-        if self.datatype == "BYTES":
-            return predictions
-        if isinstance(predictions[0], list) and isinstance(predictions[0][0], list):
-            longest = max(len(one[0]) for one in predictions)
-            filling = -100 if self.datatype == "INT64" else [0.0] * len(predictions[0][0][0])
-            predictions = [padded(one, filling, longest) for one in predictions]
-        return predictions if self.datatype == "INT64" else floats(predictions)
-
-
 PAIRS = [("It rains today.", "Rain falls."), ("They cook dinner together.", "Überall 日本."), ("Yes.", "No.")]
-QUESTIONS = [("Who cooks?", "Anna cooks dinner in Berlin."), ("Where is it?", "It is in Berlin, says Anna.")]
 TEXTS = ["They cook dinner together.", "It rains.", "Überall 日本 in Berlin, and much more than that."]
-LABELS = ["food", "rain"]
-CASES = {
-    "fill_mask": Case("bert", [FRANCE, ITALY], {"text": [FRANCE, ITALY]}, "BYTES"),
-    "fill_mask, pipeline": Case(
-        "bert", [FRANCE], {"text_input": [[FRANCE]]}, "BYTES", "", {"output_format": "pipeline", "top_k": 3}
-    ),
-    "sequence_classification": Case(
+CASES: list[tuple[str, Any, dict[str, Any], Any]] = [
+    ("bert", [FRANCE, ITALY], {"text": [FRANCE, ITALY]}, None),
+    (
         "paraphrase",
         [{"text": one, "text_pair": two} for one, two in PAIRS],
         {"text": [one for one, _ in PAIRS], "text_pair": [[two] for _, two in PAIRS]},
-        "INT64",
+        None,
     ),
-    "sequence_classification, probabilities": Case(
-        "paraphrase",
-        [{"text": one, "text_pair": "It rains."} for one in TEXTS],
-        {"text": TEXTS, "text_pair": ["It rains."]},
-        "BYTES",
-        "",
-        {"return_probabilities": True},
-    ),
-    "token_classification": Case("ner", TEXTS, {"input-0": TEXTS}, "INT64"),
-    "question_answering": Case(
-        "squad",
-        [{"question": one, "context": two} for one, two in QUESTIONS],
-        {"context": [two for _, two in QUESTIONS], "question": [one for one, _ in QUESTIONS]},
-        "BYTES",
-        "question_answering",
-        {"top_k": 2},
-    ),
-    "rerank": Case(
-        "cross",
-        [{"query": one, "texts": TEXTS} for one in ("Who cooks?", "rain")],
-        {"query": ["Who cooks?", "rain"], "texts": TEXTS},
-        "BYTES",
-        "rerank",
-    ),
-    "zero_shot_classification": Case(
-        "nli",
-        [{"text": one, "candidate_labels": LABELS} for one in TEXTS],
-        {"text": TEXTS, "candidate_labels": [LABELS]},
-        "BYTES",
-        "zero-shot-classification",
-        {"multi_label": True},
-    ),
-    "text_embedding": Case("minibert_mean", TEXTS, {"text": TEXTS}, "FP32"),
-    "feature_extraction": Case("minibert_cls", TEXTS, {"text": TEXTS}, "FP32", "feature_extraction"),
-}
+    ("ner", TEXTS, {"input-0": TEXTS}, -100),
+    ("minibert_mean", TEXTS, {"text": TEXTS}, None),
+    ("minibert_cls", TEXTS, {"text": TEXTS}, [0.0] * 48),
+]
+"""A model, V1's instances, V2's inputs, which are columns of them, and what the rows of shorter texts end with."""
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-def test_the_answers_of_v1(serve: Serve, case: Case) -> None:
-    service = case.service(serve)
-    golden = case.expected(service.predict(case.instances, case.parameters))
-    metadata = service.client.get(f"/v2/models/{case.model}").json()
+def as_tensor(predictions: list[Any], filling: Any) -> list[Any]:
+    """V1's predictions as V2 gives them: a row for each text, all of one length, floats as FP32."""
+    if filling is not None:
+        longest = max(len(rows) for (rows,) in predictions)
+        predictions = [[[*rows, *[filling] * (longest - len(rows))]] for (rows,) in predictions]
+    values = np.array(predictions)
+    return values.astype(np.float32).tolist() if values.dtype.kind == "f" else predictions
+
+
+@pytest.mark.parametrize(("model", "instances", "inputs", "filling"), CASES, ids=[case[0] for case in CASES])
+def test_the_answers_of_v1(serve: Serve, model: str, instances: Any, inputs: Any, filling: Any) -> None:
+    """tests/clients has every task, and tests/tasks/test_tensors.py every form of the inputs."""
+    service = serve(model, "v2", *(("--task=feature_extraction",) if model == "minibert_cls" else ()))
+    golden = as_tensor(service.predict(instances), filling)
+    metadata = service.client.get(f"/v2/models/{model}").json()
     for raw_in, raw_out in ((False, True), (True, False)):
-        parameters = {**case.parameters, "binary_data_output": raw_out}
-        header, outputs = read(post(service, case.inputs, raw_in, id="17", parameters=parameters))
-        assert list(outputs) == [OUTPUT]
-        found = outputs[OUTPUT]
-        if case.datatype == "BYTES" and not isinstance(golden[0], str):
-            found = [json.loads(one) for one in found]
-        assert found == golden
+        parameters = {"binary_data_output": raw_out}
+        header, outputs = read(post(service, inputs, raw_in, id="17", parameters=parameters))
+        assert outputs == {OUTPUT: golden}
         (entry,) = header.pop("outputs")
         assert ("data" in entry, "parameters" in entry) == (not raw_out, raw_out)
-        assert header == {"model_name": case.model, "model_version": "1", "id": "17"}
-        if not case.parameters:
-            assert_as_promised(entry, metadata["outputs"])
+        assert header == {"model_name": model, "model_version": "1", "id": "17"}
+        assert_as_promised(entry, metadata["outputs"])
 
 
 @pytest.mark.parametrize("form", ["return_probabilities", "return_raw_logits"])
@@ -133,7 +62,7 @@ def test_the_answers_of_v1(serve: Serve, case: Case) -> None:
 def test_numbers_have_kserves_shapes(serve: Serve, model: str, form: str) -> None:
     """[instances, tokens], and [instances, masks, vocabulary]; null behind the last one of a shorter text."""
     texts = TEXTS if model == "ner" else [FRANCE, f"{ITALY} {FRANCE}"]
-    service = Case(model, texts, {}, "BYTES").service(serve)
+    service = serve(model)
     predictions = service.predict(texts, {form: True})
     most = max(map(len, predictions))
     missing = None if model == "ner" else [None] * len(predictions[0][0])
@@ -145,7 +74,7 @@ def test_numbers_have_kserves_shapes(serve: Serve, model: str, form: str) -> Non
     ]
     assert found == golden
     assert header["outputs"][0]["datatype"] == "BYTES"
-    started = serve(model, "v2", *folder_flag(model), f"--{form}")
+    started = serve(model, "v2", f"--{form}")
     assert_as_promised(header["outputs"][0], started.client.get(f"/v2/models/{model}").json()["outputs"])
 
 
@@ -159,7 +88,7 @@ def assert_as_promised(entry: Any, outputs: Any) -> None:
 
 def test_outputs_by_name(serve: Serve) -> None:
     """An output that is asked for is switched on; each may say for itself how it is sent."""
-    service = CASES["token_classification"].service(serve)
+    service = serve("ner")
     body = {"instances": TEXTS, "parameters": {"return_offsets_mapping": True}}
     golden = service.post(body).json()["outputs"][0]
     offsets = np.array(golden["data"]).reshape(golden["shape"]).tolist()

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import ROOT, Serve
+from tests.integration.conftest import Serve, cut_or_refused, goldens, refused
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
-GOLDENS = json.loads((ROOT / "tests" / "goldens" / "zero_shot_classification.json").read_text())
-CASES = GOLDENS["cases"]
-SCORE = GOLDENS["about"]["tolerance"]["score_absolute"]
+CASES = goldens("zero_shot_classification")["cases"]
+SCORE = goldens("zero_shot_classification")["about"]["tolerance"]["score_absolute"]
 SEQUENCE = "The team won the match."
-BOTH = pytest.mark.parametrize("multi", [False, True], ids=["single", "multi"])
-
-
-def start(serve: Serve, protocol: str = "v2", *flags: str) -> Service:
-    folder = task_model_folder("nli")
-    return serve("nli", protocol, f"--model_dir={folder}", "--task=zero-shot-classification", *flags)
+FORMS = (("single", False), ("multi", True))
+"""A key of the goldens, and the value of multi_label."""
 
 
 def instance(case: Any) -> Any:
     return {"sequence": case["sequence"], "candidate_labels": case["candidate_labels"]}
-
-
-def templates() -> Iterator[tuple[Any, str]]:
-    for case in CASES:
-        for template in case.get("templates", ()):
-            yield case, template
 
 
 def assert_equal(found: Any, case: Any, golden: Any, near_tie: bool) -> None:
@@ -46,30 +32,34 @@ def assert_equal(found: Any, case: Any, golden: Any, near_tie: bool) -> None:
     assert [score for _, score in pairs] == pytest.approx([score for _, score in expected], abs=SCORE)
 
 
-@BOTH
-def test_alone(serve: Serve, multi: bool) -> None:
+def check_goldens(service: Service, model: str) -> None:
+    """With one label and several, in one request and alone."""
     assert len(CASES) >= 40
-    service, key = start(serve), "multi" if multi else "single"
-    for case in CASES:
-        (found,) = service.predict([instance(case)], {"multi_label": multi})
-        assert_equal(found, case, case[key], key in case.get("near_tie", ()))
+    for key, multi in FORMS:
+        parameters = {"multi_label": multi, "output_format": "pipeline"}
+        together = service.predict([instance(case) for case in CASES], parameters)
+        for found, case in zip(together, CASES, strict=True):
+            for one in (found, service.predict([instance(case)], {"multi_label": multi})[0]):
+                assert_equal(one, case, case[key], key in case.get("near_tie", ()))
 
 
-@BOTH
-def test_one_mixed_request_and_templates(serve: Serve, protocol: str, multi: bool) -> None:
-    service, key = start(serve, protocol), "multi" if multi else "single"
-    parameters = {"multi_label": multi, "output_format": "pipeline"}
-    found = service.predict([instance(case) for case in CASES], parameters)
-    for answer, case in zip(found, CASES, strict=True):
-        assert_equal(answer, case, case[key], key in case.get("near_tie", ()))
-    for case, template in templates():
-        (found,) = service.predict([instance(case)], {"multi_label": multi, "hypothesis_template": template})
-        near_tie = f"{template}/{key}" in case.get("near_tie", ())
-        assert_equal(found, case, case["templates"][template][key], near_tie)
+def test_goldens(serve: Serve) -> None:
+    check_goldens(serve("nli"), "nli")
+
+
+def test_templates(serve: Serve) -> None:
+    service = serve("nli")
+    asked = [(case, template) for case in CASES for template in case.get("templates", ())]
+    assert asked
+    for case, template in asked:
+        for key, multi in FORMS:
+            (found,) = service.predict([instance(case)], {"multi_label": multi, "hypothesis_template": template})
+            near_tie = f"{template}/{key}" in case.get("near_tie", ())
+            assert_equal(found, case, case["templates"][template][key], near_tie)
 
 
 def test_other_forms_of_an_instance(serve: Serve) -> None:
-    service = start(serve)
+    service = serve("nli")
     labels = ["sport", "politics"]
     expected = service.predict([{"sequence": SEQUENCE, "candidate_labels": labels}])
     assert expected[0]["labels"][0] == "sport"
@@ -117,25 +107,15 @@ TOO_MUCH: list[tuple[Any, str]] = [
 
 
 def test_bad_requests(serve: Serve) -> None:
-    service = start(serve)
+    service = serve("nli")
     for instances, parameters, says in BAD:
         given = parameters if instances else {"candidate_labels": "a"} | parameters
-        response = service.post({"instances": instances or [SEQUENCE], "parameters": given})
-        assert response.status_code == 400, response.text
-        assert says in response.json()["error"]
+        refused(service, instances or [SEQUENCE], given, says)
     for parameters, says in TOO_MUCH:
-        response = service.post({"instances": [SEQUENCE], "parameters": parameters})
-        assert response.status_code == 413, response.text
-        assert says in response.json()["error"]
+        refused(service, [SEQUENCE], parameters, says, 413)
 
 
 def test_a_sequence_that_is_too_long(serve: Serve) -> None:
-    service = start(serve)
-    counter = 'hf_transformer_truncated_instances_total{model_name="nli"}'
-    before = service.metric(counter)
-    parameters = {"candidate_labels": ["sport", "money"]}
-    assert service.predict([SEQUENCE * 60], parameters)[0]["labels"][0] == "sport"
-    assert service.metric(counter) == before + 1
-    refused = service.post({"instances": [SEQUENCE * 60], "parameters": parameters | {"truncation": False}})
-    assert refused.status_code == 413
-    assert "instances[0]: the text is longer" in refused.json()["error"]
+    says, labels = "instances[0]: the text is longer", ["sport", "money"]
+    (found,) = cut_or_refused(serve("nli"), [SEQUENCE * 60], says, candidate_labels=labels)
+    assert found["labels"][0] == "sport"

@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from hf_transformer.app import application
+from hf_transformer.app.application import application
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability import tracing
 from hf_transformer.observability.tracing import Trace, Tracing, parse_traceparent

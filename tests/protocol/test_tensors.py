@@ -225,3 +225,9 @@ def test_json_that_does_not_fit_is_not_put_together(
 def test_json_deeper_than_its_shape_is_not_followed() -> None:
     with pytest.raises(Malformed, match=r"nested deeper than its shape \[1\]"):
         decode_json("t", "INT64", (1,), [[[Unread()]]])
+
+
+@pytest.mark.parametrize("size", [7, 9, 16])
+def test_more_or_fewer_bytes_than_the_shape_takes(size: int) -> None:
+    with pytest.raises(Malformed, match=rf"'t' has {size} bytes, but FP32 \[2\] takes 8"):
+        decode_raw("t", "FP32", (2,), memoryview(bytes(size)))

@@ -12,7 +12,7 @@ import pytest
 
 from hf_transformer.server.http import HttpConnection, HttpRequest
 from hf_transformer.types import Request, Response, Stream
-from tests.wire.connection import HEADER_BYTES, STATUS, Door, Mirror, Settings, Wire, opened, settled
+from tests.wire.connection import HEADER_BYTES, LIMITS, STATUS, Door, Mirror, Settings, Wire, opened, settled
 from tests.wire.corpus import GET, HIDDEN, UPGRADE, post, request
 
 FAR = 1e9
@@ -33,12 +33,13 @@ async def test_a_body_that_begins_while_another_is_answered_is_read_and_has_a_de
         assert wire.received.count(b"HTTP/1.1 200") == 2 and mirror.seen[-1].body == b"text"
 
 
-async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer() -> None:
+@pytest.mark.parametrize("codings", [["gzip, chunked"], ["gzip", "chunked"]], ids=["one line", "two lines"])
+async def test_a_coding_that_is_not_understood_costs_no_other_request_its_answer(codings: list[str]) -> None:
     """501 belongs to the request that has the coding, and is told by its own path; the application never sees it."""
     mirror = Mirror()
     door = Door(mirror)
     async with opened(door) as wire:
-        await wire.feed(GET + request("POST /%7A HTTP/1.1", "Transfer-Encoding: gzip, chunked"))
+        await wire.feed(GET + request("POST /%7A HTTP/1.1", *[f"Transfer-Encoding: {one}" for one in codings]))
         assert STATUS.findall(wire.received) == [b"200", b"501"] and wire.done
         assert [one.path for one, _ in door.ends] == ["/g", "/z"] and len(mirror.seen) == 1
 
@@ -166,3 +167,17 @@ async def test_a_client_that_has_reset_what_it_is_refused_on_leaves_no_traceback
     assert task.done() and task.exception() is None
     wire.close()
     await settled()
+
+
+async def test_a_client_that_reads_nothing_of_an_answer_is_cut_off_in_time() -> None:
+    """Each byte that it reads begins its time anew."""
+    async with opened(Door(Mirror())) as wire:
+        wire.full = True
+        await wire.feed(GET)
+        connection, now = wire.protocol, asyncio.get_running_loop().time()
+        for later, read in ((0, 0), (LIMITS.seconds, 1), (2 * LIMITS.seconds, 0)):
+            wire.unsent -= read
+            connection.sweep(now + later)
+            assert not wire.closed
+        connection.sweep(now + 2 * LIMITS.seconds + 1)
+        assert wire.closed

@@ -23,6 +23,7 @@ from hf_transformer import __version__
 from hf_transformer.api.grpc.server import STREAMS
 from hf_transformer.app.application import grpc_server
 from hf_transformer.commands.local_triton import HOST, free_ports
+from hf_transformer.commands.serve import grpc_port_reserved
 from hf_transformer.errors import ConfigError
 from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
@@ -173,6 +174,14 @@ async def test_workers_share_a_port_and_others_do_not() -> None:
         with pytest.raises(ConfigError, match=f"--grpc_port={port}: can't listen on {HOST}"):
             async with serving(port=port):
                 pass
+
+
+def test_a_second_service_does_not_get_the_port_of_the_first() -> None:
+    """The kernel would give it half of the connections."""
+    with grpc_port_reserved(config(f"--host={HOST}", "--grpc_port=0")) as port:
+        taken = grpc_port_reserved(config(f"--host={HOST}", f"--grpc_port={port}"))
+        with pytest.raises(ConfigError, match=f"--grpc_port={port}: can't listen on {HOST}"), taken:
+            pass
 
 
 @asynccontextmanager
