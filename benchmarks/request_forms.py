@@ -31,7 +31,7 @@ from uvicorn.server import ServerState
 
 from benchmarks.wire import cpu_per_request
 from hf_transformer import __version__
-from hf_transformer.app.application import application
+from hf_transformer.app import application
 from hf_transformer.commands.serve import server_config
 from hf_transformer.config.options import Config, parse_config
 from hf_transformer.predictor.base import Predictor, Reply

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+import pytest
+import yaml
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
 
@@ -64,14 +67,20 @@ class Ready(ScriptedPredictor):
         return self.spec
 
 
+@cache
 def tokenizer_of(folder: Path = FOLDER) -> Tokenizer:
     return load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
 
 
+@cache
 def template_of(tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate:
     template = load_chat_template(FOLDER, override, tokenizer.special_tokens)
     assert template is not None
     return template
+
+
+parsed = cache(yaml.load)
+"""To parse the file of the OpenAPI document takes longer than most tests."""
 
 
 def application(service: Service, settings: GatewaySettings | None = None, *flags: str) -> AsgiApplication:
@@ -82,7 +91,9 @@ def application(service: Service, settings: GatewaySettings | None = None, *flag
         yield
 
     given = config(*flags)
-    inner = starlette_app(given, service, lifespan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "load", parsed)
+        inner = starlette_app(given, service, lifespan)
     return AsgiApplication(gateway(given, service, inner, settings or GatewaySettings()), inner)
 
 

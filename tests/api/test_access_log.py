@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from hf_transformer.server.asgi import AsgiApplication
 from hf_transformer.types import Request, Response, Stream
 from tests.api.plain_request import PlainRequest
 
+LOGGER = logging.getLogger("test.access")
 SCOPE: dict[str, Any] = {
     "type": "http",
     "http_version": "1.1",
@@ -38,28 +39,16 @@ SCOPE: dict[str, Any] = {
         (b"x-request-id", b"r1"),
     ],
 }
-
-
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+HEADERS = [(b"content-type", b"text/plain"), (b"set-cookie", b"hunter2")]
 
 
 @pytest.fixture
-def log() -> Iterator[Lines]:
-    handler = Lines()
-    logger = logging.getLogger("test.access")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
-
-
-HEADERS = [(b"content-type", b"text/plain"), (b"set-cookie", b"hunter2")]
+def log(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines so far; the same list all the time."""
+    caplog.set_level(logging.INFO, LOGGER.name)
+    lines: list[str] = []
+    caplog.handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    return lines
 
 
 async def answer(request: Request) -> Stream:
@@ -78,7 +67,7 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def gateway(format: str, handler: Handler = answer) -> Gateway:
-    settings = GatewaySettings(access_log=format, logger=logging.getLogger("test.access"))
+    settings = GatewaySettings(access_log=format, logger=LOGGER)
     return Gateway(Router([], []), handler, (), lambda path: error_json, Metrics("m"), settings)
 
 
@@ -102,106 +91,87 @@ async def request(format: str, handler: Handler = answer, leaves: bool = False, 
     return sent
 
 
-@pytest.mark.parametrize(
-    ("atom", "pattern"),
-    [
-        ("h", r"10\.0\.0\.9:4711"),
-        ("client_addr", r"10\.0\.0\.9:4711"),
-        ("l", "-"),
-        ("u", "-"),
-        ("t", r"\[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\]"),
-        ("r", "POST /v1/models/bert:predict HTTP/1.1"),
-        ("R", r"POST /v1/models/bert:predict\?a=1&b=2 HTTP/1.1"),
-        ("request_line", r"POST /v1/models/bert:predict\?a=1&b=2 HTTP/1.1"),
-        ("m", "POST"),
-        ("U", "/v1/models/bert:predict"),
-        ("q", "a=1&b=2"),
-        ("H", "HTTP/1.1"),
-        ("s", "201"),
-        ("st", "Created"),
-        ("status_code", "201 Created"),
-        ("B", "11"),
-        ("b", "11"),
-        ("f", "http://x/"),
-        ("a", "curl/8"),
-        ("T", "0"),
-        ("M", r"\d+"),
-        ("D", r"\d+"),
-        ("L", r"0\.\d{6}"),
-        ("p", r"<PID>"),
-        ("{x-request-id}i", "r1"),
-        ("{X-Request-Id}i", "r1"),
-        ("{Content-Type}o", "text/plain"),
-        ("{absent}i", "-"),
-        ("{absent}o", "-"),
-        ("{Authorization}i", r"\*\*\*"),
-        ("{cookie}i", r"\*\*\*"),
-        ("{set-cookie}o", r"\*\*\*"),
-    ],
-)
-async def test_atoms(log: Lines, atom: str, pattern: str) -> None:
-    await request(f"<%({atom})s> 100%%")
-    pattern = pattern.replace("PID", str(os.getpid()))  # not in the parameters: workers must agree on the ids
-    assert len(log.lines) == 1
-    assert re.fullmatch(f"<{pattern}> 100%", log.lines[0])
+ATOMS = {
+    **dict.fromkeys(("h", "client_addr"), r"10\.0\.0\.9:4711"),
+    **dict.fromkeys(("l", "u", "{absent}i", "{absent}o"), "-"),
+    **dict.fromkeys(("R", "request_line"), r"POST /v1/models/bert:predict\?a=1&b=2 HTTP/1.1"),
+    **dict.fromkeys(("B", "b"), "11"),
+    **dict.fromkeys(("M", "D"), r"\d+"),
+    **dict.fromkeys(("{x-request-id}i", "{X-Request-Id}i"), "r1"),
+    **dict.fromkeys(("{Authorization}i", "{cookie}i", "{set-cookie}o"), r"\*\*\*"),
+    "t": r"\[\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\]",
+    "r": "POST /v1/models/bert:predict HTTP/1.1",
+    "m": "POST",
+    "U": "/v1/models/bert:predict",
+    "q": "a=1&b=2",
+    "H": "HTTP/1.1",
+    "s": "201",
+    "st": "Created",
+    "status_code": "201 Created",
+    "f": "http://x/",
+    "a": "curl/8",
+    "T": "0",
+    "L": r"0\.\d{6}",
+    "p": f"<{os.getpid()}>",
+    "{Content-Type}o": "text/plain",
+}
 
 
-def test_every_atom_has_its_test() -> None:
-    tested = {case[0] for case in test_atoms.pytestmark[0].args[1]}  # type: ignore[attr-defined]
-    assert set(Exchange(SCOPE).atoms()) <= tested
+async def test_every_atom(log: list[str]) -> None:
+    assert set(Exchange(SCOPE).atoms()) <= ATOMS.keys()
+    for atom, pattern in ATOMS.items():
+        await request(f"<%({atom})s> 100%%")
+        assert re.fullmatch(f"<{pattern}> 100%", log.pop()), atom
+        assert not log
 
 
-async def test_an_application_that_fails_is_answered(log: Lines) -> None:
+async def test_an_application_that_fails_is_answered(log: list[str]) -> None:
     async def fail(request: Request) -> Response:
         raise ZeroDivisionError
 
     start, body = await request("%(s)s %(B)s", fail)
     assert start["status"] == 500 and (b"x-request-id", b"r1") in start["headers"]
     assert body["body"] == b'{"error":"internal error; the log has it under r1"}'
-    assert log.lines == [f"500 {len(body['body'])}"]
+    assert log[-1] == f"500 {len(body['body'])}"
 
 
-async def test_a_client_that_goes_away(log: Lines) -> None:
+async def test_a_client_that_goes_away(log: list[str]) -> None:
     async def wait(request: Request) -> Response:
         await asyncio.Event().wait()
         raise AssertionError("it went on")
 
     assert await request("%(s)s %(st)s %(B)s %(b)s %({content-type}o)s", wait, leaves=True) == []
-    assert log.lines == ["499 - 0 - -"]
+    assert log == ["499 - 0 - -"]
 
 
-async def test_a_whole_response(log: Lines) -> None:
-    start, body = await request(
-        "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s", answer_whole
-    )
+async def test_a_whole_response(log: list[str]) -> None:
+    format = "%(s)s %(st)s %(B)s %(b)s %({content-length}o)s %({Content-Type}o)s %({absent}o)s"
+    start, body = await request(format, answer_whole)
     assert (b"content-length", b"5") in start["headers"] and body["body"] == b"hello"
-    assert log.lines == ["404 Not Found 5 5 5 text/plain -"]
+    assert log == ["404 Not Found 5 5 5 text/plain -"]
 
 
-async def test_what_the_server_refuses_has_a_line_too(log: Lines) -> None:
+async def test_what_the_server_refuses_has_a_line_too(log: list[str]) -> None:
     refusing, refused = gateway("%(s)s %(m)s %(B)s %(h)s"), PlainRequest()
     found = refusing.refuse(refused, 431, "too long")
     refusing.finished(refused, found, len(found.body))
-    assert log.lines == [f"431 POST {len(found.body)} 10.0.0.9:4711"]
+    assert log == [f"431 POST {len(found.body)} 10.0.0.9:4711"]
 
 
-@pytest.mark.parametrize(
-    ("client", "named"), [("127.0.0.1", "1.2.3.4:0"), ("10.0.0.9", "10.0.0.9:4711")], ids=["trusted", "not trusted"]
-)
-async def test_the_address_behind_a_proxy(log: Lines, client: str, named: str) -> None:
-    await request("%(h)s", client=(client, 4711), headers=[(b"x-forwarded-for", b"1.2.3.4")])
-    assert log.lines == [named]
+async def test_the_address_behind_a_proxy_that_is_trusted(log: list[str]) -> None:
+    for client in ("127.0.0.1", "10.0.0.9"):
+        await request("%(h)s", client=(client, 4711), headers=[(b"x-forwarded-for", b"1.2.3.4")])
+    assert log == ["1.2.3.4:0", "10.0.0.9:4711"]
 
 
-async def test_a_request_can_not_forge_a_line(log: Lines) -> None:
-    await request(
-        '%(r)s %(q)s %(a)s "%(h)s"',
-        path="/a\nb\r c",
-        query_string=b"a=\x1b[31m",
-        headers=[(b"user-agent", b"x\x00y\x85z")],
-        client=None,
-    )
-    assert log.lines == ['POST /a%0Ab%0D%20c HTTP/1.1 a=\\x1b[31m x\\x00y\\x85z "-"']
+async def test_a_request_can_not_forge_a_line(log: list[str]) -> None:
+    odd: dict[str, Any] = {
+        "path": "/a\nb\r c",
+        "query_string": b"a=\x1b[31m",
+        "headers": [(b"user-agent", b"x\x00y\x85z")],
+    }
+    await request('%(r)s %(q)s %(a)s "%(h)s"', **odd, client=None)
+    assert log == ['POST /a%0Ab%0D%20c HTTP/1.1 a=\\x1b[31m x\\x00y\\x85z "-"']
 
 
 @pytest.mark.parametrize(

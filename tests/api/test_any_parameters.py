@@ -14,11 +14,11 @@ from hf_transformer.api.openai import chat, completions
 from hf_transformer.generation.build import make_generator
 from hf_transformer.generation.pipeline import GenerationPipeline
 from hf_transformer.generation.task import PARAMETERS
-from hf_transformer.types import ModelSpec, TensorSpec
+from hf_transformer.types import ModelSpec
 from tests.api.generating import PROMPT, Bench, Exchange, bench
 from tests.generation.scripted_models import Response, ScriptedModel, ids, model, settings, spec, text
 
-REQUESTS = 1000
+REQUESTS = 500
 """Of each model."""
 NUMBERS = (
     "0 1 -1 2 3 16 17 127 128 255 256 32767 65536 2147483647 2147483648 -2147483649 4294967296 9223372036854775807 "
@@ -48,29 +48,25 @@ USUAL = {
 }
 """Values that are taken, so that what stands behind them is come to."""
 OF_BACKENDS = ("exclude_input_in_output", "bad_words", "end_id", "pad_id", "random_seed", "parameters", "id")
-OUTPUTS = (
-    *(spec(name, "INT32", -1) for name in ("output_ids", "sequence_length")),
-    spec("output_log_probs", "FP32", -1),
-)
+
+
 SAMPLED = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+WHOLE = ("end_id", "pad_id", "top_k", "min_length", "seed", "return_log_probs")
 
 
 def tokens(whole: str, fraction: str, *, decoupled: bool) -> ModelSpec:
-    more = ("end_id", "pad_id", "top_k", "min_length", "seed", "return_log_probs")
-    inputs: list[TensorSpec] = [
-        spec("input_ids", "INT32", -1),
-        spec("input_lengths"),
-        spec("request_output_len", whole),
-    ]
-    inputs += [spec(name, whole, optional=True) for name in more]
+    inputs = [spec("input_ids", "INT32", -1), spec("input_lengths"), spec("request_output_len", whole)]
+    inputs += [spec(name, whole, optional=True) for name in WHOLE]
     inputs += [spec(name, fraction, optional=True) for name in SAMPLED]
-    return model(inputs, OUTPUTS, decoupled=decoupled)
+    outputs = [spec(name, "INT32", -1) for name in ("output_ids", "sequence_length")]
+    return model(inputs, [*outputs, spec("output_log_probs", "FP32", -1)], decoupled=decoupled)
 
 
 TEXT = [spec("text_input", "BYTES"), spec("sampling_parameters", "BYTES", optional=True)]
+IDS = ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])
 MODELS: dict[str, tuple[ModelSpec, Response]] = {
-    "tokens, wide": (tokens("INT64", "FP16", decoupled=True), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
-    "tokens, unsigned": (tokens("UINT32", "BF16", decoupled=False), ids(5, 6, 7, scores=[-1.0, -2.0, -3.0])),
+    "tokens, wide": (tokens("INT64", "FP16", decoupled=True), IDS),
+    "tokens, unsigned": (tokens("UINT32", "BF16", decoupled=False), IDS),
     "text": (model(TEXT, [spec("text_output", "BYTES")]), text("paris")),
     "text, whole": (model(TEXT[:1], [spec("text_output", "BYTES")], decoupled=False), text("paris")),
 }
@@ -97,73 +93,62 @@ class Declared(Bench):
         )
 
 
-class Requests:
-    """Bodies that nobody would send, the same ones in each run."""
+def object_of(members: dict[str, str]) -> str:
+    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in members.items())}}}"
 
-    def __init__(self, seed: int) -> None:
-        self._random = Random(seed)
 
-    def next(self) -> tuple[str, bytes]:
-        """A path and a body."""
-        prompt = json.dumps(PROMPT)
-        path = self._random.choice(("v1", "generate", "generate_stream", "completions", "chat/completions"))
-        if path == "v1":
-            given = {"instances": f"[{prompt}]", "parameters": _object(self._given(PARAMETERS))}
-            return "/v1/models/gpt2:predict", self._body(given, {})
-        if path.startswith("generate"):
-            given = self._given((*PARAMETERS, *OF_BACKENDS))
-            return f"/v2/models/gpt2/{path}", self._body({"text_input": prompt}, given)
-        if path == "completions":
-            prompt = self._random.choice((prompt, "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))
-            return f"/openai/v1/{path}", self._body({"prompt": prompt}, {**self._given(completions.FIELDS), **NAMED})
-        messages = f'[{{"role":"user","content":{self._mostly(prompt)}}}]'
-        return f"/openai/v1/{path}", self._body({"messages": messages}, {**self._given(chat.FIELDS), **NAMED})
+def anything(random: Random, depth: int = 0) -> str:
+    """Any value, as JSON."""
+    kind = random.random()
+    if kind < 0.4:
+        return random.choice(NUMBERS)
+    if kind < 0.6:
+        return json.dumps(random.choice(STRINGS), ensure_ascii=False)
+    if kind < 0.8 or depth > 2:
+        return random.choice(LITERALS)
+    inside = [anything(random, depth + 1) for _ in range(random.choice((1, 2, 17)))]
+    return f"[{','.join(inside)}]" if kind < 0.9 else object_of({random.choice(STRINGS): one for one in inside})
 
-    def _body(self, mostly: dict[str, str], members: dict[str, str]) -> bytes:
-        usual = {name: self._mostly(value) for name, value in mostly.items()}
-        return _object({**members, **usual}).encode("utf-8", "surrogatepass")
 
-    def _given(self, names: Any) -> dict[str, str]:
+def request(random: Random) -> tuple[str, bytes]:
+    """A path, and a body that nobody would send."""
+
+    def given(names: Any) -> dict[str, str]:
         """A few parameters, about half of them with values that are taken."""
-        chosen = self._random.sample(names, self._random.randint(0, 4))
         return {
-            name: self._random.choice(USUAL[name]) if name in USUAL and self._random.random() < 0.6 else self._any()
-            for name in chosen
+            name: random.choice(USUAL[name]) if name in USUAL and random.random() < 0.6 else anything(random)
+            for name in random.sample(names, random.randint(0, 4))
         }
 
-    def _mostly(self, value: str) -> str:
-        return value if self._random.random() < 0.95 else self._any()
-
-    def _any(self, depth: int = 0) -> str:
-        """Any value, as JSON."""
-        kind = self._random.random()
-        if kind < 0.4:
-            return self._random.choice(NUMBERS)
-        if kind < 0.6:
-            return json.dumps(self._random.choice(STRINGS), ensure_ascii=False)
-        if kind < 0.8 or depth > 2:
-            return self._random.choice(LITERALS)
-        inside = [self._any(depth + 1) for _ in range(self._random.choice((1, 2, 17)))]
-        return f"[{','.join(inside)}]" if kind < 0.9 else _object({self._random.choice(STRINGS): one for one in inside})
-
-
-NAMED = {"model": '"gpt2"'}
-
-
-def _object(members: dict[str, str]) -> str:
-    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in members.items())}}}"
+    prompt = json.dumps(PROMPT)
+    match random.choice(("v1", "generate", "generate_stream", "completions", "chat/completions")):
+        case "v1":
+            path, more = "/v1/models/gpt2:predict", dict[str, str]()
+            usual = {"instances": f"[{prompt}]", "parameters": object_of(given(PARAMETERS))}
+        case "completions" as route:
+            path, more = f"/openai/v1/{route}", given(completions.FIELDS)
+            usual = {"prompt": random.choice((prompt, "[5,6,7]", "[[5],[6,7]]", '["a","b"]'))}
+        case "chat/completions" as route:
+            path, more = f"/openai/v1/{route}", given(chat.FIELDS)
+            usual = {"messages": f'[{{"role":"user","content":{prompt}}}]'}
+        case route:
+            path, more = f"/v2/models/gpt2/{route}", given((*PARAMETERS, *OF_BACKENDS))
+            usual = {"text_input": prompt}
+    usual = {name: value if random.random() < 0.95 else anything(random) for name, value in usual.items()}
+    named = {"model": '"gpt2"'} if "openai" in path else {}
+    return path, object_of({**more, **named, **usual}).encode("utf-8", "surrogatepass")
 
 
 @pytest.mark.parametrize(("found", "answer"), MODELS.values(), ids=MODELS)
 async def test_no_parameter_is_the_service_s_fault(
     found: ModelSpec, answer: Response, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests = Requests(len(found.inputs))
+    random = Random(len(found.inputs))  # the same requests in each run
     caplog.set_level(logging.WARNING)
     answered = set()
     async with bench(Declared, spec=found, answer=answer) as made:
         for _ in range(REQUESTS):
-            path, body = requests.next()
+            path, body = request(random)
             async with Exchange(made.app, path, body) as exchange:
                 status, _ = await exchange.head()
                 said = await exchange.rest()

@@ -7,59 +7,41 @@ import pytest
 from hf_transformer.api.health import hints
 from tests.api.generating import bench, post
 
-BASE = "the base_url of an OpenAI client is http://HOST:PORT/openai/v1"
+BASE = "the base_url of an OpenAI client is http://HOST:PORT"
+SCORES = "Not Found; /openai/v1/rerank gives the scores of documents for a query"
 
 
-def said(prefix: str, path: str, status: int = 404) -> tuple[int, str] | None:
-    found = hints(prefix)(path, status)
-    return None if found is None else (found.status, found.said)
+def expected(route: str, base: str = "/openai/v1") -> str:
+    return f"Not Found, expected {base}/{route}: {BASE}{base}"
 
 
 @pytest.mark.parametrize(
-    ("path", "route"),
+    ("prefix", "path", "status", "found"),
     [
-        ("/v1/completions", "completions"),
-        ("/chat/completions", "chat/completions"),
-        ("/v1/rerank", "rerank"),
-        ("/openai/v1/v1/chat/completions", "chat/completions"),
-        ("/openai/v1/embeddings/", "embeddings"),
+        ("openai", "/v1/completions", 404, expected("completions")),
+        ("openai", "/chat/completions", 404, expected("chat/completions")),
+        ("openai", "/v1/rerank", 404, expected("rerank")),
+        ("openai", "/openai/v1/v1/chat/completions", 404, expected("chat/completions")),
+        ("openai", "/openai/v1/embeddings/", 404, expected("embeddings")),
+        ("/a/b/", "/v1/completions", 404, expected("completions", "/a/b/v1")),
+        ("", "/openai/v1/completions", 404, expected("completions", "/v1")),
+        *[("openai", path, 404, SCORES) for path in ("/v1/score", "/score", "/openai/v1/score")],
+        # Of others nothing is said, and models may be called as routes.
+        *[("openai", path, 404, None) for path in ("/", "/completions_", "/v1/models/m", "/v1/explain", "/v3")],
+        *[("openai", path, 404, None) for path in ("/v1/models/a/b:explain", "/v1/models/m/rerank")],
+        ("openai", "/v2/models/m/score", 404, None),
+        ("openai", "/v1/models/rerank", 405, None),
     ],
 )
-def test_a_route_of_openai_s_is_named(path: str, route: str) -> None:
-    assert said("openai", path) == (404, f"Not Found, expected /openai/v1/{route}: {BASE}")
+def test_hints(prefix: str, path: str, status: int, found: str | None) -> None:
+    hint = hints(prefix)(path, status)
+    assert (None if hint is None else (hint.status, hint.said)) == (None if found is None else (404, found))
 
 
-def test_the_prefix_is_the_service_s_own() -> None:
-    base = "the base_url of an OpenAI client is http://HOST:PORT"
-    assert said("/a/b/", "/v1/completions") == (404, f"Not Found, expected /a/b/v1/completions: {base}/a/b/v1")
-    assert said("", "/openai/v1/completions") == (404, f"Not Found, expected /v1/completions: {base}/v1")
-
-
-def test_scores_are_those_of_rerank() -> None:
-    for path in ("/v1/score", "/score", "/openai/v1/score"):
-        assert said("openai", path) == (404, "Not Found; /openai/v1/rerank gives the scores of documents for a query")
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"],
-    ids=["v1", "v2", "version"],
-)
+@pytest.mark.parametrize("path", ["/v1/models/m:explain", "/v2/models/m/explain", "/v2/models/m/versions/1/explain"])
 def test_explanations_are_not_implemented_as_with_kserve(path: str) -> None:
-    status, message = said("openai", path) or (0, "")
-    assert status == 501 and message.startswith("no explanations are given here")
-
-
-@pytest.mark.parametrize("path", ["/", "/completions_", "/v1/models/m", "/v1/explain", "/v1/models/a/b:explain", "/v3"])
-def test_of_others_nothing_is_said(path: str) -> None:
-    assert said("openai", path) is None
-
-
-@pytest.mark.parametrize(
-    ("path", "status"), [("/v1/models/rerank", 405), ("/v1/models/m/rerank", 404), ("/v2/models/m/score", 404)]
-)
-def test_models_may_be_called_as_routes(path: str, status: int) -> None:
-    assert said("openai", path, status) is None
+    hint = hints("openai")(path, 404)
+    assert hint is not None and hint.status == 501 and hint.said.startswith("no explanations are given here")
 
 
 async def test_the_answers() -> None:
@@ -67,7 +49,7 @@ async def test_the_answers() -> None:
     async with bench() as made:
         for path in ("/v1/chat/completions", "/openai/chat/completions"):
             status, found = await post(made, path, {})
-            message = f"POST {path}: Not Found, expected /openai/v1/chat/completions: {BASE}"
+            message = f"POST {path}: {expected('chat/completions')}"
             about = {"type": "invalid_request_error", "param": None, "code": None}
             assert (status, found) == (404, {"error": {"message": message, **about}})
         status, found = await post(made, "/v1/models/gpt2:explain", {})

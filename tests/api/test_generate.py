@@ -33,30 +33,19 @@ async def stream(made: Bench, route: str = ROUTES[0], **body: Any) -> list[Any]:
         return events(content)
 
 
-async def test_a_prompt_and_its_text() -> None:
+async def test_what_triton_s_own_clients_send() -> None:
     async with bench() as made:
         assert await generate(made) == {**HEAD, "text_output": f"{PROMPT} paris."}
         assert made.requests("generate", 200) == 1
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"parameters": {"max_tokens": 3, "temperature": 0.5}},
-        {"max_tokens": 3, "temperature": 0.5},
-        {"max_tokens": 3, "parameters": {"temperature": 0.5}},
-    ],
-    ids=["inside", "beside", "both"],
-)
-async def test_parameters_wherever_they_stand(body: dict[str, Any]) -> None:
-    async with bench() as made:
-        await generate(made, **body)
-        [(_, sampling)] = made.generator.asked
-        assert (sampling.max_tokens, sampling.temperature, sampling.greedy) == (3, 0.5, False)
-
-
-async def test_what_triton_s_own_clients_send() -> None:
-    async with bench() as made:
+        for body in (
+            {"parameters": {"max_tokens": 3, "temperature": 0.5}},
+            {"max_tokens": 3, "temperature": 0.5},
+            {"max_tokens": 3, "parameters": {"temperature": 0.5}},
+        ):
+            await generate(made, **body)
+            sampling = made.generator.asked[-1][1]
+            assert (sampling.max_tokens, sampling.temperature, sampling.greedy) == (3, 0.5, False)
+        made.generator.asked.clear()
         # vLLM's and TensorRT-LLM's documents.
         await generate(made, parameters={"stream": False, "temperature": 0})
         found = await generate(made, max_tokens=20, bad_words="", stop_words="", exclude_input_in_output=True)
@@ -84,25 +73,6 @@ async def test_the_names_of_tensorrt_llm(inside: bool) -> None:
         assert (await sampling(end_id=5, random_seed=8, seed=8, temperature=0.5)).seed == 8
 
 
-async def test_wrong_values_are_named_as_they_were_sent() -> None:
-    async with bench() as made:
-        for given, says in (
-            ({"end_id": "</s>"}, "end_id: expected a token id, or -1 for none, got a string"),
-            ({"end_id": -2}, "end_id: expected a token id, or -1 for none, got -2"),
-            ({"end_id": True}, "end_id: expected a token id, or -1 for none, got a boolean"),
-            ({"pad_id": 1.5}, "pad_id: expected a token id, or -1 for none, got a number"),
-            ({"end_id": 10**6}, "end_id: token 0 is 1000000, expected 0 to"),
-            ({"parameters": {"end_id": 10**6}}, "parameters.end_id: token 0 is 1000000, expected 0 to"),
-            ({"sampling_parameters": json.dumps({"random_seed": "x"})}, "sampling_parameters.random_seed: expected a"),
-            ({"random_seed": -1.5}, "random_seed: expected a whole number, got"),
-            ({"random_seed": 1, "seed": 2}, "random_seed: given twice, with another value as seed"),
-            ({"end_id": 3, "stop_token_ids": 4}, "stop_token_ids: expected a list of token ids"),
-            ({"end_id": -1, "ignore_eos": False}, "end_id: given twice, with another value as ignore_eos"),
-        ):
-            assert (await generate(made, status=400, **given)).startswith(says)
-        assert not made.generator.asked
-
-
 async def test_sampling_parameters_as_the_vllm_backend_has_them() -> None:
     async with bench() as made:
         fields = {"max_tokens": "3", "temperature": 0.5, "top_k": None, "best_of": 1, "skip_special_tokens": True}
@@ -111,9 +81,6 @@ async def test_sampling_parameters_as_the_vllm_backend_has_them() -> None:
         assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 0)
         await generate(made, parameters={"sampling_parameters": json.dumps({**fields, "top_k": "7"})}, best_of=1, n="1")
         assert made.generator.asked[1][1].top_k == 7
-        wrong = json.dumps({"max_tokens": "many"})
-        message = await generate(made, status=400, sampling_parameters=wrong)
-        assert message == "sampling_parameters.max_tokens: expected a whole number, got a string"
 
 
 async def test_what_is_told_beside_the_text() -> None:
@@ -155,64 +122,62 @@ async def test_a_stream_gives_the_new_text_in_pieces_the_prompt_too_or_one_event
         found = await stream(made, exclude_input_in_output=False)
         assert "".join(one["text_output"] for one in found) == f"{PROMPT} paris."
         assert await stream(made, stream=False) == [{**HEAD, "text_output": " paris."}]
-
-
-async def test_a_stream_without_any_text_is_one_event() -> None:
-    async with bench() as made:
+        for stop, whole in (("ris", None), (" par", False)):
+            found = await stream(made, stop=stop, exclude_input_in_output=whole)
+            assert found and all(one["text_output"] for one in found), "no event is empty beside others"
         empty = {**HEAD, "text_output": ""}
-        assert await stream(made, stop=" par") == [empty]
-        assert await stream(made, stop=" par", stream=False) == [empty]
+        assert await stream(made, stop=" par") == await stream(made, stop=" par", stream=False) == [empty]
         found = await stream(made, stop=" par", n=2, temperature=0.5)
         assert sorted(found, key=lambda one: one["choice"]) == [{**empty, "choice": 0}, {**empty, "choice": 1}]
-
-
-@pytest.mark.parametrize("extra", [{}, {"stop": "ris"}, {"exclude_input_in_output": False, "stop": " par"}], ids=str)
-async def test_no_event_of_a_text_is_empty_beside_others(extra: dict[str, Any]) -> None:
-    async with bench() as made:
-        found = await stream(made, **extra)
-        assert found and all(one["text_output"] for one in found)
-
-
-async def test_an_error_in_the_middle() -> None:
     async with bench(fails=PredictorError("it broke"), after=1) as made:
-        *_, last = await stream(made)
-        assert last == {"error": "it broke"}
+        assert (await stream(made))[-1] == {"error": "it broke"}
         assert await generate(made, status=502) == "it broke"
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"text_input": None}, "text_input: expected a string, got nothing"),
-        ({"parameters": 3}, "parameters: expected an object, got a number"),
-        ({"stream": True}, "stream: one answer is given here, expected false"),
-        ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
-        ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: given twice, with another value beside it"),
-        ({"bad_words": ["x"]}, "bad_words: they can't be kept out of a text here"),
-        ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
-        ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
-        ({"text_input": ""}, "text_input: the prompt has no tokens"),
-        ({"return_finish_reason": 1}, "return_finish_reason: expected true or false"),
-        ({"sampling_parameters": {"top_k": 1}}, "sampling_parameters: expected JSON text, got an object"),
-        ({"sampling_parameters": "{"}, "sampling_parameters: not JSON"),
-        ({"sampling_parameters": "[]"}, "sampling_parameters: expected a JSON object, got a list"),
-        (
-            {"sampling_parameters": '{"best_of": 2}'},
-            "sampling_parameters.best_of: it can't be asked for here, expected 1",
-        ),
-        (
-            {"parameters": {"sampling_parameters": '{"skip_special_tokens": false}'}},
-            "parameters.sampling_parameters.skip_special_tokens: it can't be asked for here, expected true",
-        ),
-        ({"sampling_parameters": "{}", "parameters": {"sampling_parameters": ""}}, "sampling_parameters: given twice"),
-        ({"sampling_parameters": '{"top_k": 3}', "top_k": 4}, "sampling_parameters.top_k: given twice, with another"),
-        ({"id": 7}, "id: expected a string, got a number"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-async def test_what_is_wrong_is_named(body: dict[str, Any], says: str) -> None:
+SIZE = "a token id, or -1 for none"
+OF_VLLM = "sampling_parameters"
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"text_input": None}, "text_input: expected a string, got nothing"),
+    ({"parameters": 3}, "parameters: expected an object, got a number"),
+    ({"stream": True}, "stream: one answer is given here, expected false"),
+    ({"top_q": 1}, "top_q: unknown, expected one of output_format"),
+    ({"top_k": 3, "parameters": {"top_k": 4}}, "parameters.top_k: given twice, with another value beside it"),
+    ({"bad_words": ["x"]}, "bad_words: they can't be kept out of a text here"),
+    ({"exclude_input_in_output": 1}, "exclude_input_in_output: expected true or false"),
+    ({"exclude_input_in_output": True, "return_full_text": True}, "exclude_input_in_output: return_full_text says"),
+    ({"text_input": ""}, "text_input: the prompt has no tokens"),
+    ({"return_finish_reason": 1}, "return_finish_reason: expected true or false"),
+    ({OF_VLLM: {"top_k": 1}}, f"{OF_VLLM}: expected JSON text, got an object"),
+    ({OF_VLLM: "{"}, f"{OF_VLLM}: not JSON"),
+    ({OF_VLLM: "[]"}, f"{OF_VLLM}: expected a JSON object, got a list"),
+    ({OF_VLLM: '{"best_of": 2}'}, f"{OF_VLLM}.best_of: it can't be asked for here, expected 1"),
+    ({"parameters": {OF_VLLM: '{"skip_special_tokens": 0}'}}, f"parameters.{OF_VLLM}.skip_special_tokens: it can't be"),
+    ({OF_VLLM: "{}", "parameters": {OF_VLLM: ""}}, f"{OF_VLLM}: given twice"),
+    ({OF_VLLM: '{"top_k": 3}', "top_k": 4}, f"{OF_VLLM}.top_k: given twice, with another"),
+    ({OF_VLLM: '{"max_tokens": "many"}'}, f"{OF_VLLM}.max_tokens: expected a whole number, got a string"),
+    ({OF_VLLM: '{"random_seed": "x"}'}, f"{OF_VLLM}.random_seed: expected a"),
+    ({"id": 7}, "id: expected a string, got a number"),
+    ({"end_id": "</s>"}, f"end_id: expected {SIZE}, got a string"),
+    ({"end_id": -2}, f"end_id: expected {SIZE}, got -2"),
+    ({"end_id": True}, f"end_id: expected {SIZE}, got a boolean"),
+    ({"pad_id": 1.5}, f"pad_id: expected {SIZE}, got a number"),
+    ({"end_id": 10**6}, "end_id: token 0 is 1000000, expected 0 to"),
+    ({"parameters": {"end_id": 10**6}}, "parameters.end_id: token 0 is 1000000, expected 0 to"),
+    ({"random_seed": -1.5}, "random_seed: expected a whole number, got"),
+    ({"random_seed": 1, "seed": 2}, "random_seed: given twice, with another value as seed"),
+    ({"end_id": 3, "stop_token_ids": 4}, "stop_token_ids: expected a list of token ids"),
+    ({"end_id": -1, "ignore_eos": False}, "end_id: given twice, with another value as ignore_eos"),
+]
+
+
+async def test_what_is_wrong_is_named_as_it_was_sent() -> None:
     async with bench() as made:
-        assert (await generate(made, status=400, **body)).startswith(says)
+        for body, says in WRONG:
+            message = await generate(made, status=400, **body)
+            assert message.startswith(says), (body, message)
+        assert not made.generator.asked
+        message = await generate(made, status=413, stop_words=[1] * 17)
+        assert message == "stop_words: 17 strings, at most 16 are taken", "whatever is in them"
 
 
 async def test_models_and_versions() -> None:

@@ -14,7 +14,7 @@ from hf_transformer.api.base import Call, Model, Models, Service, error_json, re
 from hf_transformer.api.openai import embeddings
 from hf_transformer.api.openai.fields import as_sent, read_request, render_error
 from hf_transformer.api.openai.routes import errors_by_path
-from hf_transformer.errors import InvalidInput, RequestError, TooManyRequests, UnknownModel
+from hf_transformer.errors import InvalidInput, RequestError, UnknownModel
 from hf_transformer.protocol.json_text import JsonLimits
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context
@@ -44,20 +44,36 @@ def read(body: Any, task: str = "text_embedding", **headers: bytes) -> Parameter
     return given
 
 
-def wrong(kind: type[RequestError], says: str, function: Any, *arguments: Any) -> None:
-    with pytest.raises(kind) as raised, renamed(as_sent):
-        function(*arguments)
-    assert says in str(raised.value)
-
-
-def test_fields_that_are_null_were_not_sent() -> None:
+def test_what_asks_for_nothing() -> None:
     given = read({"model": "mini", "user": None, "input": "a", "n": None})
     assert given.get("input") == "a" and "user" not in given
-
-
-def test_the_charset_counts() -> None:
     body = '{"model": "mini", "input": "é"}'.encode("utf-16")
     assert read(body, content_type=b"application/json; charset=utf-16").get("input") == "é"
+    assert set(LABELS) < set(embeddings.FIELDS)
+    query, _ = embeddings.read_query(read({"model": "mini", "input": "a", **LABELS, **JINAS}), 9)
+    assert query == embeddings.read_query(read({"model": "mini", "input": "a", "service_tier": "default"}), 9)[0]
+
+
+NOT_DONE = [
+    ("store", 0, "nothing is stored here, expected true or false, got a number"),
+    ("priority", 1, "requests have none here, expected 0, got a number"),
+    ("priority", False, "requests have none here, expected 0, got false"),
+    ("truncate_prompt_tokens", 8, "texts are cut at the model's length, expected -1, got a number"),
+    ("embedding_type", "binary", "vectors are not quantized, expected float, got 'binary'"),
+    ("input_type", 1, "expected a string, got a number"),
+    ("add_special_tokens", False, "they are added (--disable_special_tokens), expected true, got false"),
+    ("service_tier", "flex", "there is one here, expected auto or default, got 'flex'"),
+    ("service_tier", 1, "there is one here, expected auto or default, got a number"),
+    ("user", 7, "expected a string, got a number"),
+    ("safety_identifier", 7, "expected a string, got a number"),
+    ("prompt_cache_key", ["k"], "expected a string, got a list"),
+    ("prompt_cache_retention", 24, "expected a string, got a number"),
+    ("metadata", "x", "expected an object of strings, got a string"),
+    ("metadata", {"a": 1}, "the key 'a' has a number, expected a string"),
+    ("metadata", {"a" * 65: "x"}, "a key has 65 characters, at most 64 are taken"),
+    ("metadata", {"a": "x" * 513}, "the key 'a' has 513 characters, at most 512 are taken"),
+    ("metadata", {str(number): "x" for number in range(17)}, "17 keys, at most 16 are taken"),
+]
 
 
 @pytest.mark.parametrize(
@@ -70,56 +86,19 @@ def test_the_charset_counts() -> None:
         ({}, InvalidInput, "model: missing, expected the name of the model that is served: mini"),
         ({"model": 3}, InvalidInput, "model: expected a string, got a number"),
         ({"model": "gpt"}, UnknownModel, "model: 'gpt' is not served here; served: mini"),
-    ],
-    ids=["JSON", "list", "unknown", "unknown ones", "no model", "model's type", "another model"],
-)
-def test_wrong_bodies(body: Any, kind: type[RequestError], says: str) -> None:
-    wrong(kind, says, read, body)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("store", 0, "nothing is stored here, expected true or false, got a number"),
-        ("priority", 1, "requests have none here, expected 0, got a number"),
-        ("priority", False, "requests have none here, expected 0, got false"),
-        ("truncate_prompt_tokens", 8, "texts are cut at the model's length, expected -1, got a number"),
-        ("embedding_type", "binary", "vectors are not quantized, expected float, got 'binary'"),
-        ("input_type", 1, "expected a string, got a number"),
-        ("add_special_tokens", False, "they are added (--disable_special_tokens), expected true, got false"),
-        ("service_tier", "flex", "there is one here, expected auto or default, got 'flex'"),
-        ("service_tier", 1, "there is one here, expected auto or default, got a number"),
-        ("user", 7, "expected a string, got a number"),
-        ("safety_identifier", 7, "expected a string, got a number"),
-        ("prompt_cache_key", ["k"], "expected a string, got a list"),
-        ("prompt_cache_retention", 24, "expected a string, got a number"),
-        ("metadata", "x", "expected an object of strings, got a string"),
-        ("metadata", {"a": 1}, "the key 'a' has a number, expected a string"),
-        ("metadata", {"a" * 65: "x"}, "a key has 65 characters, at most 64 are taken"),
-        ("metadata", {"a": "x" * 513}, "the key 'a' has 513 characters, at most 512 are taken"),
-        ("metadata", {str(number): "x" for number in range(17)}, "17 keys, at most 16 are taken"),
+        *[({"model": "mini", name: value}, InvalidInput, f"{name}: {says}") for name, value, says in NOT_DONE],
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_what_asks_for_something_that_is_not_done(name: str, value: Any, says: str) -> None:
-    wrong(InvalidInput, f"{name}: {says}", read, {"model": "mini", name: value})
-
-
-def test_what_asks_for_nothing() -> None:
-    assert set(LABELS) < set(embeddings.FIELDS)
-    query, _ = embeddings.read_query(read({"model": "mini", "input": "a", **LABELS, **JINAS}), 9)
-    assert query == embeddings.read_query(read({"model": "mini", "input": "a", "service_tier": "default"}), 9)[0]
+def test_wrong_requests(body: Any, kind: type[RequestError], says: str) -> None:
+    with pytest.raises(kind) as raised:
+        read(body)
+    assert says in str(raised.value)
 
 
 def test_base64_is_float32_in_little_endian() -> None:
     found = base64.b64decode(embeddings.to_base64(np.array([1, 9, -2, 9], ">f8")[::2]))
     assert found.hex() == "0000803f" + "000000c0"
-
-
-def test_errors_keep_their_kind_and_cause() -> None:
-    with pytest.raises(TooManyRequests, match=r"^n: 3 is too small$") as raised, renamed(as_sent):
-        raise TooManyRequests("parameters.n: 3 is too small")
-    assert isinstance(raised.value.__cause__, TooManyRequests)
 
 
 @pytest.mark.parametrize(

@@ -65,14 +65,6 @@ async def test_a_stream_is_the_same_in_pieces() -> None:
         assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
-async def test_the_usage_is_the_last_chunk_where_it_is_asked_for() -> None:
-    async with bench() as made:
-        whole = await complete(made)
-        *chunks, last, _ = await complete(made, stream=True, stream_options={"include_usage": True})
-        assert last["choices"] == [] and last["usage"] == whole["usage"]
-        assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
-
-
 def text_of(found: Any, index: int = 0) -> str:
     """The text of one choice, whole or in chunks."""
     chunks = found[:-1] if isinstance(found, list) else [found]
@@ -122,34 +114,10 @@ async def test_the_defaults_are_openai_s_and_not_the_service_s(most: int | None,
         for name in ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs"):
             assert getattr(sampling, name) == getattr(neutral, name), name
         assert sampling.max_tokens == tokens
-
-
-async def test_temperature_zero_is_greedy() -> None:
     async with bench(honours=["greedy"]) as made:
         await complete(made, temperature=0, top_p=0.5, seed=3)
         [(_, sampling)] = made.generator.asked
         assert sampling.greedy and (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, None)
-
-
-@either_way
-async def test_stop_strings_end_a_text(stream: bool) -> None:
-    async with bench(text=" paris. It is large.") as made:
-        found = await complete(made, stop=["zz", "It"], max_tokens=50, stream=stream)
-        assert text_of(found) == " paris. "
-        assert (found[-2] if stream else found)["choices"][0]["finish_reason"] == "stop"
-
-
-async def test_max_tokens_end_it_for_their_length() -> None:
-    async with bench() as made:
-        found = await complete(made, max_tokens=1)
-        assert found["choices"][0]["finish_reason"] == "length"
-        assert found["usage"]["completion_tokens"] == 1
-
-
-@either_way
-async def test_echo_puts_the_prompt_in_front(stream: bool) -> None:
-    async with bench() as made:
-        assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
 
 
 async def told_of(made: Bench, **fields: Any) -> tuple[str, dict[str, list[Any]]]:
@@ -187,18 +155,6 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
         assert told["text_offset"] == [0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("raw", "name"),
-    [(b" \xe2\x80", r"bytes: \xe2\x80"), (b"\n'\xe2", r"bytes:\n'\xe2"), ("\ufffd".encode(), "\ufffd")],
-)
-async def test_the_likeliest_that_are_no_characters_are_told_in_bytes(raw: bytes, name: str) -> None:
-    other = TokenText("\ufffd", b"\xf0", -0.1)
-    chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (other,))
-    found: Any = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
-    assert found["logprobs"]["tokens"] == [name]
-    assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
-
-
 async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     """OpenAI: "there may be up to logprobs+1 elements in the response"; of two that look alike the likelier counts."""
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
@@ -206,63 +162,72 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     impossible = TokenText("x", b"x", float("-inf"))
     found: Any = CompletionForm(3).choice(0, WholeText("z", [chosen, impossible], "stop"))
     assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
+    part = TokenText("\ufffd", b"\xf0", -0.1)
+    for raw, name in (
+        (b" \xe2\x80", r"bytes: \xe2\x80"),
+        (b"\n'\xe2", r"bytes:\n'\xe2"),
+        ("\ufffd".encode(), "\ufffd"),
+    ):
+        chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (part,))
+        found = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
+        assert found["logprobs"]["tokens"] == [name], "what is no character is told in bytes"
+        assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"best_of": 3}, "best_of: 3, expected as many as n, 1"),
-        ({"temperature": -1}, "temperature: -1 is out of range, expected 0 to 100"),
-        ({"temperature": 5e-324}, "temperature: 4.94066e-324 is out of range, expected 0, or 1e-06"),
-        ({"temperature": "hot"}, "temperature: expected a number, got a string"),
-        ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1"),
-        ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more"),
-        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3"),
-        ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many"),
-        ({"stop": [""]}, "stop: string 0 is empty"),
-        ({"stop": 3}, "stop: expected a string or a list of strings, got a number"),
-        ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number"),
-        ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767"),
-        ({"suffix": "x"}, "suffix: text in front of something else can't be generated"),
-        ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known"),
-        ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767"),
-        ({"logit_bias": {"5": 200}}, "logit_bias: token 5 has 200, expected -100 to 100"),
-        ({"stream_options": {}}, "stream_options: only a stream has them"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: unknown"),
-        ({"prompt": []}, "prompt: expected a string, a list of strings"),
-        ({"prompt": ["a", 1]}, "prompt[1]: expected a string or a list of token ids"),
-        ({"prompt": [1, 4000]}, "prompt: token 1 is 4000, expected 0 to 767"),
-        ({"prompt": ""}, "prompt: the prompt has no tokens"),
-        ({"num_beams": 4}, "num_beams: unknown, expected some of"),
-        ({"model": "bert"}, "model: 'bert' is not served here"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-async def test_what_is_wrong_is_named(fields: dict[str, Any], says: str) -> None:
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"best_of": 3}, "best_of: 3, expected as many as n, 1"),
+    ({"temperature": -1}, "temperature: -1 is out of range, expected 0 to 100"),
+    ({"temperature": 5e-324}, "temperature: 4.94066e-324 is out of range, expected 0, or 1e-06"),
+    ({"temperature": "hot"}, "temperature: expected a number, got a string"),
+    ({"top_p": 0}, "top_p: 0 is out of range, expected 1e-06 to 1"),
+    ({"max_tokens": 0}, "max_tokens: 0 is too small, expected 1 or more"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: 9, but max_tokens allows 3"),
+    ({"min_tokens": 99}, "min_tokens: 99, but there may be 16 where nothing says how many"),
+    ({"stop": [""]}, "stop: string 0 is empty"),
+    ({"stop": 3}, "stop: expected a string or a list of strings, got a number"),
+    ({"stop_token_ids": 5}, "stop_token_ids: expected a list of token ids, got a number"),
+    ({"stop_token_ids": [5, True]}, "stop_token_ids: token 1 is a boolean, expected 0 to 767"),
+    ({"suffix": "x"}, "suffix: text in front of something else can't be generated"),
+    ({"echo": True, "logprobs": 1}, "logprobs: those of the prompt are not known"),
+    ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is no token's id, expected 0 to 767"),
+    ({"logit_bias": {"5": 200}}, "logit_bias: token 5 has 200, expected -100 to 100"),
+    ({"stream_options": {}}, "stream_options: only a stream has them"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: unknown"),
+    ({"prompt": []}, "prompt: expected a string, a list of strings"),
+    ({"prompt": ["a", 1]}, "prompt[1]: expected a string or a list of token ids"),
+    ({"prompt": [1, 4000]}, "prompt: token 1 is 4000, expected 0 to 767"),
+    ({"prompt": ""}, "prompt: the prompt has no tokens"),
+    ({"num_beams": 4}, "num_beams: unknown, expected some of"),
+    ({"model": "bert"}, "model: 'bert' is not served here"),
+]
+TOO_MUCH: list[tuple[dict[str, Any], str]] = [
+    ({"n": 200}, "n: 200, at most 128"),
+    ({"n": 13}, "prompt: 1 with 13 texts each (n) are 13, at most 12"),
+    ({"logprobs": 21}, "logprobs: 21, at most 20"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids: 129 tokens, at most 128"),
+    ({"stop": "a" * 1001}, "stop: string 0 has 1001 characters, at most 1000"),
+    ({"prompt": "word " * 300}, "prompt: the prompt has "),
+    ({"prompt": [5] * 256}, "prompt: the prompt has 256 tokens, and the model takes 256, which leaves none for new"),
+    ({"max_tokens": 9}, "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"),
+    # Whatever is in these lists.
+    ({"stop": [1] * 17}, "stop: 17 strings, at most 16 are taken"),
+    ({"prompt": [[5] * 256 + ["a"]]}, "prompt[0]: the prompt has 257 tokens, and"),
+    ({"prompt": [None] * 101}, "prompt: 101 in a request, at most 100 are taken"),
+]
+
+
+async def test_what_is_wrong_or_too_much_is_named() -> None:
     async with bench() as made:
-        message, param = await refused(made, 404 if fields.get("model") else 400, **fields)
-        assert message.startswith(says) and param == says.partition(":")[0]
+        for fields, says in WRONG:
+            message, param = await refused(made, 404 if fields.get("model") else 400, **fields)
+            assert message.startswith(says) and param == says.partition(":")[0], (fields, message)
         assert made.generator.asked == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"n": 200}, "n: 200, at most 128"),
-        ({"n": 13}, "prompt: 1 with 13 texts each (n) are 13, at most 12"),
-        ({"logprobs": 21}, "logprobs: 21, at most 20"),
-        ({"stop": ["a"] * 17}, "stop: 17 strings, at most 16"),
-        ({"stop_token_ids": [1] * 129}, "stop_token_ids: 129 tokens, at most 128"),
-        ({"stop": "a" * 1001}, "stop: string 0 has 1001 characters, at most 1000"),
-        ({"prompt": "word " * 300}, "prompt: the prompt has "),
-        ({"max_tokens": 9}, "max_tokens: 9, at most 8 new tokens are given (--max_new_tokens)"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-async def test_what_is_too_much_is_named(fields: dict[str, Any], says: str) -> None:
     async with bench(settings=GenerationSettings(max_new_tokens=8)) as made:
-        message, _ = await refused(made, 413, **fields)
-        assert message.startswith(says)
+        for fields, says in TOO_MUCH:
+            message, _ = await refused(made, 413, **fields)
+            assert message.startswith(says), (fields, message)
+        for prompt in ([5] * 255, [[5] * 255]):
+            await complete(made, prompt=prompt)
 
 
 @either_way
@@ -276,26 +241,24 @@ async def test_what_the_model_can_not_honour_is_refused_by_its_name(stream: bool
         assert param == "top_k"
 
 
-async def test_errors_of_the_predictor_are_real_statuses_until_there_is_text() -> None:
+async def test_errors_are_real_statuses_until_there_is_text() -> None:
     async with bench(fails=PredictorUnavailable("it is down")) as made:
         for stream in (False, True):
-            message, param = await refused(made, 503, stream=stream)
-            assert (message, param) == ("it is down", None)
+            assert await refused(made, 503, stream=stream) == ("it is down", None)
         assert made.requests("openai", 503) == 2
-
-
-async def test_an_error_in_the_middle_stands_in_the_stream() -> None:
     async with bench(fails=PredictorError("it broke"), after=1) as made:
         *chunks, last = await complete(made, stream=True)
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) != ""
         assert last == {"error": {"message": "it broke", "type": "server_error", "param": None, "code": None}}
         assert made.requests("openai", 502) == 1
-        message, _ = await refused(made, 502)
-        assert message == "it broke"
+        assert await refused(made, 502) == ("it broke", None)
 
 
-async def test_an_encoder_decoder_has_no_prompt_in_front() -> None:
+async def test_echo() -> None:
+    async with bench() as made:
+        for stream in (False, True):
+            assert text_of(await complete(made, echo=True, stream=stream)) == f"{PROMPT} paris."
     async with bench(task=Text2TextGeneration) as made:
-        assert (await complete(made))["choices"][0]["text"] == " paris."
+        assert text_of(await complete(made)) == " paris."
         message, param = await refused(made, echo=True)
         assert message.startswith("echo: text2text_generation gives the new text alone") and param == "echo"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -62,9 +64,14 @@ async def document_of(app: AsgiApplication, **headers: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(params=MODELS)
-async def document(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return await document_of(build(request.param))
+@cache
+def described(task: str, *flags: str) -> tuple[AsgiApplication, dict[str, Any]]:
+    """A service and its document, made once."""
+    app = build(task, *flags)
+    return app, asyncio.run(document_of(app))
+
+
+every_task = pytest.mark.parametrize("task", MODELS)
 
 
 def every(value: Any, key: str) -> Iterator[Any]:
@@ -96,23 +103,18 @@ def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Va
     return Draft202012Validator({**schema, "components": document["components"]})
 
 
-def routes_of(app: AsgiApplication) -> list[tuple[str, str]]:
-    """Path and method of each route."""
+@pytest.mark.parametrize("prefix", ["openai", "", "a/b"], ids=["usual", "none", "long"])
+@pytest.mark.parametrize("task", ["fill_mask", "text_generation"])
+def test_every_route_is_described_and_nothing_else(task: str, prefix: str) -> None:
+    app, document = described(task, f"--openai_route_prefix={prefix}")
     assert isinstance(app.application, Gateway) and isinstance(app.inner, Starlette)
-    found = [(path, "post") for path in app.application.router.templates]
+    routes = [(path, "post") for path in app.application.router.templates]
     for route in app.inner.routes:
         assert isinstance(route, Route)
-        found += [(route.path, method.lower()) for method in route.methods or () if method != "HEAD"]
-    return [(path.replace("{model}", "m"), method) for path, method in found]
-
-
-@pytest.mark.parametrize("prefix", ["openai", "", "a/b"], ids=["usual", "none", "long"])
-@pytest.mark.parametrize("task", ["fill_mask", "text_embedding", "text_generation"])
-async def test_every_route_is_described_and_nothing_else(task: str, prefix: str) -> None:
-    app = build(task, f"--openai_route_prefix={prefix}")
-    routes = routes_of(app)
-    assert len(set(routes)) == len(routes)
-    assert {(path, method) for path, method, _ in operations(await document_of(app))} == set(routes)
+        routes += [(route.path, method.lower()) for method in route.methods or () if method != "HEAD"]
+    named = {(path.replace("{model}", "m"), method) for path, method in routes}
+    assert len(named) == len(routes)
+    assert {(path, method) for path, method, _ in operations(document)} == named
 
 
 def test_the_parser_in_python_reads_the_file_as_libyaml_does() -> None:
@@ -120,29 +122,18 @@ def test_the_parser_in_python_reads_the_file_as_libyaml_does() -> None:
     assert yaml.load(text, yaml.SafeLoader) == yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-async def test_without_a_prefix_two_routes_have_the_fields_of_both_apis() -> None:
-    schemas = [
-        (await document_of(build("fill_mask", f"--openai_route_prefix={prefix}")))["components"]["schemas"]
-        for prefix in ("openai", "")
-    ]
+def test_without_a_prefix_two_routes_have_the_fields_of_both_apis() -> None:
+    schemas = [described("fill_mask", f"--openai_route_prefix={one}")[1]["components"]["schemas"] for one in ("a", "")]
     usual, shared = [one["V1Model"]["properties"].keys() for one in schemas]
     assert usual == {"name", "ready", "error"}
     assert shared == {*usual, *schemas[0]["OpenAIModel"]["properties"]}
     assert schemas[1]["V1Models"]["properties"].keys() == {"models", "object", "data"}
 
 
-def test_every_reference_leads_somewhere_and_every_component_is_used(document: dict[str, Any]) -> None:
-    found = set(every(document, "$ref"))
-    for reference in found:
-        place = document
-        for part in reference.removeprefix("#/").split("/"):
-            place = place[part]
-    known = {f"#/components/{kind}/{name}" for kind, named in document["components"].items() for name in named}
-    assert found == known
-
-
-def test_the_document_keeps_the_rules_of_openapi(document: dict[str, Any]) -> None:
+@every_task
+def test_the_document_keeps_the_rules_of_openapi(task: str) -> None:
     """Those that no validator of tests/clients knows."""
+    _, document = described(task)
     assert document["info"]["title"] == "hf_transformer: m"
     assert document["info"]["version"] == __version__
     assert not [key for key in keys(document) if not KEY.fullmatch(key)]
@@ -152,14 +143,25 @@ def test_the_document_keeps_the_rules_of_openapi(document: dict[str, Any]) -> No
         assert ("requestBody" in operation) == (method == "post")
     for schema in [*every(document["paths"], "schema"), *document["components"]["schemas"].values()]:
         Draft202012Validator.check_schema(schema)
+    found = set(every(document, "$ref"))
+    known = {f"#/components/{kind}/{name}" for kind, named in document["components"].items() for name in named}
+    assert found == known, "every reference leads somewhere, and every component is used"
 
 
-def test_every_status_that_a_request_can_fail_with_is_described(document: dict[str, Any]) -> None:
+@every_task
+def test_every_status_is_described_and_examples_fit_their_schemas(task: str) -> None:
+    _, document = described(task)
     statuses = {str(kind.status) for kind in all_errors(RequestError)} - {str(RequestError.status)}
     for path, method, operation in operations(document):
+        bodies = operation["responses"]["200"]["content"].values()
         if method == "post":
             asks = re.search("tokenize|repository", path) is None
             assert operation["responses"].keys() == {"200", TOO_SLOW, *statuses} - (set() if asks else PREDICTOR_S)
+            bodies = [operation["requestBody"]["content"]["application/json"]]
+        for body in bodies:
+            assert body.get("examples") or method == "get", path
+            for example in body.get("examples", {}).values():
+                validator(document, body["schema"]).validate(example["value"])
 
 
 def all_errors(kind: type[RequestError]) -> Iterator[type[RequestError]]:
@@ -168,36 +170,28 @@ def all_errors(kind: type[RequestError]) -> Iterator[type[RequestError]]:
         yield from all_errors(inner)
 
 
-def test_examples_fit_their_schemas(document: dict[str, Any]) -> None:
-    for path, method, operation in operations(document):
-        answered = operation["responses"]["200"]["content"].values()
-        bodies = [operation["requestBody"]["content"]["application/json"]] if method == "post" else answered
-        for body in bodies:
-            assert body.get("examples") or method == "get", path
-            for example in body.get("examples", {}).values():
-                validator(document, body["schema"]).validate(example["value"])
-
-
-def test_every_task_is_served_by_a_model_here() -> None:
-    assert {task.name for task, _ in ALL_TASKS} == MODELS.keys()
-
-
-@pytest.mark.parametrize("task", MODELS)
-async def test_parameters_are_those_that_the_task_takes(task: str) -> None:
-    generates = task in ("text_generation", "text2text_generation")
-    module = generation_task if generates else importlib.import_module(f"hf_transformer.tasks.{task}")
-    known = set(module.PARAMETERS)
-    schemas = (await document_of(build(task)))["components"]["schemas"]
+@pytest.mark.parametrize(("kind", "suffix"), ALL_TASKS, ids=lambda value: getattr(value, "name", ""))
+def test_parameters_and_inputs_are_those_that_the_task_takes(kind: Any, suffix: str) -> None:
+    generates = kind.name in ("text_generation", "text2text_generation")
+    module = generation_task if generates else importlib.import_module(f"hf_transformer.tasks.{kind.name}")
+    schemas = described(kind.name)[1]["components"]["schemas"]
     [form] = schemas["Parameters"]["anyOf"]
-    assert set(form["properties"]) == known | CLIENTS_OWN
+    known = set(module.PARAMETERS) | CLIENTS_OWN
+    assert set(form["properties"]) == known
     form, *of_backends = schemas["V2Parameters"]["anyOf"]
-    assert set(form["properties"]) == known | CLIENTS_OWN | {"parameters"}
+    assert set(form["properties"]) == known | {"parameters"}
     assert bool(of_backends) == generates
+    names = {name for one in schemas["V2Input"]["anyOf"] for name in _constants(one["properties"]["name"])}
+    assert names == {name for field in kind.fields for name in (field.name, *field.other_names)}
+
+
+def _constants(schema: dict[str, Any]) -> list[str]:
+    return schema.get("enum") or [schema["const"]] if schema.keys() & {"enum", "const"} else []
 
 
 @pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
-async def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> None:
-    schemas = (await document_of(build(task)))["components"]["schemas"]
+def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> None:
+    schemas = described(task)[1]["components"]["schemas"]
     more = "text_input parameters id model_name model_version exclude_input_in_output bad_words sampling_parameters "
     generate = {*more.split(), "end_id", "pad_id", "random_seed", *FURTHER.values(), *generation_task.PARAMETERS}
     for name, fields in {
@@ -211,19 +205,6 @@ async def test_fields_of_the_other_apis_are_those_that_they_take(task: str) -> N
         assert set(schemas[name]["properties"]) == set(fields), name
 
 
-@pytest.mark.parametrize("task", MODELS)
-async def test_the_inputs_of_v2_are_those_that_the_task_takes(task: str) -> None:
-    app = build(task)
-    schemas = (await document_of(app))["components"]["schemas"]
-    names = {name for one in schemas["V2Input"]["anyOf"] for name in _constants(one["properties"]["name"])}
-    kind = next(kind for kind, _ in ALL_TASKS if kind.name == task)
-    assert names == {name for field in kind.fields for name in (field.name, *field.other_names)}
-
-
-def _constants(schema: dict[str, Any]) -> list[str]:
-    return schema.get("enum") or [schema["const"]] if schema.keys() & {"enum", "const"} else []
-
-
 async def test_examples_have_the_mask_token_of_the_model() -> None:
     folder = task_model_folder("ner_roberta")
     app = build_app(config(f"--model_dir={folder}", "--task=fill_mask", "--model_name=m"))
@@ -232,9 +213,8 @@ async def test_examples_have_the_mask_token_of_the_model() -> None:
     assert examples["fill_mask"]["value"] == {"instances": ["The capital of france is <mask>."]}
 
 
-async def test_values_of_parameters_are_described_too() -> None:
-    document = await document_of(build("sequence_classification"))
-    parameters = validator(document, {"$ref": "#/components/schemas/Parameters"})
+def test_values_of_parameters_are_described_too() -> None:
+    parameters = validator(described("sequence_classification")[1], {"$ref": "#/components/schemas/Parameters"})
     assert parameters.is_valid({"top_k": None, "output_format": "pipeline", "function_to_apply": "none"})
     for wrong in ({"top_k": 0}, {"function_to_apply": "relu"}, {"top_n": 1}, {"truncation": "yes"}):
         assert not parameters.is_valid(wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -26,6 +27,7 @@ GENERATION = ("text_generation", "text2text_generation")
 both = pytest.mark.parametrize("page", FLAGS, ids=lambda page: page.path)
 
 
+@cache
 def build(*flags: str) -> AsgiApplication:
     return build_app(config(f"--model_dir={DEMO_MODEL}", "--model_name=m", *flags))
 
@@ -33,13 +35,6 @@ def build(*flags: str) -> AsgiApplication:
 async def get(app: AsgiApplication, path: str, **headers: str) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-
-
-@both
-async def test_a_page_is_served_only_if_it_is_wanted(page: Page) -> None:
-    app = build(*(flag for other, flag in FLAGS.items() if other != page))
-    for path, _ in page.files:
-        assert (await get(app, path)).status_code == 404
 
 
 @pytest.mark.slow
@@ -53,8 +48,8 @@ def test_nothing_is_loaded_for_pages_that_are_off() -> None:
 
 
 @both
-async def test_a_page_loads_nothing_from_elsewhere(page: Page) -> None:
-    app = build(FLAGS[page])
+async def test_a_page_is_served_if_it_is_wanted_and_loads_nothing_from_elsewhere(page: Page) -> None:
+    app, without = build(FLAGS[page]), build(*(flag for other, flag in FLAGS.items() if other != page))
     shown = await get(app, page.path)
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
     addresses = [f"/{address}" for address in ADDRESS.findall(shown.text) if address != "data:,"]
@@ -62,6 +57,7 @@ async def test_a_page_loads_nothing_from_elsewhere(page: Page) -> None:
     known = dict(page.files)
     assert set(addresses) <= known.keys()
     for path, file in known.items():
+        assert (await get(without, path)).status_code == 404
         response = await get(app, path)
         assert response.status_code == 200, path
         ending = Path(file.name.removesuffix(".gz")).suffix
@@ -71,22 +67,14 @@ async def test_a_page_loads_nothing_from_elsewhere(page: Page) -> None:
             assert not re.findall(r"(?<!xmlns=\")https?://(?!www\.w3\.org/2000/svg)", response.text), path
 
 
-def test_no_script_or_style_stands_in_the_playground() -> None:
+def test_the_playground_has_a_widget_for_every_task_and_no_script_or_style_in_its_page() -> None:
     assert "unsafe" not in PLAYGROUND.policy and "data:" not in PLAYGROUND.policy
     page = (PLAYGROUND.folder / "index.html").read_text()
     assert not re.findall(r"<style|<script[^>]*>[^<]|\sstyle=|\son\w+=", page)
-
-
-def test_the_playground_has_a_widget_for_every_task() -> None:
     files = {path.name for path in PLAYGROUND.folder.glob("*.js")}
     assert {f"{'generation' if task.name in GENERATION else task.name}.js" for task, _ in ALL_TASKS} <= files
     for path in PLAYGROUND.folder.glob("*.js"):
         assert set(re.findall(r'from "\./(.*)"', path.read_text())) <= files
-
-
-async def test_pages_are_not_part_of_what_the_document_describes() -> None:
-    document = (await get(build(*FLAGS.values()), "/openapi.json")).json()
-    assert not [path for path in document["paths"] if path.startswith((DOCS.path, PLAYGROUND.path))]
 
 
 @pytest.mark.parametrize(
@@ -110,17 +98,13 @@ async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
     assert other.status_code == 200
 
 
-@pytest.mark.parametrize("accept", ["*/*", "application/json", ""])
-async def test_the_root_tells_everybody_else_that_it_is_alive(accept: str) -> None:
-    response = await get(build(FLAGS[PLAYGROUND]), "/", accept=accept)
-    assert response.json() == {"status": "alive"}
-    assert response.headers["vary"] == "Accept"
-
-
 async def test_the_root_leads_browsers_to_the_playground_if_there_is_one() -> None:
-    led = await get(build(FLAGS[PLAYGROUND]), "/", accept=BROWSER)
+    app = build(*FLAGS.values())
+    led = await get(app, "/", accept=BROWSER)
     assert (led.status_code, led.headers["location"], led.headers["vary"]) == (307, "playground", "Accept")
-    assert (await get(build(), "/", accept=BROWSER)).json() == {"status": "alive"}
+    for answer in (await get(build(), "/", accept=BROWSER), *[await get(app, "/", accept=one) for one in ("*/*", "")]):
+        assert answer.json() == {"status": "alive"}
+    assert (await get(app, "/", accept="*/*")).headers["vary"] == "Accept"
 
 
 async def test_the_playground_needs_no_key_and_the_model_does(tmp_path: Path) -> None:

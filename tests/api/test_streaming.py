@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hf_transformer.api.gateway import GatewaySettings
 from hf_transformer.generation.stream import QUEUED_PIECES
-from tests.api.generating import PROMPT, Bench, Exchange, application, bench, events, post
+from hf_transformer.types import TensorSpec
+from tests.api.generating import PROMPT, Bench, Exchange, bench, events, post
 from tests.predictor.scripted import until
 
 PATH = "/openai/v1/completions"
@@ -40,27 +40,6 @@ async def test_a_client_that_does_not_read_slows_the_model_down(texts: int, ahea
         assert made.generator.given > QUEUED_PIECES + 3
 
 
-async def test_a_client_that_does_not_read_may_leave() -> None:
-    async with bench(text=LONG) as made:
-        async with Exchange(made.app, PATH, body(), reads=False) as exchange:
-            await until(lambda: exchange.offered == 1)
-            exchange.leave()
-            await exchange.task
-        assert made.requests("openai", 499) == 1
-
-
-async def test_the_end_of_the_service_while_the_client_does_not_read_the_head() -> None:
-    async with bench() as made:
-        async with Exchange(made.app, PATH, body(), reads=False) as exchange:
-            await until(lambda: exchange.offered == 1)
-            made.service.streams.end_within(0.0)
-            await asyncio.sleep(0.01)
-            exchange.taken.set()
-            await exchange.head()
-            assert b"the service is shutting down" in await exchange.rest()
-        assert made.requests("openai", 503) == 1
-
-
 async def test_a_stream_without_a_piece_ends_with_a_real_status() -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
@@ -84,17 +63,6 @@ async def test_a_stream_is_observed_once_it_is_over() -> None:
         assert made.metric(count) == 1
 
 
-async def test_the_access_log_has_all_bytes_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("tests.access")
-    caplog.set_level(logging.INFO, logger.name)
-    async with bench() as made:
-        app = application(made.service, GatewaySettings(access_log="%(s)s %(B)s", logger=logger))
-        async with Exchange(app, PATH, body()) as exchange:
-            await exchange.head()
-            content = await exchange.rest()
-    assert [record.getMessage() for record in caplog.records] == [f"200 {len(content)}"]
-
-
 async def test_a_fault_of_the_service_is_logged_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,12 +84,33 @@ async def test_a_fault_of_the_service_is_logged_and_told(
         assert "request 17 failed by a fault of the service" in caplog.text
 
 
+@pytest.mark.parametrize(("end", "status"), [("left", 499), ("over", 503)])
+async def test_the_end_of_a_stream_whose_client_does_not_read_the_head(end: str, status: int) -> None:
+    async with bench(text=LONG) as made:
+        async with Exchange(made.app, PATH, body(), reads=False) as exchange:
+            await until(lambda: exchange.offered == 1)
+            if end == "left":
+                exchange.leave()
+                await exchange.task
+            else:
+                made.service.streams.end_within(0.0)
+                await asyncio.sleep(0.01)
+                exchange.taken.set()
+                await exchange.head()
+                assert b"the service is shutting down" in await exchange.rest()
+        assert made.requests("openai", status) == 1
+
+
 async def test_a_stream_goes_on_while_another_model_takes_the_place_of_its_own() -> None:
     gate = asyncio.Semaphore(0)
     async with bench(gate=gate) as made, Exchange(made.app, PATH, body()) as exchange:
         gate.release()
         await exchange.head()
-        await rebind(made)
+        made.predictor.spec = replace(made.predictor.spec, outputs=(TensorSpec("other", "INT32", (1,)),))
+        async with asyncio.timeout(20):
+            while len(made.generators) < 2:
+                assert await made.model.look() == ""
+                await asyncio.sleep(0.001)
         old, new = made.generators
         for _ in range(20):
             gate.release()
@@ -129,14 +118,72 @@ async def test_a_stream_goes_on_while_another_model_takes_the_place_of_its_own()
         assert old.given > 1 and not new.asked
 
 
-async def rebind(made: Bench) -> None:
-    """The predictor has another model from now on, and the service sees it."""
-    from dataclasses import replace
+# A stream may end at whatever moment: it is counted once, nothing goes on for it, and what was sent of it is whole.
 
-    from hf_transformer.types import TensorSpec
+TURNS = 40
+"""Turns of the event loop, in more than which each of these streams is over."""
+REQUESTS: dict[str, tuple[str, Any]] = {
+    "one text": (PATH, body(stream_options={"include_usage": True})),
+    "two texts": (PATH, body(n=2)),
+    "V1, several instances": ("/v1/models/gpt2:predict", {"instances": [PROMPT] * 2, "parameters": {"stream": True}}),
+    "one event": ("/v2/models/gpt2/generate_stream", {"text_input": PROMPT, "stream": False}),
+}
 
-    made.predictor.spec = replace(made.predictor.spec, outputs=(TensorSpec("other", "INT32", (1,)),))
-    async with asyncio.timeout(20):
-        while len(made.generators) < 2:
-            assert await made.model.look() == ""
-            await asyncio.sleep(0.001)
+
+def counted(made: Bench) -> dict[str, float]:
+    """The requests that were counted, by their status."""
+    found: dict[str, float] = {}
+    for line in made.metrics.render().decode().splitlines():
+        if line.startswith("hf_transformer_requests_total{") and (number := float(line.split()[-1])):
+            status = line.partition('status="')[2].partition('"')[0]
+            found[status] = found.get(status, 0) + number
+    return found
+
+
+async def ended(made: Bench, name: str, end: str, turns: int) -> bytes | None:
+    """Ends a stream after so many turns. Gives what was sent of its body, None where not even a head was."""
+    path, fields = REQUESTS[name]
+    async with Exchange(made.app, path, fields) as exchange:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if end == "left":
+            exchange.leave()
+        else:
+            made.service.streams.end_within(0.0)
+        await asyncio.wait([exchange.task])
+        exchange.task.result()
+        if not exchange.offered:
+            return None
+        await exchange.head()
+        return await exchange.rest() if end == "over" else b""
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_its_client_may_leave_at_any_moment(name: str) -> None:
+    async with bench(text=" paris is.") as made:
+        for turns in range(TURNS):
+            await ended(made, name, "left", turns)
+            assert made.in_flight == 0 and made.service.admission.bytes == 0
+            assert all(one.running == 0 for one in made.generators)
+            assert made.metric("hf_transformer_generations_in_flight") == 0
+            assert sum(counted(made).values()) == turns + 1
+        await asyncio.sleep(0)
+        assert counted(made).keys() == {"200", "499"}
+        assert made.metric('request_predict_seconds_count{model_name="gpt2"}') >= counted(made)["200"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_the_service_may_end_at_any_moment(name: str) -> None:
+    seen: set[str] = set()
+    for turns in range(TURNS):
+        async with bench(text=" paris is.") as made:
+            content = await ended(made, name, "over", turns)
+            assert made.service.admission.bytes == 0
+            assert made.metric("hf_transformer_generations_in_flight") == 0
+            [(status, number)] = counted(made).items()
+            assert number == 1 and content is not None
+            assert (b"shutting down" in content) == (status == "503")
+            assert content.endswith(b"\n") or not content.startswith(b"data")
+            seen.add(status)
+    assert seen == {"200", "503"}

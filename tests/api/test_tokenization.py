@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from hf_transformer.api import tokenize
 from hf_transformer.api.tokenize import SentText, check_ids, read_lists, read_tokenize, render
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import SentenceTransformers, TaskSettings
 from hf_transformer.tasks.fill_mask import FillMask
 from hf_transformer.tasks.text_embedding import TextEmbedding
 from hf_transformer.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from hf_transformer.types import Cut, Encoding, Query, TokenIds, Tokenization
+from hf_transformer.types import Query, TokenIds, Tokenization
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "model_repository" / "bert"
 WHOLE = Tokenization(detail=True, whole=True)
@@ -39,15 +38,6 @@ def read(
 def rendered(tokenizer: Tokenizer, texts: Sequence[SentText]) -> Any:
     encodings = [one for [one] in tokenizer.encode_windows([text.sent for text in texts], WHOLE)]
     return json.loads(render(texts, encodings, tokenizer.max_length))["predictions"]
-
-
-def test_requests(tokenizer: Tokenizer) -> None:
-    pairs = {"text": "c", "text_pair": "d"}, {"text": "e", "text_pair": None}
-    texts, how = read(tokenizer, "a", {"text": "b"}, *pairs)
-    assert [text.sent for text in texts] == ["a", "b", ("c", "d"), "e"]
-    assert how == Tokenization(detail=True, whole=True, token_values=tokenize.TOKEN_VALUES)
-    _, how = read(tokenizer, "a", add_special_tokens=False, return_tokens=False)
-    assert how == Tokenization(whole=True, special_tokens=False)
 
 
 @pytest.mark.parametrize(
@@ -88,28 +78,6 @@ def test_a_number_that_is_no_tokens_id(tokenizer: Tokenizer, monkeypatch: pytest
         check_ids([TokenIds((2, 4, 3))], "instances", tokenizer)
 
 
-@pytest.mark.parametrize("detail", [True, False], ids=["tokens", "counts alone"])
-def test_the_form_of_a_prediction(detail: bool) -> None:
-    encoding = Encoding([2, 9, 3, 7, 3], [0, 0, 0, 1, 1], cut=Cut(1, (None, (0, 4))))
-    expected: dict[str, Any] = {
-        "count": 5,
-        "max_length": 4,
-        "kept": 4,
-        "truncated": 1,
-        "truncated_text": [None, [0, 4]],
-    }
-    if detail:
-        encoding.offsets = [(0, 0), (0, 1), (0, 0), (0, 4), (0, 0)]
-        encoding.special_mask = [1, 0, 1, 0, 1]
-        encoding.sequence_ids = [None, 0, None, 1, None]
-        encoding.tokens = ["[CLS]", "a", "[SEP]", "long", "[SEP]"]
-        expected |= {"ids": encoding.ids, "tokens": encoding.tokens, "type_ids": encoding.type_ids}
-        expected |= {"offsets": [[0, 0], [0, 1], [0, 0], [0, 4], [0, 0]], "special_tokens_mask": [1, 0, 1, 0, 1]}
-        expected["sequence_ids"] = encoding.sequence_ids
-    pair = ("a", "long")
-    assert json.loads(render([SentText(pair, pair)], [encoding], 4)) == {"predictions": [expected]}
-
-
 @pytest.mark.parametrize("lower_case", [False, True])
 @pytest.mark.parametrize("text", ["Paris is the capital", TURKISH, ""])
 @pytest.mark.parametrize("prompt", ["Query: ", "\u0130\u0130 ", ""])
@@ -133,10 +101,3 @@ def test_what_is_cut_off_behind_a_prompt(tokenizer: Tokenizer, text: str, name: 
     front = len(tokenizer.encode([PROMPTS[name].lower()])[0]) - 2
     [found] = rendered(tokenizer.with_max_length(2 + front + 2), texts)
     assert (found["kept"], found["truncated_text"]) == (4 + front, [[4, len(text)]])
-
-
-def test_prompts_are_checked_by_the_task(tokenizer: Tokenizer) -> None:
-    files = SentenceTransformers(prompts=PROMPTS)
-    assert read(tokenizer, "a", files=files, prompt="b ")[0][0].sent == "b a"
-    with pytest.raises(InvalidInput, match="prompt_name: 'other' is unknown, expected one of query, none"):
-        read(tokenizer, "a", files=files, prompt_name="other")

@@ -27,13 +27,8 @@ async def test_the_form_of_the_runtime_guide() -> None:
         [(prompt, sampling)] = made.generator.asked
         assert (sampling.greedy, sampling.temperature, sampling.top_k) == (False, 0.7, 50)
         assert sampling.max_tokens == 50 - len(prompt.ids)
-
-
-async def test_several_texts_of_each_instance() -> None:
-    async with bench() as made:
         found = await predict(made, "A", {"text": "B"}, num_return_sequences=2, do_sample=True)
-        one = [{"generated_text": "A paris."}] * 2, [{"generated_text": "B paris."}] * 2
-        assert found["predictions"] == list(one)
+        assert found["predictions"] == [[{"generated_text": f"{one} paris."}] * 2 for one in "AB"]
 
 
 async def test_the_service_s_defaults() -> None:
@@ -47,21 +42,22 @@ async def test_the_service_s_defaults() -> None:
         assert second.greedy and (second.temperature, second.top_k, second.top_p) == (1.0, 0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "greedy"),
-    [
-        ({}, True),
-        ({"temperature": 0.7}, False),
-        ({"seed": 3}, True),
-        ({"temperature": 0, "do_sample": True}, True),
-        ({"temperature": 0.7, "do_sample": False}, True),
-    ],
-    ids=str,
-)
-async def test_who_says_how_to_draw_wants_it_drawn(parameters: dict[str, Any], greedy: bool) -> None:
+async def test_who_says_how_to_draw_wants_it_drawn_and_new_tokens_alone_may_be_limited() -> None:
     async with bench() as made:
-        await predict(made, **parameters)
-        assert made.generator.asked[0][1].greedy is greedy
+        for parameters, greedy in (
+            ({}, True),
+            ({"temperature": 0.7}, False),
+            ({"seed": 3}, True),
+            ({"temperature": 0, "do_sample": True}, True),
+            ({"temperature": 0.7, "do_sample": False}, True),
+        ):
+            await predict(made, **parameters)
+            assert made.generator.asked[-1][1].greedy is greedy
+        for name in ("max_new_tokens", "max_tokens"):
+            await predict(made, **{name: 2})
+            assert made.generator.asked[-1][1].max_tokens == 2
+            message = await predict(made, status=400, **{name: 2, "max_length": 30})
+            assert message == f"parameters.max_length: can't be combined with {name}, which says what is new"
 
 
 async def test_the_prompt_may_be_left_out() -> None:
@@ -73,15 +69,6 @@ async def test_the_prompt_may_be_left_out() -> None:
     async with bench(task=Text2TextGeneration) as made:
         assert await predict(made) == without
         assert "return_full_text: text2text_generation gives" in await predict(made, status=400, return_full_text=True)
-
-
-@pytest.mark.parametrize("name", ["max_new_tokens", "max_tokens"])
-async def test_new_tokens_alone_may_be_limited(name: str) -> None:
-    async with bench() as made:
-        await predict(made, **{name: 2})
-        assert made.generator.asked[0][1].max_tokens == 2
-        message = await predict(made, status=400, **{name: 2, "max_length": 30})
-        assert message == f"parameters.max_length: can't be combined with {name}, which says what is new"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +87,24 @@ async def test_new_tokens_alone_may_be_limited(name: str) -> None:
 async def test_what_is_wrong_is_named(parameters: dict[str, Any], says: str) -> None:
     async with bench() as made:
         assert (await predict(made, status=400, **parameters)).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"instances": ["a"], "inputs": ["a"]}, 400, 'body: expected "instances" or "inputs", got'),
+        ({"instances": [None] * 100}, 400, 'instances[0]: expected a string or {"text": string}, got null'),
+        # Lists that are too long whatever is in them are counted first.
+        ({"instances": [None] * 101}, 413, "instances: 101 in a request, at most 100 are taken"),
+        ({"instances": ["a"] * 9}, 413, "instances: 9 in a request, at most 8 are taken (--max_instances)"),
+        ({"instances": ["a"] * 8}, 200, ""),
+    ],
+    ids=["both", "no text", "too many", "too many texts", "so many"],
+)
+async def test_bodies(body: dict[str, Any], status: int, says: str) -> None:
+    async with bench() as made:
+        found_status, found = await post(made, PATH, body)
+        assert found_status == status and found.get("error", "").startswith(says), found
 
 
 async def test_what_the_model_can_not_honour_is_named_as_it_was_sent() -> None:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.protocol.fuzz_v2_grpc import fuzz as fuzz_grpc
-from tests.protocol.fuzz_v2_rest import fuzz as fuzz_rest
+from tests.protocol.fuzzing import GrpcBodies, RestBodies
 
 BODIES = 1_000_000
 
 
-@pytest.mark.parametrize("fuzz", [fuzz_rest, fuzz_grpc], ids=["rest", "grpc"])
+@pytest.mark.parametrize("fuzz", [RestBodies().fuzz, GrpcBodies().fuzz], ids=["rest", "grpc"])
 def test_a_million_mutated_bodies(fuzz: Callable[..., int]) -> None:
     fuzz(BODIES, seed=1)

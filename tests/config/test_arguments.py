@@ -47,12 +47,9 @@ def test_what_is_not_known_is_ignored_with_a_note(argv: list[str], note: str) ->
     assert parsed == config("--workers=2")
 
 
-def test_the_same_unknown_flag_is_mentioned_once_and_never_its_value() -> None:
+def test_notes_name_what_is_unknown_once_and_no_value() -> None:
     assert notes("--api-token", "hunter2", "--api-token=hunter2") == [notes("--api-token", "hunter2")[0]]
     assert "hunter2" not in notes("--api-token", "hunter2")[0]
-
-
-def test_unknown_variables_with_our_prefix() -> None:
     assert notes(HF_TRANSFORMER_HTP_PORT="1", HTP_PORT="1") == [
         "unknown variable HF_TRANSFORMER_HTP_PORT is ignored; did you mean HF_TRANSFORMER_HTTP_PORT?"
     ]
@@ -83,12 +80,6 @@ def test_flags_without_effect_are_accepted_and_mentioned_once(option: Option) ->
     assert [note.split(" has")[0] for note in notes(**{name: text})] == [name]
 
 
-def test_only_the_openai_prefix_may_be_empty() -> None:
-    assert parse(KSERVE_OPENAI_ROUTE_PREFIX="")[0].openai_route_prefix == ""
-    assert parse("--openai_route_prefix=", KSERVE_OPENAI_ROUTE_PREFIX="x")[0].openai_route_prefix == ""
-    assert error("--model_id=") == "--model_id: expected a text, got ''"
-
-
 def test_old_names() -> None:
     parsed, said = parse("--max_length", "128", "--protocol=grpc-v2")
     assert (parsed.max_model_len, parsed.predictor_protocol) == (128, "grpc-v2")
@@ -96,17 +87,27 @@ def test_old_names() -> None:
         "--max_length is deprecated: use --max_model_len",
         "--protocol is deprecated: use --predictor_protocol",
     ]
-
-
-def test_the_variable_max_length_is_about_generation() -> None:
     parsed = config(MAX_LENGTH="100")
-    assert (parsed.max_model_len, parsed.generation_max_length) == (None, 100)
-
-
-@pytest.mark.parametrize("flag", ["--predictor_protocol", "--protocol"])
-def test_v1_is_refused(flag: str) -> None:
-    assert error(f"{flag}=v1") == f"{flag}: expected v2 or grpc-v2 (Triton has no v1), got 'v1'"
+    assert (parsed.max_model_len, parsed.generation_max_length) == (None, 100), "the variable is about generation"
+    for flag in ("--predictor_protocol", "--protocol"):
+        assert error(f"{flag}=v1") == f"{flag}: expected v2 or grpc-v2 (Triton has no v1), got 'v1'"
     assert error(PREDICTOR_PROTOCOL="v1").startswith("PREDICTOR_PROTOCOL: expected v2 or grpc-v2")
+    assert error("--predictor_protocol=https").startswith("--predictor_protocol: expected v2"), "a scheme is none"
+
+
+def test_which_of_two_wins() -> None:
+    parsed, said = parse("--model_dir=/models", "--model_id=bert-base-uncased")
+    assert (parsed.model_id, said) == ("bert-base-uncased", ["--model_dir is ignored: --model_id is given"])
+    assert config("--enable_log_requests").enable_log_requests
+    parsed, said = parse("--enable_log_requests", "--disable_log_requests")
+    assert not parsed.enable_log_requests
+    assert said == ["--enable_log_requests is ignored: --disable_log_requests is given"]
+    assert config("--model_revision=a").tokenizer_revision == "a"
+    assert config("--model_revision=a", "--tokenizer_revision=b").tokenizer_revision == "b"
+    assert config("--tokenizer_revision=b").model_revision is None
+    assert config(KSERVE_OPENAI_ROUTE_PREFIX="").openai_route_prefix == "", "only this one may be empty"
+    assert config("--openai_route_prefix=", KSERVE_OPENAI_ROUTE_PREFIX="x").openai_route_prefix == ""
+    assert error("--model_id=") == "--model_id: expected a text, got ''"
 
 
 @pytest.mark.parametrize(
@@ -118,33 +119,10 @@ def test_predictor_protocol_as_a_variable(text: str, protocol: str, tls: bool) -
     assert (parsed.predictor_protocol, parsed.predictor_use_ssl) == (protocol, tls)
 
 
-def test_a_scheme_is_no_protocol_for_the_flag() -> None:
-    assert error("--predictor_protocol=https").startswith("--predictor_protocol: expected v2")
-
-
 def test_probabilities_and_logits_exclude_each_other() -> None:
     message = error("--return_probabilities", HF_TRANSFORMER_RETURN_RAW_LOGITS="1")
     assert message.startswith("--return_probabilities and HF_TRANSFORMER_RETURN_RAW_LOGITS exclude each other")
     assert config("--return_probabilities", "--return_raw_logits=false").return_probabilities
-
-
-def test_the_hub_wins_over_the_folder() -> None:
-    parsed, said = parse("--model_dir=/models", "--model_id=bert-base-uncased")
-    assert parsed.model_id == "bert-base-uncased"
-    assert said == ["--model_dir is ignored: --model_id is given"]
-
-
-def test_the_revision_of_the_tokenizer() -> None:
-    assert config("--model_revision=a").tokenizer_revision == "a"
-    assert config("--model_revision=a", "--tokenizer_revision=b").tokenizer_revision == "b"
-    assert config("--tokenizer_revision=b").model_revision is None
-
-
-def test_not_logging_requests_wins() -> None:
-    assert config("--enable_log_requests").enable_log_requests
-    parsed, said = parse("--enable_log_requests", "--disable_log_requests")
-    assert not parsed.enable_log_requests
-    assert said == ["--enable_log_requests is ignored: --disable_log_requests is given"]
 
 
 def test_certificate_and_key_come_together(tmp_path: Path) -> None:
@@ -186,9 +164,5 @@ def test_strict_flags_refuse_what_is_unknown(argv: list[str], environ: dict[str,
     parse_config(given, environ | {"HF_TRANSFORMER_STRICT_FLAGS": "false"})
     with pytest.raises(ConfigError):
         parse_config(given, environ | {"HF_TRANSFORMER_STRICT_FLAGS": "true"})
-
-
-def test_strict_flags_allow_what_is_known() -> None:
-    """Flags of KServe without effect, and deprecated names, stay notes."""
-    _, said = parse_config(["--predictor_host=triton", "--strict_flags", "--dtype=auto", "--protocol=v2"], {})
-    assert len(said) == 2
+    known = notes("--strict_flags", "--dtype=auto", "--protocol=v2")
+    assert len(known) == 2, "flags of KServe without effect, and deprecated names, stay notes"

@@ -51,24 +51,40 @@ def test_the_default_of_every_option() -> None:
     assert {name: getattr(parsed, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("uri", ["file:///models/a%20b", "file://localhost/models/a b"])
-def test_a_model_folder_as_a_uri(uri: str) -> None:
-    assert config(f"--model_dir={uri}").model_dir == "/models/a b"
-
-
-@pytest.mark.parametrize("uri", ["s3://bucket/model", "file://host/models", "hf://org/model"])
-def test_a_model_elsewhere_is_the_init_containers_work(uri: str) -> None:
-    said = error(f"--model_dir={uri}")
-    assert "storage-initializer" in said and "--model_id" in said
-
-
-def test_the_defaults_that_kserve_has_too() -> None:
-    parsed = config()
+def test_single_values() -> None:
+    parsed = config()  # the defaults that KServe has too
     assert (parsed.http_port, parsed.workers, parsed.timeout_keep_alive) == (8080, 1, 65)
     assert (parsed.model_name, parsed.model_dir, parsed.model_id) == ("model", "/mnt/models", None)
-    assert (parsed.predictor_protocol, parsed.predictor_use_ssl) == ("v2", False)
     assert (parsed.predictor_request_timeout_seconds, parsed.predictor_request_retries) == (600.0, 0)
     assert parsed.enable_latency_logging and not parsed.enable_log_requests
+    for uri in ("file:///models/a%20b", "file://localhost/models/a b"):
+        assert config(f"--model_dir={uri}").model_dir == "/models/a b"
+    for uri in ("s3://bucket/model", "file://host/models", "hf://org/model"):
+        said = error(f"--model_dir={uri}")
+        assert "storage-initializer" in said and "--model_id" in said
+    assert config("--http_port=abc", "--http-port", "81", "--http_port=82").http_port == 82, "the last one wins"
+    assert config(HF_TRANSFORMER_MODEL_NAME="a", INFERENCE_SERVICE_NAME="b").model_name == "a", "our own variable wins"
+    assert config(LOG_LEVEL="error", KSERVE_LOGLEVEL="debug").log_level == 40
+    assert config("--grpc_max_send_message_length", "-1").grpc_max_send_message_length == -1
+    for text, level in (("INFO", 20), ("warn", 30), ("15", 15), ("trace", 5)):
+        assert config(LOG_LEVEL=text).log_level == level
+    assert len(error("--http_port=" + "1" * 100_000)) < 300, "long values are cut in messages"
+
+
+@pytest.mark.parametrize("option", all_options(), ids=ids)
+def test_flags_with_and_without_a_value(option: Option) -> None:
+    if not option.boolean:
+        assert error(option.flag).startswith(f"{option.flag}: the value is missing; expected ")
+        assert error(option.flag, "--workers=1").startswith(f"{option.flag}: the value is missing")
+        return
+
+    def value(*argv: str) -> object:
+        return getattr(config(*argv), option.name)
+
+    assert value(option.flag) is value(option.flag, "--workers=1") is True
+    for word, meant in (("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("off", False)):
+        assert value(option.flag, word) is value(f"{option.flag}={word}") is meant
+    assert error(option.flag, "maybe").startswith(f"{option.flag}: expected true or false")
 
 
 @pytest.mark.parametrize("option", SIMPLE, ids=ids)
@@ -103,47 +119,12 @@ def test_a_bad_value_names_its_source_and_what_was_expected(option: Option) -> N
         assert "expected " in message and (bad in message or option.name == "hf_token")
 
 
-@pytest.mark.parametrize("option", [option for option in all_options() if not option.boolean], ids=ids)
-def test_a_flag_without_its_value(option: Option) -> None:
-    assert error(option.flag).startswith(f"{option.flag}: the value is missing; expected ")
-    assert error(option.flag, "--workers=1").startswith(f"{option.flag}: the value is missing")
-
-
-@pytest.mark.parametrize("option", [option for option in all_options() if option.boolean], ids=ids)
-def test_booleans_are_bare_or_take_a_value(option: Option) -> None:
-    def value(*argv: str) -> object:
-        return getattr(config(*argv), option.name)
-
-    assert value(option.flag) is value(option.flag, "--workers=1") is True
-    for word, meant in (("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("off", False)):
-        assert value(option.flag, word) is value(f"{option.flag}={word}") is meant
-    assert error(option.flag, "maybe").startswith(f"{option.flag}: expected true or false")
-
-
-def test_the_last_of_repeated_flags_wins() -> None:
-    assert config("--http_port=abc", "--http-port", "81", "--http_port=82").http_port == 82
-
-
-def test_the_own_variable_wins_over_kserves() -> None:
-    assert config(HF_TRANSFORMER_MODEL_NAME="a", INFERENCE_SERVICE_NAME="b").model_name == "a"
-    assert config(LOG_LEVEL="error", KSERVE_LOGLEVEL="debug").log_level == 40
-
-
-def test_an_integer_may_be_negative_where_it_has_a_meaning() -> None:
-    assert config("--grpc_max_send_message_length", "-1").grpc_max_send_message_length == -1
-
-
 @pytest.mark.parametrize("text", ["a,b", "a b", "a, b", '["a", "b"]', "['a','b']", "[a,b]"])
 def test_names_in_every_form(text: str) -> None:
     assert config(f"--tensor_input_names={text}").tensor_input_names == ("a", "b")
     assert config("--tensor_output_names", text).tensor_output_names == ("a", "b")
     assert config("--tensor_output_names", "a", "b", "--workers=2").tensor_output_names == ("a", "b")
     assert "expected different names" in error("--tensor_input_names=a,a")
-
-
-@pytest.mark.parametrize(("text", "level"), [("INFO", 20), ("warn", 30), ("15", 15), ("trace", 5)])
-def test_log_levels(text: str, level: int) -> None:
-    assert config(LOG_LEVEL=text).log_level == level
 
 
 def test_the_secret_is_never_shown_and_a_config_travels_to_workers() -> None:
@@ -157,10 +138,6 @@ def test_the_secret_is_never_shown_and_a_config_travels_to_workers() -> None:
         assert "hf_secret" not in repr(one) and "'***'" in repr(one)
     with pytest.raises(FrozenInstanceError):
         parsed.workers = 2  # type: ignore[misc]
-
-
-def test_long_values_are_cut_in_messages() -> None:
-    assert len(error("--http_port=" + "1" * 100_000)) < 300
 
 
 def test_every_flag_and_variable_is_declared_once() -> None:

@@ -11,11 +11,6 @@ def address(*argv: str, **environ: str) -> tuple[str, bool]:
     return parsed.predictor_host, parsed.predictor_use_ssl
 
 
-def test_it_is_required() -> None:
-    with pytest.raises(ConfigError, match=r"^--predictor_host is required: .* --predictor_host=localhost:8000$"):
-        parse_config([], {"PREDICTOR_HOST": ""})
-
-
 @pytest.mark.parametrize(
     ("text", "host", "tls"),
     [
@@ -36,19 +31,16 @@ def test_forms(text: str, host: str, tls: bool) -> None:
     assert address(PREDICTOR_HOST=text) == (host, tls)
 
 
+NO_HOSTS = (
+    *("http://triton/v2", "triton/", "user@triton", "triton:http", "two words", "http://"),
+    *("[::1", "[::g]:80", "[1.2.3.4]", "triton:"),
+)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("http://triton/v2", "HOST or HOST:PORT without a path"),
-        ("triton/", "HOST or HOST:PORT without a path"),
-        ("user@triton", "HOST or HOST:PORT without a path"),
-        ("triton:http", "HOST or HOST:PORT without a path"),
-        ("two words", "HOST or HOST:PORT without a path"),
-        ("http://", "HOST or HOST:PORT without a path"),
-        ("[::1", "HOST or HOST:PORT without a path"),
-        ("[::g]:80", "HOST or HOST:PORT without a path"),
-        ("[1.2.3.4]", "HOST or HOST:PORT without a path"),
-        ("triton:", "HOST or HOST:PORT without a path"),
+        *((text, "HOST or HOST:PORT without a path") for text in NO_HOSTS),
         ("triton:0", "a port from 1 to 65535"),
         ("triton:65536", "a port from 1 to 65535"),
         ("grpc://triton", "a scheme of http or https"),
@@ -65,19 +57,19 @@ def test_the_port_is_appended_where_there_is_none() -> None:
     parsed, notes = parse_config([], {"PREDICTOR_HOST": "triton", "PREDICTOR_PORT": "8443"})
     assert (parsed.predictor_host, parsed.predictor_port, notes) == ("triton:8443", 8443, [])
     assert address("--predictor_host=::1", "--predictor_port=90") == ("[::1]:90", False)
-
-
-def test_a_port_in_the_host_wins() -> None:
     parsed, notes = parse_config(["--predictor_host=triton:8000"], {"PREDICTOR_PORT": "8443"})
     assert (parsed.predictor_host, parsed.predictor_port) == ("triton:8000", 8000)
     assert notes == ["PREDICTOR_PORT is ignored: --predictor_host has the port 8000"]
     assert parse_config(["--predictor_host=triton:8000"], {"PREDICTOR_PORT": "8000"})[1] == []
-
-
-@pytest.mark.parametrize("text", ["0", "65536", "http"])
-def test_a_bad_port(text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^PREDICTOR_PORT: expected an integer from 1 to 65535, got '{text}'$"):
-        address("--predictor_host=triton", PREDICTOR_PORT=text)
+    openshift = {"PREDICTOR_HOST": "bert-predictor", "PREDICTOR_PORT": "8443", "PREDICTOR_PROTOCOL": "https"}
+    expected = Config(predictor_host="bert-predictor:8443", predictor_port=8443, predictor_use_ssl=True)
+    assert parse_config([], openshift) == (expected, [])
+    for text in ("0", "65536", "http"):
+        says = rf"^PREDICTOR_PORT: expected an integer from 1 to 65535, got '{text}'$"
+        with pytest.raises(ConfigError, match=says):
+            address("--predictor_host=triton", PREDICTOR_PORT=text)
+    with pytest.raises(ConfigError, match=r"^--predictor_host is required: .* --predictor_host=localhost:8000$"):
+        parse_config([], {"PREDICTOR_HOST": ""})
 
 
 def test_the_scheme_decides_about_tls() -> None:
@@ -85,10 +77,3 @@ def test_the_scheme_decides_about_tls() -> None:
     assert not parsed.predictor_use_ssl
     assert notes == ["--predictor_use_ssl is ignored: --predictor_host begins with http://"]
     assert parse_config(["--predictor_host=https://triton", "--predictor_use_ssl"], {})[1] == []
-
-
-def test_what_openshift_ai_sets() -> None:
-    environ = {"PREDICTOR_HOST": "bert-predictor", "PREDICTOR_PORT": "8443", "PREDICTOR_PROTOCOL": "https"}
-    parsed, notes = parse_config([], environ)
-    assert notes == []
-    assert parsed == Config(predictor_host="bert-predictor:8443", predictor_port=8443, predictor_use_ssl=True)

@@ -13,7 +13,7 @@ from hf_transformer.core.batch import EncodingForm, Filling, Widths, widths_of
 from hf_transformer.core.contract import ContractError, InputSignature, OutputSignature, Signature
 from hf_transformer.errors import PredictorError
 from hf_transformer.tasks.base import TOKENS, Axis
-from hf_transformer.types import Encoding, Tensor, TensorSpec
+from hf_transformer.types import Encoding, Tensor
 from tests.doctor.test_advice import GOOD, pair_of
 
 IDS = InputSignature("input_ids", "input_ids", "INT64")
@@ -63,16 +63,6 @@ def test_padding(changes: Any, filling: Filling, lengths: list[int], ids: Any, m
     assert (packed.real, packed.real + packed.padding) == (sum(lengths), packed.inputs[0].data.size)
     rows, width = packed.inputs[0].data.size // packed.inputs[0].shape[-1], packed.inputs[0].shape[-1]
     assert packed.sizes == {"logits": rows * width * 5 * 4}
-
-
-@pytest.mark.parametrize(("length", "width"), [(8, 8), (9, 16), (99, 100)])
-def test_a_batch_is_as_wide_as_the_next_width(length: int, width: int) -> None:
-    assert EncodingForm(MASKED, EIGHTS).pack([encoding(length)]).inputs[0].shape == (1, width)
-
-
-def test_sizes_that_are_not_known() -> None:
-    form = EncodingForm(replace(MASKED, outputs=(LOGITS, replace(LOGITS, name="free", sizes=(-1, -1)))), RIGHT)
-    assert form.pack([encoding(2), encoding(3)]).sizes == {"logits": 2 * 3 * 5 * 4}
 
 
 @pytest.mark.parametrize("filling", [RIGHT, LEFT, EIGHTS], ids=["right", "left", "a width"])
@@ -133,45 +123,35 @@ def test_texts_of_one_width_are_equally_long_for_the_queue_and_its_limits() -> N
     assert [exact.bucket(encoding(length))[1] for length in (1, 8, 9)] == [1, 8, 9]
     limits = rounded.limits(encoding(9))
     assert [limits.allow(rows, 16, 16 * rows) for rows in (2, 3)] == [True, False]
+    assert [rounded.pack([encoding(length)]).inputs[0].shape for length in (8, 9, 99)] == [(1, 8), (1, 16), (1, 100)]
+    free = EncodingForm(replace(MASKED, outputs=(LOGITS, replace(LOGITS, name="free", sizes=(-1, -1)))), RIGHT)
+    assert free.pack([encoding(2), encoding(3)]).sizes == {"logits": 2 * 3 * 5 * 4}, "sizes that are known"
 
 
 FLAGS = ("--model_name=bert", "--pad_to_multiple_of=16")
 
 
-@pytest.mark.parametrize(
-    ("flags", "widths"),
-    [
-        (FLAGS, Widths(16, 128)),
-        ((*FLAGS, "--max_model_len=100"), Widths(16, 100)),
-        (("--model_name=bert", "--pad_to_multiple_of=1"), None),
-    ],
-)
-def test_the_longest_width_is_that_at_which_texts_are_cut(flags: tuple[str, ...], widths: Widths | None) -> None:
-    pair = pair_of(GOOD, *flags)
-    assert filling(pair.config, pair.tokenizer, pair.signature).widths == widths
+def test_the_longest_width_is_that_at_which_texts_are_cut() -> None:
+    for flag, widths in ((), Widths(16, 128)), (("--max_model_len=100",), Widths(16, 100)):
+        pair = pair_of(GOOD, *FLAGS, *flag)
+        assert filling(pair.config, pair.tokenizer, pair.signature).widths == widths
+    pair = pair_of(GOOD, "--model_name=bert", "--pad_to_multiple_of=1")
+    assert filling(pair.config, pair.tokenizer, pair.signature).widths is None
+    inputs = tuple(replace(one, shape=(24,)) for one in GOOD.inputs)
+    outputs = tuple(replace(one, shape=(24, *one.shape[1:])) for one in GOOD.outputs)
+    fixed = pair_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
+    found = filling(fixed.config, fixed.tokenizer, fixed.signature)
+    assert (fixed.signature.length, found.widths) == (24, None), "a fixed length is what counts"
+    assert EncodingForm(fixed.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)
 
 
 def test_a_model_that_would_read_the_padding_is_refused() -> None:
     pair = pair_of(GOOD, *FLAGS)
     bare = replace(GOOD, inputs=tuple(one for one in GOOD.inputs if one.name != "attention_mask"))
-    with pytest.raises(
-        ContractError, match=r"--pad_to_multiple_of=16: the model gets no attention_mask.* expected 1, or"
-    ):
+    says = r"--pad_to_multiple_of=16: the model gets no attention_mask.* expected 1, or"
+    with pytest.raises(ContractError, match=says):
         fit_task(pair.config, pair.task, bare)
     assert fit_task(replace(pair.config, pad_to_multiple_of=1), pair.task, bare)[1].masked is False
     optional = replace(GOOD, inputs=tuple(replace(one, optional=one.name != "input_ids") for one in GOOD.inputs))
     with pytest.raises(ContractError, match="add attention_mask to --tensor_input_names"):
         fit_task(replace(pair.config, tensor_input_names=("input_ids",)), pair.task, optional)
-
-
-@pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
-def test_a_fixed_length_is_what_counts(masked: bool) -> None:
-    inputs = tuple(
-        TensorSpec(one.name, one.datatype, (24,)) for one in GOOD.inputs if masked or one.name != "attention_mask"
-    )
-    outputs = tuple(replace(one, shape=(24, *one.shape[1:])) for one in GOOD.outputs)
-    pair = pair_of(replace(GOOD, inputs=inputs, outputs=outputs), *FLAGS)
-    assert pair.signature.length == 24
-    found = filling(pair.config, pair.tokenizer, pair.signature)
-    assert found.widths is None
-    assert EncodingForm(pair.signature, found).pack([encoding(5)]).inputs[0].shape == (1, 24)

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -62,68 +62,65 @@ def test_the_overhead_is_what_a_batch_costs_beside_its_tokens(overhead: float, i
     assert costs.overhead == pytest.approx(overhead, rel=0.01)
 
 
-@pytest.mark.parametrize("part", [0.5, 1.0, 1.5, 2.5])
-def test_an_event_loop_that_sees_the_ends_late_does_not_hide_a_large_overhead(part: float) -> None:
-    """``part`` is what of a batch's time a turn of the loop takes: what comes meanwhile is seen at its end."""
-    costs = BatchCosts(1)
-    taken = line(5000)
-    work_off(costs, SIZES * 5, taken, turn=part * taken(300))
-    assert costs.overhead > 500
+HANGS, COLD_START = ([8] * 5, lambda tokens: 60.0), (SIZES[:COLD], lambda tokens: 60.0)
+BUSY = random.Random(1)
+LEARNT: dict[str, tuple[list[Any], float, float]] = {
+    "large and small ones that take turns": ([([16, 256] * 500, line(50))], 49.5, 50.5),
+    "times too short for the clock": ([(SIZES, lambda tokens: 0.0)], GUESS, GUESS),
+    "too few": ([(SIZES[: FIRST - 1], line(30))], GUESS, GUESS),
+    "the guess counts more": ([COLD_START, (SIZES[COLD:FIRST], line(30))], 100, GUESS - 1),
+    "a call hangs": ([(SIZES, line(20)), HANGS, (SIZES, line(20))], 14, 26),
+    "a model that changes": ([(SIZES, line(10)), (SIZES * 10, line(1000))], 800, 1200),
+    "tokens cost nothing": ([(SIZES, lambda tokens: 0.002)], 10_000, 10**9),
+    "batches cost nothing": ([(SIZES, lambda tokens: 1e-4 * tokens**1.1)], LEAST, LEAST),
+    "all alike: larger ones are tried": ([([256] * 500, line(10))], 10 * GUESS, 10**9),
+    "a doubted guess gives way": ([([256] * 500, line(10)), (SIZES * 2, line(10))], 9.5, 10.5),
+    # The mean would be 84.
+    "others keep the model busy": (
+        [(SIZES * 5, lambda tokens: line(20)(tokens) + (line(20)(300) if BUSY.random() < 0.2 else 0.0))],
+        *(20, 50),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("phases", "least", "most"),
-    [
-        pytest.param([([16, 256] * 500, line(50))], 49.5, 50.5, id="large and small ones that take turns"),
-        pytest.param([(SIZES, lambda tokens: 0.0)], GUESS, GUESS, id="times too short for the clock"),
-        pytest.param([(SIZES[: FIRST - 1], line(30))], GUESS, GUESS, id="too few"),
-        pytest.param(
-            [(SIZES[:COLD], lambda tokens: 60.0), (SIZES[COLD:FIRST], line(30))],
-            100,
-            GUESS - 1,
-            id="the guess counts more",
-        ),
-        pytest.param([(SIZES, line(20)), ([8] * 5, lambda tokens: 60.0), (SIZES, line(20))], 14, 26, id="a call hangs"),
-        pytest.param([(SIZES, line(10)), (SIZES * 10, line(1000))], 800, 1200, id="a model that changes"),
-        pytest.param([(SIZES, lambda tokens: 0.002)], 10_000, 10**9, id="tokens cost nothing"),
-        pytest.param([(SIZES, lambda tokens: 1e-4 * tokens**1.1)], LEAST, LEAST, id="batches cost nothing"),
-        pytest.param([([256] * 500, line(10))], 10 * GUESS, 10**9, id="all alike: larger ones are tried"),
-        pytest.param([([256] * 500, line(10)), (SIZES * 2, line(10))], 9.5, 10.5, id="a doubted guess gives way"),
-    ],
-)
-def test_what_is_learnt(phases: list[tuple[list[int], Callable[[int], float]]], least: float, most: float) -> None:
+@pytest.mark.parametrize(("phases", "least", "most"), LEARNT.values(), ids=LEARNT)
+def test_what_is_learnt(phases: list[Any], least: float, most: float, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     costs, ended = BatchCosts(1), 0.0
     for sizes, seconds in phases:
         ended = work_off(costs, sizes, seconds, started=ended)
     assert least <= costs.overhead <= most
+    said = [re.match(r"one more batch takes the model as long as (\d+) more tokens", one) for one in caplog.messages]
+    assert len(said) <= 1 and all(said), "it is told once"
 
 
-def test_that_others_keep_the_model_busy_at_times_changes_little() -> None:
-    chosen, costs = random.Random(1), BatchCosts(1)
-    own = line(20)
-    work_off(costs, SIZES * 5, lambda tokens: own(tokens) + (own(300) if chosen.random() < 0.2 else 0.0))
-    assert 20 < costs.overhead < 50  # their mean would be 84
-
-
-def test_what_is_learnt_is_told_once_when_the_guess_counts_little(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_learnt_is_told_when_the_guess_counts_little(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     costs = BatchCosts(1)
     ended = work_off(costs, SIZES[:100], line(30))
     assert caplog.messages == []
     work_off(costs, [*SIZES[100:], *SIZES * 5], line(30), started=ended)
-    [message] = caplog.messages
-    said = re.match(r"one more batch takes the model as long as (\d+) more tokens", message)
-    assert said is not None and 30 <= int(said[1]) < 45
+    assert 30 <= int(caplog.messages[0].split()[9]) < 45
+
+
+@pytest.mark.parametrize("part", [0.5, 1.0, 1.5, 2.5])
+def test_an_event_loop_that_sees_the_ends_late_does_not_hide_a_large_overhead(part: float) -> None:
+    """``part`` is what of a batch's time a turn of the loop takes: what comes meanwhile is seen at its end."""
+    costs, taken = BatchCosts(1), line(5000)
+    work_off(costs, SIZES * 5, taken, turn=part * taken(300))
+    assert costs.overhead > 500
 
 
 def test_a_batch_may_have_half_its_cost_in_padding_and_a_limited_size() -> None:
     costs = BatchCosts(1)
     costs.overhead = 20.0
     padding = int(WORTH * 20)
-    assert costs.allow(100, 100 - padding)
-    assert not costs.allow(100, 99 - padding)
-    assert costs.allow(ENOUGH * 20, ENOUGH * 20)
-    assert not costs.allow(ENOUGH * 20 + 1, ENOUGH * 20 + 1)
+    assert costs.allow(100, 100 - padding) and not costs.allow(100, 99 - padding)
+    most = ENOUGH * 20
+    assert costs.allow(most, most) and not costs.allow(most + 1, most + 1)
+    for changes in ({"masked": False}, {"length": 16}, {"max_rows": 1}, {"exact_rows": 8}):
+        signature = replace(MASKED, **cast(Any, changes))
+        assert form(BatchCosts(1), signature=signature).costs is None, "lengths are never mixed, or rows cost nothing"
 
 
 def test_batches_without_an_answer_teach_nothing_and_leave_their_place() -> None:
@@ -198,8 +195,3 @@ async def test_texts_share_a_batch_where_that_saves_more_than_their_padding_cost
         with pytest.raises(PredictorUnavailable):
             await task
         assert costs.tokens[-1] == 0
-
-
-@pytest.mark.parametrize("changes", [{"masked": False}, {"length": 16}, {"max_rows": 1}, {"exact_rows": 8}], ids=str)
-def test_where_lengths_are_never_mixed_or_rows_cost_nothing_nothing_is_learnt(changes: Any) -> None:
-    assert form(BatchCosts(1), signature=replace(MASKED, **changes)).costs is None

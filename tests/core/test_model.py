@@ -215,31 +215,31 @@ async def test_those_who_ask_at_one_time_share_a_look() -> None:
         assert all(isinstance(result, NotReady) for result in results[1:])
 
 
-@pytest.mark.parametrize("hangs", ["question", "trial"])
-async def test_a_look_that_hangs_is_ended_in_time(hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        (ValueError("a fault of ours"), "internal error: ValueError"),
+        (asyncio.CancelledError(), "broken off"),
+        (None, "did not describe its model in 0.01 s"),
+    ],
+    ids=["a fault of ours", "broken off", "hangs"],
+)
+async def test_whatever_a_look_meets_it_is_not_the_last(
+    trouble: BaseException | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model, "QUESTION_TIMEOUT", 0.01)
-    async with bench() as served:
-        if hangs == "question":
-            served.predictor.ready = None
-            assert "did not describe its model in 0.01 s" in await served.unready()
-            served.predictor.ready = True
-        else:
-            await served.fail(DEAD, 3)
-            served.lines[0].gate = asyncio.Event()
-            assert "so does a trial: no answer in time" in await served.unready()
-            served.outcome = None
-            served.lines[0].gate.set()
-        await served.model.require_ready()
-
-
-@pytest.mark.parametrize("trouble", [ValueError("a fault of ours"), asyncio.CancelledError()], ids=repr)
-async def test_whatever_a_look_meets_it_is_not_the_last(trouble: BaseException) -> None:
     async with bench(check_seconds=0.002) as served:
         served.predictor.ready = trouble
         await until(lambda: not served.shown_ready())
-        assert "internal error: ValueError" in (said := await served.unready()) or "broken off" in said
+        assert says in await served.unready()
         served.predictor.ready = True
         await until(served.shown_ready)
+        await served.fail(DEAD, 3)
+        served.lines[0].gate = asyncio.Event()
+        assert "so does a trial: no answer in time" in await served.unready()
+        served.outcome = None
+        served.lines[0].gate.set()
+        await served.model.require_ready()
 
 
 async def test_at_the_end_it_is_not_ready_whatever_the_predictor_says() -> None:
@@ -289,17 +289,20 @@ async def test_a_dead_model_is_not_ready_until_it_answers() -> None:
         assert served.trials == trials
 
 
-async def test_an_answered_request_ends_the_suspicion_too() -> None:
+async def test_a_suspicion_ends_with_an_answer_and_without_being_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     async with bench(check_health=False) as served:
         await served.fail(DEAD, 10)
         assert served.state() is State.SUSPECT
         served.outcome = None
         await served.ask()
         assert served.state() is State.READY and served.trials == 0 and served.shown_ready()
-
-
-async def test_a_model_that_is_not_ready_becomes_so_without_being_asked(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+        for _ in range(50):
+            await served.fail(PredictorError("wrong"), 2)
+            served.outcome = None
+            await served.ask()
+    assert caplog.text.count("requests fail with 502: wrong") <= 1 == caplog.text.count("answers again")
+    caplog.clear()
     async with bench() as served:
         await served.fail(DEAD, 3)
         await until(lambda: not served.shown_ready())
@@ -339,16 +342,9 @@ async def test_another_model_is_served_while_requests_under_way_keep_theirs(chec
         first.gate.set()
         assert await under_way == "1"
         await until(lambda: first.closed)
-
-
-async def test_a_version_that_differs_in_nothing_else_needs_no_other_pipeline() -> None:
-    async with bench(check_seconds=0.002) as served:
-        about = served.model.describe()
-        assert (about.version, about.max_length) == ("1", 8)
-        await until(lambda: served.predictor.asked > 5)
-        served.predictor.spec = replace(SPEC, version="2")
-        await until(lambda: served.model.describe().version == "2")
-        assert len(served.lines) == 1 and served.shown_ready()
+        served.predictor.spec = replace(OTHER, version="3")  # which differs in nothing else
+        await until(lambda: served.model.describe().version == "3")
+        assert len(served.lines) == 2 and served.shown_ready() and served.model.describe().max_length == 8
 
 
 async def test_two_versions_behind_one_address_take_no_turns() -> None:
@@ -365,17 +361,15 @@ async def test_two_versions_behind_one_address_take_no_turns() -> None:
         assert len(served.lines) == 1
         await served.model.require_ready()
         assert len(served.lines) == 2 and await served.ask() == "2"
-
-
-@pytest.mark.parametrize(
-    "error", [PredictorError("wrong"), PredictorTimeout("late"), PredictorUnavailable("away")], ids=lambda e: e.status
-)
-async def test_another_model_is_believed_at_once_while_requests_fail(error: RequestError) -> None:
-    async with bench() as served:
-        served.predictor.spec = OTHER
-        await served.fail(error)
-        await served.model.look()
-        assert len(served.lines) == 2
+        for number, error in enumerate(
+            (PredictorError("wrong"), PredictorTimeout("late"), PredictorUnavailable("away"))
+        ):
+            served.predictor.spec = replace(SPEC, max_batch_size=number + 9)
+            await served.fail(error)
+            await served.model.look()
+            assert len(served.lines) == number + 3, "it is believed at once while requests fail"
+            served.outcome = None
+            await served.ask()
 
 
 @pytest.mark.parametrize("check_health", [False, True])
@@ -434,9 +428,6 @@ async def test_a_generating_pipeline_is_closed_once_its_users_have_left() -> Non
         left()
         await until(lambda: first.closed)
         assert not served.lines[1].closed
-
-
-async def test_a_predictive_model_generates_nothing() -> None:
     async with bench() as served:
         with pytest.raises(InvalidInput, match="does t, which generates no text"):
             await served.model.generate("a prompt", Context("1", {}))
@@ -469,13 +460,3 @@ def test_failures_have_a_line_each_in_ten_seconds_at_most(caplog: pytest.LogCapt
     log.failed(PredictorError("wrong"))
     first = "requests fail with 504: late" + MORE % 1
     assert caplog.messages == [first, END, FAIL + MORE % 999]
-
-
-async def test_requests_that_fail_and_are_answered_again_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    async with bench(check_health=False) as served:
-        for _ in range(50):
-            await served.fail(PredictorError("wrong"), 2)
-            served.outcome = None
-            await served.ask()
-    assert caplog.text.count(FAIL) == caplog.text.count("answers again") == 1

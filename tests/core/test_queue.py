@@ -159,13 +159,9 @@ def check_limits(batch: list[Entry], within: BatchLimits) -> None:
 
 def test_the_nearest_lengths_fill_a_batch_up() -> None:
     assert batches(limits(rows=4), 20, 10, 21, 30, 19, 20, 11) == [[20, 20, 19, 21], [10, 11], [30]]
-
-
-def test_those_of_one_length_leave_in_the_order_of_their_arrival() -> None:
-    queue = queue_of(limits(rows=3), 5, 5, 5, 5, 5)
+    queue = queue_of(limits(rows=3), 5, 5, 5, 5, 5)  # those of one length leave in the order of their arrival
     assert [entry.number for entry in queue.take()] == [0, 1, 2]
-    later = Entry(5, number=9)
-    queue.add(later)
+    queue.add(Entry(5, number=9))
     queue.discard(next(iter(queue)))
     assert [entry.number for entry in queue.take()] == [4, 9]
     assert queue.take() == []
@@ -211,6 +207,12 @@ def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
         for _ in range(ended - 1):
             queue.add(Entry(10))
     assert all(5 <= size <= 7 for size in sizes), sizes
+    queue = queue_of(evenly(20, UNLIMITED), *[10] * 100)
+    everyone = list(queue)
+    for gone, expected in ((everyone[:40], 9), (everyone[49:88], 7)):  # of 60; of 12 and the 9 before them
+        for entry in gone:
+            queue.discard(entry)
+        assert len(queue.take(3)) == expected, "those that have left have no share"
 
 
 @pytest.mark.parametrize(
@@ -228,12 +230,3 @@ def test_batches_with_large_outputs_are_shared_out_evenly() -> None:
 )
 def test_when_batches_are_shared_out(within: BatchLimits, count: int, expected: int) -> None:
     assert len(queue_of(within, *[10] * count).take(3)) == expected
-
-
-def test_discarded_instances_have_no_share() -> None:
-    queue = queue_of(evenly(20, UNLIMITED), *[10] * 100)
-    everyone = list(queue)
-    for gone, expected in ((everyone[:40], 9), (everyone[49:88], 7)):  # of 60; of 12 and the 9 before them
-        for entry in gone:
-            queue.discard(entry)
-        assert len(queue.take(3)) == expected

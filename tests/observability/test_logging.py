@@ -88,19 +88,17 @@ def test_a_message_is_one_line_and_a_traceback_several(capsys: pytest.CaptureFix
         raise ValueError("inside")
     except ValueError:
         logging.getLogger("a.b").exception("said: %s", "x\r\nforged\x1b[2J\x9b\u2028\u202e")
+        logging.getLogger("a.b").debug("nothing of this level")
     first, *others = capsys.readouterr().err.split("\n")
     assert first.endswith("a.b: said: x\\x0d\\x0aforged\\x1b[2J\\x9b\\u2028\\u202e")
     assert others[0] == "Traceback (most recent call last):" and "ValueError: inside" in others
-
-
-@pytest.mark.parametrize(("level", "words"), [(logging.DEBUG, ["DEBUG", "ERROR"]), (logging.ERROR, ["ERROR"])])
-def test_the_level(capsys: pytest.CaptureFixture[str], level: int, words: list[str]) -> None:
-    configure_logging(level)
-    names = ("hf_transformer", "uvicorn.error", "probe")
-    for name in names:
-        logging.getLogger(name).debug("said")
-        logging.getLogger(name).error("said")
-    assert lines(capsys.readouterr().err) == [f"{word} {name}: said" for name in names for word in words]
+    for level, words in ((logging.DEBUG, ["DEBUG", "ERROR"]), (logging.ERROR, ["ERROR"])):
+        configure_logging(level)
+        names = ("hf_transformer", "uvicorn.error", "probe")
+        for name in names:
+            logging.getLogger(name).debug("said")
+            logging.getLogger(name).error("said")
+        assert lines(capsys.readouterr().err) == [f"{word} {name}: said" for name in names for word in words]
 
 
 def test_everybody_writes_objects(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,10 +115,6 @@ def test_everybody_writes_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert error == about | {"request_id": "r1"}
     about = {"level": "INFO", "logger": "hf_transformer.access", "message": "GET / 200"}
     assert objects(out) == [about | {"request_id": "r2"}]
-
-
-def test_a_traceback_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(logging.INFO, "json")
     try:
         raise ValueError("inner")
     except ValueError:
@@ -129,13 +123,9 @@ def test_a_traceback_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert line["message"] == "broken"
     assert line["exception"].startswith("Traceback") and line["exception"].endswith("ValueError: inner")
     assert line["stack"].startswith("Stack")
-
-
-def test_text_that_is_no_unicode_is_escaped_and_seconds_have_three_digits() -> None:
     record = logging.makeLogRecord({"msg": "half \ud800", "created": 1_700_000_000.0075})
     line = json.loads(JsonFormatter().format(record))
-    assert line["message"] == "half \\ud800"
-    assert line["time"][19:23] == ".007"
+    assert (line["message"], line["time"][19:23]) == ("half \\ud800", ".007")
 
 
 INI = """\
@@ -167,15 +157,12 @@ def test_a_file_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     configure_logging(logging.ERROR, file=str(path))
     logging.getLogger("probe").info("as the file says")
     assert capsys.readouterr().err == "<as the file says>\n"
-
-
-def test_a_file_that_names_no_logger_silences_none(tmp_path: Path) -> None:
     existing = logging.getLogger("hf_transformer.app")
-    path = tmp_path / "logging.json"
+    path = tmp_path / "own.json"
     for text, silenced in (('{"version": 1}', False), ('{"version": 1, "disable_existing_loggers": true}', True)):
         path.write_text(text)
         configure_logging(logging.INFO, file=str(path))
-        assert existing.disabled == silenced
+        assert existing.disabled == silenced, "a file that names no logger silences none"
 
 
 @pytest.mark.parametrize(
@@ -231,9 +218,6 @@ async def test_lines_are_written_together_and_look_like_records(capsys: pytest.C
     log.flush()
     log.flush()
     assert lines(capsys.readouterr().err) == [f"INFO {LATENCY_LOGGER}: {LATENCY.format(name)}" for name in "ab"]
-
-
-async def test_latency_lines_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(logging.INFO, "json")
     log = LatencyLog()
     add(log, 'r"1"')
@@ -241,6 +225,27 @@ async def test_latency_lines_in_json(capsys: pytest.CaptureFixture[str]) -> None
     stages = {"preprocess_ms": 1.0, "queue_ms": 0.5, "predict_ms": 2.5, "postprocess_ms": 0.125}
     about = {"level": "INFO", "logger": LATENCY_LOGGER, "message": LATENCY.format('r"1"'), "request_id": 'r"1"'}
     assert objects(capsys.readouterr().err) == [about | stages]
+
+
+@pytest.mark.parametrize("where", ["logger", "handler", ""])
+async def test_lines_are_written_without_a_flush_and_not_at_a_higher_level(latency: logging.Logger, where: str) -> None:
+    written = asyncio.Event()
+
+    class Stream(io.StringIO):
+        def flush(self) -> None:
+            written.set()
+
+    stream, log = Stream(), LatencyLog()
+    latency.handlers[:] = [LineHandler(stream)]
+    if where:
+        (latency if where == "logger" else latency.handlers[0]).setLevel(logging.WARNING)
+    add(log, "a")
+    if where:
+        log.flush()
+        assert stream.getvalue() == ""
+    else:
+        async with asyncio.timeout(10):
+            await written.wait()
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["lines", "records"])
@@ -256,23 +261,7 @@ async def test_json_lines_name_the_trace_of_a_request(own: bool, capsys: pytest.
         as_request_error(ZeroDivisionError(), context.request_id, context.headers["traceparent"])
     [line] = objects(capsys.readouterr().err)
     assert (line["request_id"], line["trace_id"], line["span_id"]) == ("r1", trace_id, span_id)
-
-
-def test_a_traceparent_that_names_nothing_is_left_out() -> None:
     assert [names_of("r", one) for one in (None, "", "nonsense")] == [{"request_id": "r"}] * 3
-
-
-async def test_lines_are_written_without_a_flush(latency: logging.Logger) -> None:
-    written = asyncio.Event()
-
-    class Stream(io.StringIO):
-        def flush(self) -> None:
-            written.set()
-
-    latency.handlers[:] = [LineHandler(Stream())]
-    add(LatencyLog(), "a")
-    async with asyncio.timeout(10):
-        await written.wait()
 
 
 @pytest.mark.parametrize("how", ["another handler", "two handlers", "a filter"])
@@ -292,17 +281,6 @@ async def test_other_logging_gets_records(latency: logging.Logger, how: str) -> 
         latency.addFilter(lambda record: bool(records.append(record.getMessage())))  # type: ignore[func-returns-value]
     add(LatencyLog(), "a")
     assert records == [LATENCY.format("a")]
-
-
-@pytest.mark.parametrize("where", ["logger", "handler"])
-async def test_nothing_at_a_higher_level(latency: logging.Logger, where: str) -> None:
-    stream = io.StringIO()
-    latency.handlers[:] = [LineHandler(stream)]
-    (latency if where == "logger" else latency.handlers[0]).setLevel(logging.WARNING)
-    log = LatencyLog()
-    add(log, "a")
-    log.flush()
-    assert stream.getvalue() == ""
 
 
 async def test_a_write_that_fails_loses_its_lines_and_no_others(latency: logging.Logger) -> None:

@@ -31,7 +31,7 @@ from hf_transformer.predictor.base import Destination, UnknownRegion
 from hf_transformer.predictor.grpc import GrpcPredictor
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Placement
-from hf_transformer.types import RepositoryEntry, Tensor
+from hf_transformer.types import Tensor
 from tests.predictor.fault_server import CERTIFICATE, HOST, KEY, Connection, nobody, scripted
 from tests.predictor.grpc_server import Fault, Handler, faulty, frame, head, predictor, serving, until_request
 
@@ -169,61 +169,47 @@ async def test_answers_that_break_the_protocol(response: bytes, message: str) ->
 
 # Errors.
 
-EXPECTED: Mapping[grpc.StatusCode, type[RequestError]] = {
-    grpc.StatusCode.UNAVAILABLE: PredictorUnavailable,
-    grpc.StatusCode.NOT_FOUND: PredictorUnavailable,
-    grpc.StatusCode.CANCELLED: PredictorUnavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: PredictorTimeout,
-    grpc.StatusCode.PERMISSION_DENIED: PredictorDenied,
-    grpc.StatusCode.UNAUTHENTICATED: PredictorDenied,
+Code = grpc.StatusCode
+WORDS = "the model's own words"
+ERRORS: Mapping[Code, type[RequestError]] = {
+    Code.UNAVAILABLE: PredictorUnavailable,
+    Code.NOT_FOUND: PredictorUnavailable,
+    Code.CANCELLED: PredictorUnavailable,
+    Code.DEADLINE_EXCEEDED: PredictorTimeout,
+    Code.PERMISSION_DENIED: PredictorDenied,
+    Code.UNAUTHENTICATED: PredictorDenied,
 }
+ROWS = [
+    (Code.INTERNAL, "Failed to process the request(s) for model 'm'", failures.ERROR, True),
+    (Code.INTERNAL, "x" * 20_000, failures.ERROR, True),
+    (Code.INTERNAL, "Received RST_STREAM with error code 2", failures.ERROR, False),
+    (Code.INVALID_ARGUMENT, "unexpected shape", failures.ERROR, True),
+    (Code.NOT_FOUND, "Request for unknown model: 'm' is not found", failures.UNAVAILABLE, True),
+    (Code.UNAVAILABLE, "Exceeds maximum queue size", failures.BUSY, True),
+    (Code.UNAVAILABLE, "Request timeout expired", failures.BUSY, True),
+    (Code.UNAVAILABLE, "scheduler for model has stopped accepting new", failures.UNAVAILABLE, True),
+    (Code.UNAVAILABLE, "upstream connect error", failures.UNAVAILABLE, False),
+    (Code.UNAVAILABLE, "failed to connect to all addresses", failures.CONNECTION, True),
+    (Code.DEADLINE_EXCEEDED, WORDS, failures.TIMEOUT, False),
+    (Code.CANCELLED, "going away", failures.LOST, False),
+    (Code.UNKNOWN, "Stream removed", failures.ERROR, False),
+]
+SEEN = {Code.OK, *(row[0] for row in ROWS)}
+ENDED = {Code.ALREADY_EXISTS, Code.UNIMPLEMENTED}
+ROWS += [(code, WORDS, failures.ERROR, code in ENDED) for code in Code if code not in SEEN]
 
 
 @pytest.mark.parametrize(
-    "code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK], ids=lambda code: code.name
+    ("code", "message", "kind", "settled"), ROWS, ids=[f"{row[0].name} {row[1][:20]}" for row in ROWS]
 )
-async def test_every_status(code: grpc.StatusCode) -> None:
-    expected = EXPECTED.get(code, PredictorError)
-    async with serving(ModelInfer=failing(code)) as host, predictor(host) as client:
-        with pytest.raises(expected, match="the model's own words") as caught:
-            await infer(client)
-    assert type(caught.value) is expected
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "kind", "settled"),
-    [
-        (grpc.StatusCode.INTERNAL, "Failed to process the request(s) for model 'm'", failures.ERROR, True),
-        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", failures.ERROR, False),
-        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape", failures.ERROR, True),
-        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' is not found", failures.UNAVAILABLE, True),
-        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", failures.BUSY, True),
-        (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", failures.BUSY, True),
-        (grpc.StatusCode.UNAVAILABLE, "scheduler for model has stopped accepting new", failures.UNAVAILABLE, True),
-        (grpc.StatusCode.UNAVAILABLE, "upstream connect error", failures.UNAVAILABLE, False),
-        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", failures.CONNECTION, True),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", failures.TIMEOUT, False),
-        (grpc.StatusCode.CANCELLED, "going away", failures.LOST, False),
-        (grpc.StatusCode.UNKNOWN, "Stream removed", failures.ERROR, False),
-    ],
-)
-async def test_kinds_and_which_errors_settle_a_call(
-    code: grpc.StatusCode, message: str, kind: str, settled: bool
-) -> None:
+async def test_every_status_and_whether_it_settles_a_call(code: Code, message: str, kind: str, settled: bool) -> None:
     where = destination()
     async with serving(ModelInfer=failing(code, message)) as host, predictor(host) as client:
         with pytest.raises(RequestError) as caught:
             await infer(client, destination=where)
-    assert failures.kind_of(caught.value) == kind
-    assert where.settled is settled
-
-
-async def test_a_long_message_is_cut() -> None:
-    async with serving(ModelInfer=failing(grpc.StatusCode.INTERNAL, "x" * 20_000)) as host:
-        async with predictor(host) as client:
-            with pytest.raises(PredictorError) as caught:
-                await infer(client)
-    assert str(caught.value).endswith("answered INTERNAL: " + "x" * 500 + "...")
+    assert type(caught.value) is ERRORS.get(code, PredictorError)
+    assert (failures.kind_of(caught.value), where.settled) == (kind, settled)
+    assert (message if len(message) < 500 else f": {message[:500]}...") in str(caught.value)
 
 
 async def test_refused() -> None:
@@ -356,9 +342,16 @@ async def test_addresses(host: str) -> None:
 # Calls whose caller goes away.
 
 
-async def test_a_call_is_not_cancelled_on_the_wire() -> None:
+async def test_a_call_is_not_cancelled_on_the_wire(caplog: pytest.LogCaptureFixture) -> None:
+    """It ends by itself, and its failure is not logged."""
     hanging = Hanging()
-    async with serving(ModelInfer=hanging.handle) as host, predictor(host) as client:
+
+    async def handler(request: bytes, context: Any) -> bytes:
+        first = not hanging.seen
+        response = await hanging.handle(request, context)
+        return await context.abort(grpc.StatusCode.INTERNAL, "too late") if first else response
+
+    async with serving(ModelInfer=handler) as host, predictor(host) as client:
         call = asyncio.create_task(infer(client))
         await hanging.until(1)
         await cancel(call)
@@ -369,6 +362,8 @@ async def test_a_call_is_not_cancelled_on_the_wire() -> None:
         await hanging.until(0)
     assert hanging.cancelled == 0
     assert len(set(hanging.seen)) == 1
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["goes on", "ends by then"])
@@ -443,25 +438,6 @@ async def test_leaving_breaks_calls_off(
     assert not caplog.records
 
 
-async def test_an_abandoned_call_that_fails_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    hanging = Hanging()
-
-    async def handler(request: bytes, context: Any) -> bytes:
-        await hanging.handle(request, context)
-        raise await context.abort(grpc.StatusCode.INTERNAL, "too late")
-
-    async with serving(ModelInfer=handler) as host, predictor(host) as client:
-        call = asyncio.create_task(infer(client))
-        await hanging.until(1)
-        await cancel(call)
-        hanging.go.set()
-        await hanging.until(0)
-        with pytest.raises(PredictorError):
-            await infer(client)
-    gc.collect()
-    assert not [record for record in caplog.records if record.name == "asyncio"]
-
-
 # Everything that is no inference.
 
 
@@ -472,13 +448,13 @@ async def about(request: bytes, context: Any) -> bytes:
     return message.SerializeToString()
 
 
-async def test_spec_of_a_server_without_configuration() -> None:
+async def test_a_server_without_extensions() -> None:
     async with serving(ModelMetadata=about) as host, predictor(host) as client:
         spec = await client.model_spec()
-    assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
-
-
-async def test_a_configuration_that_fails_is_an_error() -> None:
+        assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
+        assert await client.repository_index() is None
+        with pytest.raises(PredictorError, match="UNIMPLEMENTED"):
+            await client.register_region("r1", "/r1", 4096)
     config = failing(grpc.StatusCode.INTERNAL, "no memory")
     async with serving(ModelMetadata=about, ModelConfig=config) as host, predictor(host) as client:
         with pytest.raises(PredictorError, match="no memory"):
@@ -493,47 +469,16 @@ async def test_readiness(says: bool | None) -> None:
         assert await client.model_ready() is bool(says)
 
 
-async def test_readiness_that_can_not_be_told() -> None:
-    hanging = Hanging()
-    async with predictor(nobody()) as client:
-        with pytest.raises(PredictorUnavailable):
-            await client.model_ready()
+async def test_questions_without_a_usable_answer() -> None:
+    hanging, handler = Hanging(), answering(b"\xff\xff")
     async with serving(ModelReady=hanging.handle) as host, predictor(host, timeout=0.1) as client:
         with pytest.raises(PredictorTimeout, match=r"gave no answer in 0.1 s \(--predictor_request_timeout"):
             await client.model_ready()
         assert hanging.cancelled == 0
-
-
-async def test_questions_with_malformed_answers() -> None:
-    handler = answering(b"\xff\xff")
-    async with (
-        serving(ModelReady=handler, ModelMetadata=handler, ServerMetadata=handler, RepositoryIndex=handler) as host,
-        predictor(host) as client,
-    ):
-        for ask in (client.model_ready, client.model_spec, client.describe_server, client.repository_index):
+    async with serving(ModelReady=handler, ServerMetadata=handler) as host, predictor(host) as client:
+        for ask in (client.model_ready, client.describe_server):
             with pytest.raises(PredictorError, match="response is malformed"):
                 await ask()
-
-
-async def test_what_the_doctor_asks() -> None:
-    def giving(message: Any) -> Handler:
-        return answering(message.SerializeToString())
-
-    index = pb.RepositoryIndexResponse()
-    index.models.add(name="bert", version="1", state="READY")
-    async with serving(
-        ServerLive=giving(pb.ServerLiveResponse(live=True)),
-        ServerReady=giving(pb.ServerReadyResponse(ready=False)),
-        ServerMetadata=giving(pb.ServerMetadataResponse(name="triton", version="2", extensions=["x"])),
-        RepositoryIndex=giving(index),
-    ) as host:
-        async with predictor(host) as client:
-            assert (await client.server_live(), await client.server_ready()) == (True, False)
-            server = await client.describe_server()
-            assert (server.name, server.version, tuple(server.extensions)) == ("triton", "2", ("x",))
-            assert await client.repository_index() == [RepositoryEntry("bert", "1", "READY", "")]
-    async with serving() as host, predictor(host) as client:
-        assert await client.repository_index() is None
 
 
 # Outputs in shared memory.
@@ -581,12 +526,6 @@ async def test_an_unknown_region() -> None:
     assert where.settled
 
 
-async def test_a_server_without_shared_memory() -> None:
-    async with serving() as host, predictor(host) as client:
-        with pytest.raises(PredictorError, match="UNIMPLEMENTED"):
-            await client.register_region("r1", "/r1", 4096)
-
-
 # TLS, apart from what test_tls.py asks of every transport.
 
 
@@ -601,13 +540,6 @@ async def secured(host: str = "localhost") -> AsyncIterator[tuple[str, Hanging]]
 
 
 OWN = {"use_ssl": True, "ca_file": str(CERTIFICATE), "cert_file": str(CERTIFICATE), "key_file": str(KEY)}
-
-
-async def test_a_certificate_for_another_host_is_refused() -> None:
-    async with secured("127.0.0.2") as (host, _), predictor(host, **OWN) as client:
-        with pytest.raises(PredictorUnavailable) as caught:
-            await infer(client)
-    assert caught.value.kind == failures.CONNECTION
 
 
 async def test_renewed_certificates_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

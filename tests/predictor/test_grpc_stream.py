@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable
+from hf_transformer.errors import PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import failures
 from hf_transformer.predictor.base import Outputs
 from hf_transformer.predictor.grpc import GrpcPredictor
@@ -21,6 +21,7 @@ from tests.predictor.fault_server import Connection, nobody
 from tests.predictor.grpc_server import faulty, frame, head, message, predictor, serving, until_request
 
 IDS = Tensor("input_ids", "INT32", np.array([[1, 2]], "<i4"))
+Code = grpc.StatusCode
 
 
 def answer(*ids: int, name: str = "output_ids", final: bool = False, error: str = "") -> bytes:
@@ -31,6 +32,31 @@ def answer(*ids: int, name: str = "output_ids", final: bool = False, error: str 
     if not error:
         message.infer_response.parameters["triton_final_response"].bool_param = final
     return message.SerializeToString()
+
+
+class Telling:
+    """A handler that writes these responses and ends with a status, or, where that is None, never by itself."""
+
+    def __init__(self, *responses: bytes, end: Code | None = None) -> None:
+        self.responses, self.end = responses, end
+        self.requests: list[pb.ModelInferRequest] = []
+        self.metadata: dict[str, str] = {}
+        self.cancelled = asyncio.Event()
+
+    async def handle(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        self.requests = [pb.ModelInferRequest.FromString(request) async for request in requests]
+        self.metadata = dict(context.invocation_metadata())
+        try:
+            for response in self.responses:
+                await context.write(response)  # the client may leave before this returns
+            if self.end is None:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.02)  # a client that would cancel the call after the last response does it now
+            if self.end is not Code.OK:
+                await context.abort(self.end, "the model's own words")
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
 
 
 def stream(
@@ -44,125 +70,57 @@ async def read(client: GrpcPredictor, outputs: Sequence[str] = ("output_ids",)) 
 
 
 async def test_a_request_and_its_responses() -> None:
-    seen: list[Any] = []
-
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        seen.append([pb.ModelInferRequest.FromString(request) async for request in requests])
-        seen.append(dict(context.invocation_metadata()))
-        for response in (answer(5), answer(), answer(6, 7), answer(final=True)):
-            await context.write(response)
-
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
+    told = Telling(answer(5), answer(), answer(6, 7), answer(final=True), end=Code.OK)
+    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
         responses = stream(client, {"x-request-id": "7"})
-        assert seen == []
-        found = [one["output_ids"].data.tolist() async for one in responses]
-    assert found == [[5], [6, 7]]
-    [request], metadata = seen
+        assert told.requests == []
+        assert [one["output_ids"].data.tolist() async for one in responses] == [[5], [6, 7]]
+    [request] = told.requests
     assert (request.model_name, request.parameters["triton_enable_empty_final_response"].bool_param) == ("bert", True)
-    assert (metadata["x-request-id"], metadata["triton_grpc_error"]) == ("7", "true")
+    assert (told.metadata["x-request-id"], told.metadata["triton_grpc_error"]) == ("7", "true")
 
 
-@pytest.mark.parametrize("responses", [[answer(5, final=True)], [answer(5)]], ids=["said to be final", "never said"])
-async def test_ends(responses: list[bytes]) -> None:
-    cancelled = asyncio.Event()
-
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        context.add_done_callback(lambda done: cancelled.set() if done.cancelled() else None)
-        for response in responses:
-            await context.write(response)
-        await asyncio.sleep(0.05)
-
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
-        assert await read(client) == [[5]]
-    assert not cancelled.is_set()
-
-
-async def test_all_outputs_where_none_are_named() -> None:
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        assert not pb.ModelInferRequest.FromString(await anext(requests)).outputs
-        await context.write(answer(5, final=True))
-
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
+@pytest.mark.parametrize("final", [True, False], ids=["said to be final", "never said"])
+async def test_a_stream_that_ends_is_not_cancelled(final: bool) -> None:
+    told = Telling(answer(5, final=final), end=Code.OK)
+    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
         assert await read(client, ()) == [[5]]
+    assert not told.requests[0].outputs, "all are wanted where none is named"
+    assert not told.cancelled.is_set()
 
 
-@pytest.mark.parametrize(
-    ("said", "kind", "expected"),
-    [
-        ("the model has failed", "", PredictorError),
-        ("Request for unknown model: 'gpt2' is not found", "unavailable", PredictorUnavailable),
-        ("Exceeds maximum queue size", "busy", PredictorUnavailable),
-    ],
-)
-async def test_errors_without_a_status(said: str, kind: str, expected: type[Exception]) -> None:
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.write(answer(5))
-        await context.write(answer(error=said))
+FAILURES: list[tuple[bytes | Code, type[RequestError], str, str]] = [
+    (answer(error="the model has failed"), PredictorError, "error", "the model has failed"),
+    (answer(error="unknown model: 'gpt2'"), PredictorUnavailable, "unavailable", "unknown model: 'gpt2'"),
+    (answer(error="Exceeds maximum queue size"), PredictorUnavailable, "busy", "queue size"),
+    (b"\xff\xff", PredictorError, "error", "response is malformed"),
+    (answer(5, name="more"), PredictorError, "error", "with 'more', which was not asked for"),
+    (Code.UNAVAILABLE, PredictorUnavailable, "unavailable", "the model's own words"),
+    (Code.INTERNAL, PredictorError, "error", "the model's own words"),
+    (Code.DEADLINE_EXCEEDED, PredictorTimeout, "timeout", "the model's own words"),
+]
 
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
+
+@pytest.mark.parametrize(("end", "expected", "kind", "said"), FAILURES, ids=[f"{row[2]} {row[3]}" for row in FAILURES])
+@pytest.mark.parametrize("first", [0, 1], ids=["at once", "midway"])
+async def test_failures(end: bytes | Code, expected: type[RequestError], kind: str, said: str, first: int) -> None:
+    before = [answer(5)] * first
+    told = Telling(*before, end=end) if isinstance(end, Code) else Telling(*before, end)
+    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
         responses = stream(client)
-        assert (await anext(responses))["output_ids"].data.tolist() == [5]
+        for _ in before:
+            assert (await anext(responses))["output_ids"].data.tolist() == [5]
         with pytest.raises(expected, match=said) as caught:
             await anext(responses)
-    assert type(caught.value) is expected
-    assert getattr(caught.value, "kind", "") == kind
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, PredictorUnavailable),
-        (grpc.StatusCode.INTERNAL, PredictorError),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, PredictorTimeout),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-@pytest.mark.parametrize("first", [0, 1], ids=["at once", "midway"])
-async def test_errors_with_a_status(code: grpc.StatusCode, expected: type[Exception], first: int) -> None:
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        for _ in range(first):
-            await context.write(answer(5))
-        await context.abort(code, "the model's own words")
-
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
-        with pytest.raises(expected, match="the model's own words") as caught:
-            await read(client)
-    assert type(caught.value) is expected
-
-
-@pytest.mark.parametrize(
-    ("response", "message"),
-    [(b"\xff\xff", "response is malformed"), (answer(5, name="more"), "with 'more', which was not asked for")],
-    ids=["garbage", "other output"],
-)
-async def test_answers_that_break_the_protocol(response: bytes, message: str) -> None:
-    cancelled = asyncio.Event()
-
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        try:
-            await context.write(response)  # the client may leave before this returns
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
-        with pytest.raises(PredictorError, match=message):
-            await read(client)
-        await asyncio.wait_for(cancelled.wait(), 20)
+        if not isinstance(end, Code):
+            await asyncio.wait_for(told.cancelled.wait(), 20)
+    assert (type(caught.value), failures.kind_of(caught.value)) == (expected, kind)
 
 
 @pytest.mark.parametrize("by", ["closing", "cancelling"])
 async def test_leaving_early_cancels_the_call(by: str) -> None:
-    cancelled = asyncio.Event()
-
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        try:
-            await context.write(answer(5))  # the client may read it, and leave, before this returns
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    async with serving(ModelStreamInfer=handler) as host, predictor(host) as client:
+    told = Telling(answer(5))
+    async with serving(ModelStreamInfer=told.handle) as host, predictor(host) as client:
         async with aclosing(stream(client)) as responses:
             await anext(responses)
             if by == "cancelling":
@@ -171,7 +129,24 @@ async def test_leaving_early_cancels_the_call(by: str) -> None:
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-        await asyncio.wait_for(cancelled.wait(), 20)
+        await asyncio.wait_for(told.cancelled.wait(), 20)
+
+
+async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureFixture) -> None:
+    told = Telling(answer(5))
+    async with serving(ModelStreamInfer=told.handle) as host:
+        async with predictor(host) as client:
+            responses = stream(client)
+            await anext(responses)
+            following = asyncio.ensure_future(anext(responses))
+            await asyncio.sleep(0)
+        with pytest.raises(PredictorUnavailable, match="are closed") as caught:
+            await following
+        assert caught.value.kind == failures.LOST
+        with pytest.raises(PredictorUnavailable, match="are closed"):
+            await anext(stream(client))
+        await asyncio.wait_for(told.cancelled.wait(), 20)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -191,31 +166,6 @@ async def test_a_connection_that_ends(responses: int, kind: str) -> None:
             await anext(found)
     assert caught.value.kind == kind
     assert caught.value.connection is not None
-
-
-async def test_leaving_the_context_breaks_streams_off(caplog: pytest.LogCaptureFixture) -> None:
-    cancelled = asyncio.Event()
-
-    async def handler(requests: AsyncIterator[bytes], context: Any) -> None:
-        try:
-            await context.write(answer(5))  # the client may leave before this returns
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    async with serving(ModelStreamInfer=handler) as host:
-        async with predictor(host) as client:
-            responses = stream(client)
-            await anext(responses)
-            following = asyncio.ensure_future(anext(responses))
-            await asyncio.sleep(0)
-        with pytest.raises(PredictorUnavailable, match="are closed") as caught:
-            await following
-        assert caught.value.kind == failures.LOST
-        with pytest.raises(PredictorUnavailable, match="are closed"):
-            await anext(stream(client))
-        await asyncio.wait_for(cancelled.wait(), 20)
-    assert not caplog.records
 
 
 async def test_a_slow_reader_holds_the_server_back() -> None:

@@ -1,4 +1,4 @@
-"""The REST transport on real sockets: what it sends, what it makes of answers, and how calls end."""
+"""The REST transport on real sockets: what it sends, what it makes of answers and streams, and how calls end."""
 
 from __future__ import annotations
 
@@ -6,28 +6,61 @@ import asyncio
 import gc
 import gzip
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 import numpy as np
 import orjson
 import pytest
 
-from hf_transformer.errors import (
-    PredictorDenied,
-    PredictorError,
-    PredictorTimeout,
-    PredictorUnavailable,
-    RequestError,
-)
+from hf_transformer.errors import PredictorDenied, PredictorError, PredictorTimeout, PredictorUnavailable, RequestError
 from hf_transformer.predictor import http
-from hf_transformer.predictor.base import Destination, PredictorSettings, StaleConnection, UnknownRegion
+from hf_transformer.predictor.base import Destination, Outputs, PredictorSettings, StaleConnection, UnknownRegion
 from hf_transformer.predictor.failures import kind_of
-from hf_transformer.predictor.http import HttpError
-from hf_transformer.predictor.rest import RestPredictor, _mapped
+from hf_transformer.predictor.rest import RestPredictor
 from hf_transformer.protocol.tensors import Placement
 from hf_transformer.types import ModelSpec, Tensor
 from tests.predictor.fault_server import Connection, nobody, scripted
-from tests.predictor.rest_calls import FRAMING, HEADER, IDS, LOGITS, fails, good_answer, infer, predictor
+
+IDS = Tensor("input_ids", "INT64", np.array([[101, 103, 102]]))
+LOGITS = np.array([[0.25, 0.75]], "<f4")
+HEADER = orjson.dumps(
+    {"outputs": [{"name": "logits", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}]}
+)
+FRAMING = f"Inference-Header-Content-Length: {len(HEADER)}"
+GONE, FAILED = PredictorUnavailable, PredictorError
+
+
+def predictor(host: str, timeout: float = 30.0, limit: int = 2**30) -> RestPredictor:
+    return RestPredictor(PredictorSettings("my model", host, timeout=timeout, max_response_bytes=limit))
+
+
+async def infer(
+    rest: RestPredictor,
+    inputs: Sequence[Tensor] = (IDS,),
+    headers: Mapping[str, str] | None = None,
+    destination: Destination | None = None,
+) -> list[float]:
+    reply = await rest.infer(inputs, ["logits"], headers or {}, destination=destination)
+    values: list[float] = reply.tensors["logits"].data.ravel().tolist()
+    reply.release()
+    return values
+
+
+async def fails(
+    answer: Callable[[Connection], Awaitable[None]], destination: Destination | None = None
+) -> RequestError:
+    """The error that a script's answer to one inference leads to."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await answer(connection)
+
+    async with scripted(script) as host, predictor(host) as rest:
+        with pytest.raises((PredictorError, PredictorUnavailable, PredictorTimeout)) as caught:
+            await infer(rest, destination=destination)
+        return caught.value
+
 
 # Requests.
 
@@ -38,7 +71,7 @@ async def test_a_request_is_framed_and_its_answer_decoded() -> None:
     async def script(connection: Connection) -> None:
         for _ in range(2):
             seen.append(await connection.request())
-            await good_answer(connection)
+            await connection.answer("200 OK", HEADER + LOGITS.tobytes(), FRAMING)
         await connection.until_closed()
 
     headers = {"x-request-id": "7", "content-length": "1", "accept-encoding": "gzip"}
@@ -54,12 +87,6 @@ async def test_a_request_is_framed_and_its_answer_decoded() -> None:
     assert (sent["accept-encoding"], sent["content-type"]) == ("identity", "application/octet-stream")
     assert orjson.loads(body[:length])["outputs"] == [{"name": "logits", "parameters": {"binary_data": True}}]
     assert body[length:] == IDS.data.tobytes()
-
-
-async def test_an_input_that_does_not_fit_its_datatype() -> None:
-    async with predictor(nobody()) as rest:
-        with pytest.raises(PredictorError, match="the request can't be written"):
-            await infer(rest, [Tensor("a", "INT64", np.zeros(2))])
 
 
 async def test_large_outputs_are_aligned_views() -> None:
@@ -79,7 +106,6 @@ async def test_large_outputs_are_aligned_views() -> None:
 
 # Answers that are errors.
 
-GONE, FAILED = PredictorUnavailable, PredictorError
 STATUSES = [
     ("404 Not Found", b'{"error":"no such model"}', GONE, "unavailable", "404: no such model", True),
     ("503 Unavailable", b"upstream connect error", GONE, "unavailable", "503: upstream", False),
@@ -98,6 +124,7 @@ STATUSES = [
     ("500 Oops", b"x" * 9999, FAILED, "error", "answered 500: " + "x" * 500 + "...", False),
     ("301 Moved", b"elsewhere", FAILED, "error", "answered 301: elsewhere", False),
     ("204 No Content", b"", FAILED, "error", "answered 204", False),
+    ("404 No", b'{"error":"shared memory region: \'r1\'"}', UnknownRegion, "unavailable", "region: 'r1'", True),
 ]
 
 
@@ -106,17 +133,13 @@ STATUSES = [
     STATUSES,
     ids=[f"{row[0]}-{row[1][:12]!r}" for row in STATUSES],
 )
-async def test_statuses(
+async def test_statuses_and_whether_they_settle_a_call(
     status: str, body: bytes, error: type[RequestError], kind: str, message: str, settled: bool
 ) -> None:
     where = destination()
-    for found in (
-        await fails(lambda connection: connection.answer(status, body)),
-        await fails(lambda connection: connection.answer(status, body), where),
-    ):
-        assert (type(found), kind_of(found)) == (error, kind)
-        assert message in str(found)
-    assert where.settled is settled
+    found = await fails(lambda connection: connection.answer(status, body), where)
+    assert (type(found), kind_of(found), where.settled) == (error, kind, settled)
+    assert message in str(found)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +181,7 @@ async def test_answers_that_break_the_protocol(body: bytes, headers: tuple[str, 
 
 BROKEN = {
     "garbage": (b"SSH-2.0-OpenSSH\r\n\r\n", "error", "does not speak HTTP/1.1; if that is its gRPC port"),
+    "a broken head": (b"HTTP/1.1 99 No\r\n\r\n", "error", "the call to the predictor at"),
     "nothing": (b"", "no_answer", "it closed the connection without an answer"),
     "half a body": (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "lost", "in the middle of its answer"),
     "too large": (
@@ -174,14 +198,6 @@ async def test_broken_answers(answer: bytes, kind: str, message: str) -> None:
     error = await fails(lambda connection: connection.send(answer), where)
     assert kind_of(error) == kind and message in str(error)
     assert error.__cause__ is not None and not where.settled
-
-
-@pytest.mark.parametrize("host", ["nobody", "predictor.invalid"])
-async def test_no_connection(host: str) -> None:
-    async with predictor(nobody() if host == "nobody" else host) as rest:
-        with pytest.raises(PredictorUnavailable, match=r"the predictor at \S+:\d+ is unavailable: ") as caught:
-            await infer(rest)
-    assert caught.value.kind == "connection"
 
 
 @pytest.mark.parametrize("end", ["refused", "hung up", "cancelled"])
@@ -205,7 +221,6 @@ async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, st
     data = np.zeros((1, 2**16), np.int64)
     inputs = weakref.ref(data)
     async with scripted(script) as host, predictor(nobody() if end == "refused" else host) as rest:
-        gc.collect()
         gc.disable()
         try:
             task = asyncio.create_task(call(rest, [Tensor("input_ids", "INT64", data)]))
@@ -219,37 +234,6 @@ async def test_a_failed_call_frees_its_inputs_without_the_collector(end: str, st
             assert inputs() is None
         finally:
             gc.enable()
-
-
-# The client's errors.
-
-EXPECTED: dict[str, tuple[type[RequestError], str]] = {
-    "HttpError": (PredictorError, "error"),
-    "NotHttp": (PredictorError, "error"),
-    "MalformedAnswer": (PredictorError, "error"),
-    "AnswerTooLarge": (PredictorError, "error"),
-    "ConnectTimeout": (PredictorUnavailable, "connection"),
-    "Disconnected": (PredictorUnavailable, "lost"),
-    "NoAnswer": (PredictorUnavailable, "no_answer"),
-    "ClientClosed": (PredictorUnavailable, "lost"),
-}
-
-
-def family(kind: type[Exception]) -> Iterator[type[Exception]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from family(child)
-
-
-async def test_every_error_of_the_client_has_a_place() -> None:
-    assert {kind.__name__ for kind in family(HttpError)} == set(EXPECTED)
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-async def test_errors_of_the_client(name: str) -> None:
-    error = _mapped(getattr(http, name)("why"), "here")
-    assert (type(error), kind_of(error)) == EXPECTED[name]
-    assert "predictor at here" in str(error)
 
 
 # Shared memory.
@@ -278,18 +262,29 @@ async def test_an_answer_in_shared_memory() -> None:
     assert orjson.loads(seen[0])["outputs"] == [{"name": "logits", "parameters": parameters}]
 
 
-@pytest.mark.parametrize("why", ["nobody listens", "no connection in time", "closed", "can't be written"])
-async def test_a_call_that_was_not_sent_is_settled(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("why", "kind", "says"),
+    [
+        ("nobody listens", "connection", r"the predictor at \S+:\d+ is unavailable: "),
+        ("no such host", "connection", r"the predictor at \S+:\d+ is unavailable: "),
+        ("no connection in time", "connection", r"no connection to the predictor at \S+ in time"),
+        ("closed", "lost", r"the connections to the predictor at \S+ are closed"),
+        ("can't be written", "error", "the request can't be written"),
+    ],
+)
+async def test_a_call_that_was_not_sent_is_settled(
+    why: str, kind: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where = destination()
     inputs = [Tensor("a", "INT64", np.zeros(2))] if why == "can't be written" else [IDS]
-    async with predictor(nobody()) as rest:
+    async with predictor("predictor.invalid" if why == "no such host" else nobody()) as rest:
         if why == "closed":
             await rest.__aexit__(None, None, None)
         if why == "no connection in time":
             monkeypatch.setattr(http, "CONNECT_SECONDS", 0.0)
-        with pytest.raises(RequestError):
+        with pytest.raises(RequestError, match=says) as caught:
             await infer(rest, inputs, destination=where)
-    assert where.settled
+    assert where.settled and kind_of(caught.value) == kind
 
 
 @pytest.mark.parametrize("when", ["connecting", "sent"])
@@ -315,13 +310,6 @@ async def test_a_cancelled_call_is_settled_if_it_was_not_sent(when: str, monkeyp
         with pytest.raises(asyncio.CancelledError):
             await call
     assert where.settled is (when == "connecting")
-
-
-async def test_an_unknown_region() -> None:
-    body = b'{"error":"Unable to find shared memory region: \'r1\'"}'
-    where = destination()
-    error = await fails(lambda connection: connection.answer("404 Not Found", body), where)
-    assert (where.settled, type(error)) == (True, UnknownRegion)
 
 
 @pytest.mark.parametrize("end", ["closed", "reset", "408"])
@@ -354,37 +342,41 @@ async def test_a_stale_connection_with_a_destination_is_not_sent_again(end: str)
 
 BASE = "/v2/models/my%20model"
 METADATA = b'{"name":"m","versions":["2"],"inputs":[{"name":"a","datatype":"INT32","shape":[-1,4]}],"outputs":[]}'
-CONFIG = b'{"max_batch_size":4,"input":[{"name":"a","data_type":"TYPE_INT32","dims":["4"]}],"output":[]}'
 
 
-async def described(answers: Mapping[str, tuple[str, bytes]]) -> ModelSpec:
+@asynccontextmanager
+async def told(answers: Mapping[str, tuple[str, bytes]]) -> AsyncIterator[RestPredictor]:
+    """A predictor that has these answers, by path."""
+
     async def script(connection: Connection) -> None:
         while True:
             line = (await connection.request())[0][""]
             await connection.answer(*answers[line.split(" ")[1]])
 
     async with scripted(script) as host, predictor(host) as rest:
+        yield rest
+
+
+async def described(metadata: tuple[str, bytes], config: tuple[str, bytes]) -> ModelSpec:
+    async with told({BASE: metadata, f"{BASE}/config": config}) as rest:
         return await rest.model_spec()
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
-async def test_spec_of_a_server_without_configuration(status: int) -> None:
-    spec = await described({BASE: ("200 OK", METADATA), f"{BASE}/config": (f"{status} No", b"")})
+async def test_a_server_without_extensions(status: int) -> None:
+    spec = await described(("200 OK", METADATA), (f"{status} No", b""))
     assert (spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("2", None, (-1, 4))
+    async with told({"/v2/repository/index": (f"{status} No", b"")}) as rest:
+        assert await rest.repository_index() is None
 
 
 @pytest.mark.parametrize(
     ("metadata", "config", "error", "message"),
     [
-        (("200 OK", METADATA), ("500 No", b"no memory"), PredictorError, "answered 500: no memory"),
-        (("404 No", b'{"error":"unknown"}'), ("200 OK", b""), PredictorUnavailable, "answered 404: unknown"),
+        (("200 OK", METADATA), ("500 No", b"no memory"), FAILED, "answered 500: no memory"),
+        (("404 No", b'{"error":"unknown"}'), ("200 OK", b""), GONE, "answered 404: unknown"),
         # Triton's port for metrics says 200 and nothing more to everything.
-        (
-            ("200 OK", b""),
-            ("200 OK", b""),
-            PredictorError,
-            r"not JSON: .* Triton's REST port\? see --predictor_host\)$",
-        ),
+        (("200 OK", b""), ("200 OK", b""), FAILED, r"not JSON: .* Triton's REST port\? see --predictor_host\)$"),
     ],
     ids=["no configuration", "unknown", "another port"],
 )
@@ -392,7 +384,7 @@ async def test_no_spec(
     metadata: tuple[str, bytes], config: tuple[str, bytes], error: type[RequestError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        await described({BASE: metadata, f"{BASE}/config": config})
+        await described(metadata, config)
 
 
 @pytest.mark.parametrize(
@@ -408,59 +400,142 @@ async def test_no_spec(
     ],
 )
 async def test_readiness(status: str, body: bytes, ready: bool) -> None:
-    async def script(connection: Connection) -> None:
-        headers, _ = await connection.request()
-        assert headers[""] == f"GET {BASE}/ready HTTP/1.1"
-        await connection.answer(status, body)
-
-    async with scripted(script) as host, predictor(host) as rest:
+    async with told({f"{BASE}/ready": (status, body)}) as rest:
         assert await rest.model_ready() is ready
 
 
-async def test_a_question_without_an_answer_in_time() -> None:
+async def test_questions_without_a_usable_answer() -> None:
+    closed = asyncio.Event()
+
     async def script(connection: Connection) -> None:
         await connection.until_closed()
+        closed.set()
 
+    late = r"gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)"
     async with scripted(script) as host, predictor(host, 0.05) as rest:
-        with pytest.raises(
-            PredictorTimeout, match=r"gave no answer in 0\.05 s \(--predictor_request_timeout_seconds\)"
-        ):
+        with pytest.raises(PredictorTimeout, match=late):
             await rest.model_ready()
-        assert not rest._client.idle
+        await closed.wait()
+    for body, headers in ((b"[]", ()), (bytes(100_000), ("Inference-Header-Content-Length: many",))):
+
+        async def answer(connection: Connection, body: bytes = body, headers: tuple[str, ...] = headers) -> None:
+            await connection.request()
+            await connection.answer("200 OK", body, *headers)
+
+        async with scripted(answer) as host, predictor(host) as rest:
+            with pytest.raises(PredictorError, match="response is malformed"):
+                await rest.describe_server()
 
 
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [(b"[]", ()), (bytes(100_000), ("Inference-Header-Content-Length: many",))],
-    ids=["no object", "no number"],
-)
-async def test_a_question_with_a_malformed_answer(body: bytes, headers: tuple[str, ...]) -> None:
+# Streams.
+
+TEXT = Tensor("text_input", "BYTES", np.array([b"hello"], np.object_))
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def event(text: str = "", error: str = "") -> bytes:
+    said = {"error": error} if error else {"model_name": "m", "model_version": "1", "text_output": text}
+    return b"data: " + orjson.dumps(said) + b"\n\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def whole(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def stream(rest: RestPredictor, headers: Mapping[str, str] | None = None) -> AsyncGenerator[Outputs, None]:
+    return rest.stream([TEXT], ["text_output"], headers or {})
+
+
+async def test_a_stream_and_its_responses() -> None:
+    requests = []
+
     async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.answer("200 OK", body, *headers)
+        assert connection.number == 0
+        while True:
+            requests.append(await connection.request())
+            await connection.send(HEAD)
+            for text in ("a", "é"):
+                await connection.send(chunk(event(text)))
+            await connection.send(END)
 
     async with scripted(script) as host, predictor(host) as rest:
-        with pytest.raises(PredictorError, match="response is malformed"):
-            await rest.describe_server()
+        for count in range(2):
+            responses = stream(rest, {"x-request-id": "7", "host": "elsewhere"})
+            assert len(requests) == count
+            assert [one["text_output"].data[0].decode() async for one in responses] == ["a", "é"]
+    (headers, body), _ = requests
+    assert headers[""] == "POST /v2/models/my%20model/generate_stream HTTP/1.1"
+    assert (headers["x-request-id"], headers["host"]) == ("7", host)
+    assert headers["accept-encoding"] == "identity"
+    assert orjson.loads(body) == {"text_input": "hello"}
 
 
-async def test_questions_about_the_server() -> None:
-    answers = {
-        "GET /v2/health/live": ("200 OK", b""),
-        "GET /v2/health/ready": ("400 No", b""),
-        "GET /v2": ("200 OK", b'{"name":"triton","version":"2.51","extensions":["a"]}'),
-        "POST /v2/repository/index": ("200 OK", b'[{"name":"m","version":"1","state":"READY","reason":""}]'),
-    }
+GZIPPED = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+JSON = HEAD.replace(b"text/event-stream", b"application/json")
+A = chunk(event("a"))
+STREAMS: dict[str, tuple[list[bytes], type[RequestError], str, str]] = {
+    "an error": ([HEAD, A, chunk(event(error="it failed")), END], FAILED, "error", "it failed"),
+    "a queue": ([HEAD, A, chunk(event(error="Request timeout expired")), END], GONE, "busy", "timeout expired"),
+    "not ready": ([HEAD, A, chunk(event(error="'m' is not ready")), END], GONE, "unavailable", "is not ready"),
+    "500, an event": ([whole("500 Oops", b'data: {"error":"bad"}\n\n')], FAILED, "error", "answered 500: bad$"),
+    "503, plain text": ([whole("503 No", b"bad input")], GONE, "unavailable", "answered 503: bad input$"),
+    "nothing": ([], GONE, "no_answer", "closed the connection"),
+    "half a head": ([HEAD[:20]], GONE, "lost", "in the middle"),
+    "no end": ([HEAD, A], GONE, "lost", "in the middle"),
+    "no size": ([HEAD, b"zz\r\n"], FAILED, "error", "the call to the predictor"),
+    "not JSON": ([HEAD, chunk(b"data: {\n\n"), END], FAILED, "error", "malformed"),
+    "no events": ([JSON, chunk(b"{}"), END], FAILED, "error", "expected text/event-stream"),
+    "compressed": ([GZIPPED, chunk(b"\x1f\x8b"), END], FAILED, "error", "Content-Encoding gzip, although identity"),
+    "too large": ([HEAD, chunk(event("a" * 100_000)), END], FAILED, "error", "an event .* more than 50000 bytes"),
+}
+
+
+@pytest.mark.parametrize(("parts", "expected", "kind", "says"), STREAMS.values(), ids=STREAMS)
+async def test_streams_that_fail(parts: list[bytes], expected: type[RequestError], kind: str, says: str) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        for part in parts:
+            await connection.send(part)
+            await asyncio.sleep(0)
+
+    found = []
+    async with scripted(script) as host, predictor(host, limit=50_000) as rest:
+        with pytest.raises(expected, match=says) as caught:
+            async for one in stream(rest):
+                found.append(one["text_output"].data[0])
+    assert (type(caught.value), kind_of(caught.value), found) == (expected, kind, [b"a"] * parts.count(A))
+
+
+@pytest.mark.parametrize("by", ["closing", "cancelling"])
+async def test_leaving_a_stream_early_closes_its_connection(by: str) -> None:
+    closed, sent = asyncio.Event(), asyncio.Event()
 
     async def script(connection: Connection) -> None:
-        while True:
-            line = (await connection.request())[0][""]
-            await connection.answer(*answers[line.removesuffix(" HTTP/1.1")])
+        await connection.request()
+        await connection.send(HEAD + A)
+        sent.set()
+        try:
+            await connection.until_closed()
+        finally:
+            closed.set()
 
-    async with scripted(script) as host, RestPredictor(PredictorSettings("m", host)) as rest:
-        assert await rest.server_live() and not await rest.server_ready()
-        about = await rest.describe_server()
-        assert (about.name, about.version) == ("triton", "2.51")
-        assert [entry.name for entry in await rest.repository_index() or ()] == ["m"]
-        answers["POST /v2/repository/index"] = ("404 No", b"")
-        assert await rest.repository_index() is None
+    async def read(rest: RestPredictor) -> None:
+        async for _ in stream(rest):
+            pass
+
+    async with scripted(script) as host, predictor(host) as rest:
+        if by == "closing":
+            async with aclosing(stream(rest)) as responses:
+                await anext(responses)
+        else:
+            task = asyncio.create_task(read(rest))
+            await sent.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await closed.wait()

@@ -104,7 +104,10 @@ def shared(tmp_path: Path) -> Shared:
 
 
 async def test_large_outputs_are_read_where_they_were_written(shared: Shared) -> None:
+    metrics = Metrics("m")
+    metrics.watch_shared_memory(shared.predictor.use)
     async with shared.predictor as predictor:
+        assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
         await shared.registered()
         assert (await predictor.model_spec() is SPEC, await predictor.model_ready()) == (True, False)
         assert await shared.infer(3) == [3]
@@ -113,6 +116,15 @@ async def test_large_outputs_are_read_where_they_were_written(shared: Shared) ->
         assert shared.predictor.use().batches == batches
         assert (shared.slots(), shared.predictor.use().bytes["free"]) == ((0, 0), SIZE)
         assert shared.transport.released == 3
+        shown = metrics.render().decode()
+    for line in (
+        "registered 1.0",
+        'slots{state="quarantined"} 0.0',
+        f'bytes{{state="free"}} {float(SIZE)}',
+        'batches_total{transfer="shared"} 2.0',
+        'batches_total{transfer="inline_unregistered"} 1.0',
+    ):
+        assert f"hf_transformer_shared_memory_{line}\n" in shown
     assert shared.files == [] and shared.transport.regions == {} and shared.transport.events == ["open", "close"]
 
 
@@ -127,14 +139,6 @@ async def test_a_slot_is_in_use_until_its_reply_is_released(shared: Shared) -> N
         for _ in range(2):
             reply.release()
             assert shared.slots() == (0, 0) and predictor.use().bytes["free"] == SIZE
-
-
-async def test_nothing_is_made_for_small_outputs_or_unknown_sizes(shared: Shared) -> None:
-    async with shared.predictor:
-        assert await shared.infer(1, 255) == [1]
-        assert await shared.infer(2, QUARTER, outputs=("unsized",)) == [2]
-        assert shared.transport.attempts == 0 and shared.files == []
-        assert sum(shared.predictor.use().batches.values()) == 0
 
 
 async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> None:
@@ -164,6 +168,10 @@ async def test_what_would_travel_through_it_at_this_moment(shared: Shared) -> No
 async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exception | None) -> None:
     """What the predictor may still write there is read by nobody."""
     async with shared.predictor:
+        assert await shared.infer(1, 255) == [1]
+        assert await shared.infer(2, QUARTER, outputs=("unsized",)) == [2]
+        assert shared.transport.attempts == 0 and shared.files == [], "for small outputs nothing is made"
+        assert sum(shared.predictor.use().batches.values()) == 0
         await shared.registered()
         call = await shared.under_way(1)
         if end is None:
@@ -176,36 +184,13 @@ async def test_a_slot_without_an_answer_is_quarantined(shared: Shared, end: Exce
         assert shared.predictor.use().bytes == {"in_use": 0, "quarantined": SIZE // 4, "free": SIZE * 3 // 4}
         assert await shared.infer(2, 4 * QUARTER) == [2]
         assert shared.batches("inline_full") == 1
-        assert await shared.infer(3, 3 * QUARTER) == [3]
+        shared.transport.gate(3).set_exception(StaleConnection("it ended before an answer"))
+        assert await shared.infer(3, QUARTER) == [3], "such a call goes inline"
+        assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 2))
+        assert await shared.infer(4, 2 * QUARTER) == [4]
         assert shared.batches("shared") == 1
     assert shared.files == []
     assert len(shared.transport.regions) == 1, "a request may be under way in it, so the predictor keeps it"
-
-
-async def test_a_stale_connection_quarantines_the_slot_and_the_call_goes_inline(shared: Shared) -> None:
-    async with shared.predictor:
-        await shared.registered()
-        shared.transport.gate(1).set_exception(StaleConnection("it ended before an answer"))
-        assert await shared.infer(1) == [1]
-        assert (shared.batches("shared"), shared.batches("inline_resent"), shared.slots()) == (0, 1, (0, 1))
-
-
-async def test_metrics(shared: Shared) -> None:
-    metrics = Metrics("m")
-    metrics.watch_shared_memory(shared.predictor.use)
-    async with shared.predictor:
-        assert b"hf_transformer_shared_memory_registered 0.0" in metrics.render()
-        await shared.registered()
-        assert await shared.infer(1) == [1]
-        lines = metrics.render().decode().splitlines()
-    for line in (
-        "hf_transformer_shared_memory_registered 1.0",
-        'hf_transformer_shared_memory_slots{state="quarantined"} 0.0',
-        f'hf_transformer_shared_memory_bytes{{state="free"}} {float(SIZE)}',
-        'hf_transformer_shared_memory_batches_total{transfer="shared"} 1.0',
-        'hf_transformer_shared_memory_batches_total{transfer="inline_unregistered"} 1.0',
-    ):
-        assert line in lines
 
 
 # Regions: made, lost, replaced, refused, closed
@@ -312,16 +297,19 @@ async def test_a_predictor_that_registers_nothing(
     assert caplog.text.count("large outputs travel through shared memory") == 1
 
 
-async def test_a_refusal_is_not_asked_for_again_soon(tmp_path: Path) -> None:
+async def test_a_refusal_is_not_asked_for_again_soon_and_nothing_is_forgotten_there(tmp_path: Path) -> None:
+    """The regions of a predictor that does not see our folder are those of processes on its own machine."""
     shared = Shared(tmp_path, pauses=Pauses())
+    theirs = f"{PREFIX}theirs"
+    shared.transport.regions = {theirs: tmp_path / theirs}
     shared.transport.refusal = PredictorError("Unable to open shared memory region")
     async with shared.predictor:
         assert await shared.infer(1) == [1]
         await shared.attempted(1)
         shared.transport.refusal = None
         assert await shared.infer(2) == [2]
-        await asyncio.sleep(0)
-        assert shared.transport.registered == []
+        await asyncio.sleep(0.01)
+        assert shared.transport.registered == [] and list(shared.transport.regions) == [theirs]
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["no room", "no folder"])
@@ -364,18 +352,6 @@ async def test_room_that_a_dead_predecessor_takes_comes_back(
         assert list(shared.transport.regions) == ["of others", shared.transport.registered[1]]
         assert await shared.infer(2) == [2]
         assert caplog.text.count("do not fit") == 1
-
-
-async def test_nothing_is_forgotten_at_a_predictor_that_does_not_see_our_folder(shared: Shared) -> None:
-    """Its regions are those of processes that may well live, on its own machine."""
-    theirs = f"{PREFIX}theirs"
-    shared.transport.regions = {theirs: shared.folder / theirs}
-    shared.transport.refusal = PredictorError("Unable to open shared memory region")
-    async with shared.predictor:
-        assert await shared.infer(1) == [1]
-        await shared.attempted(1)
-        await asyncio.sleep(0.01)
-        assert list(shared.transport.regions) == [theirs]
 
 
 async def test_closing_with_a_call_under_way(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
@@ -425,22 +401,17 @@ def test_slots_never_overlap_and_none_is_lost(steps: list[tuple[int, int]]) -> N
 
 
 def test_the_file_has_no_memory_before_it_is_filled_and_all_of_it_after(tmp_path: Path) -> None:
-    region = Region(SIZE, tmp_path)
-    assert (region.path.stat().st_size, region.path.stat().st_blocks) == (SIZE, 0)
-    assert region.take({"a": 64}) is None and region.gaps.free_bytes == 0
-    region.fill()
-    assert region.path.stat().st_blocks * 512 >= SIZE
-    assert region.gaps.free_bytes == SIZE
-    region.close()
-
-
-def test_every_user_can_write_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         region = Region(SIZE, tmp_path)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(region.path.stat().st_mode) == 0o666
+    assert stat.S_IMODE(region.path.stat().st_mode) == 0o666, "every user can write, whatever the umask"
+    assert (region.path.stat().st_size, region.path.stat().st_blocks) == (SIZE, 0)
+    assert region.take({"a": 64}) is None and region.gaps.free_bytes == 0
+    region.fill()
+    assert region.path.stat().st_blocks * 512 >= SIZE
+    assert region.gaps.free_bytes == SIZE
     region.close()
 
 

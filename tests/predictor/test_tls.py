@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -15,13 +16,13 @@ import grpc.aio
 import pytest
 
 from hf_transformer.app.wiring import predictor_settings
-from hf_transformer.config.options import Config, parse_config
+from hf_transformer.config.options import parse_config
 from hf_transformer.errors import ConfigError, PredictorUnavailable
 from hf_transformer.predictor import open_predictor
 from hf_transformer.predictor.base import PredictorSettings
 from hf_transformer.predictor.tls import root_certificates, ssl_context
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
-from tests.configuring import error
+from tests.configuring import error, notes
 from tests.predictor.fault_server import CERTIFICATE, KEY, TLS, Connection, scripted, server_context
 from tests.predictor.grpc_server import serving
 
@@ -58,14 +59,13 @@ async def grpc_server(mutual: bool) -> AsyncIterator[int]:
 SERVERS = {"v2": rest_server, "grpc-v2": grpc_server}
 
 
-def configured(port: int, protocol: str, environ: dict[str, str]) -> Config:
+def settings_of(port: int, protocol: str, environ: dict[str, str]) -> PredictorSettings:
     flags = (f"--predictor_host=https://localhost:{port}", f"--predictor_protocol={protocol}")
-    return parse_config(flags, environ)[0]
+    return predictor_settings(parse_config(flags, environ)[0])
 
 
 async def is_ready(port: int, protocol: str, environ: dict[str, str]) -> bool:
-    settings = predictor_settings(configured(port, protocol, environ))
-    async with open_predictor(protocol, settings, 0) as predictor:
+    async with open_predictor(protocol, settings_of(port, protocol, environ), 0) as predictor:
         return await predictor.model_ready()
 
 
@@ -102,24 +102,25 @@ async def test_where_trusted_certificates_come_from(protocol: str, tmp_path: Pat
 
 @PROTOCOL
 def test_files_that_can_not_be_used(protocol: str, tmp_path: Path) -> None:
-    nonsense, between = tmp_path / "nonsense", tmp_path / "between"
+    nonsense, between, empty = tmp_path / "nonsense", tmp_path / "between", tmp_path / "empty file"
     nonsense.write_text("no PEM")
     between.write_text("-----BEGIN CERTIFICATE-----\nno base64\n-----END CERTIFICATE-----\n")
-
-    def message(**environ: str) -> str:
-        given = configured(1, protocol, environ)
-        with pytest.raises(ConfigError) as caught:
-            open_predictor(protocol, predictor_settings(given), 0)
-        return str(caught.value)
-
-    assert "can't be used" in message(**OWN | {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(nonsense)})
-    assert f"--predictor_key_file={CERTIFICATE}" in message(
-        **OWN | {"HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(CERTIFICATE)}
-    )
-    assert "no certificate in" in message(REQUESTS_CA_BUNDLE=str(nonsense))
-    # Not saved by others that can be used.
-    assert "no certificate in" in message(REQUESTS_CA_BUNDLE=str(nonsense), SSL_CERT_DIR=str(TLS))
-    assert "can't be used" in message(REQUESTS_CA_BUNDLE=str(between))
+    empty.touch()
+    for given, says in (
+        (OWN | {"HF_TRANSFORMER_PREDICTOR_CERT_FILE": str(nonsense)}, "can't be used"),
+        (OWN | {"HF_TRANSFORMER_PREDICTOR_KEY_FILE": str(CERTIFICATE)}, f"--predictor_key_file={CERTIFICATE}"),
+        ({"REQUESTS_CA_BUNDLE": str(nonsense)}, "no certificate in"),
+        ({"REQUESTS_CA_BUNDLE": str(empty)}, f"no certificate in {empty}"),
+        # Not saved by others that can be used.
+        ({"REQUESTS_CA_BUNDLE": str(nonsense), "SSL_CERT_DIR": str(TLS)}, "no certificate in"),
+        ({"REQUESTS_CA_BUNDLE": str(between)}, "can't be used"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            open_predictor(protocol, settings_of(1, protocol, given), 0)
+    none = str(tmp_path / "none")
+    for missing in (PredictorSettings("m", "h", ca_file=none), PredictorSettings("m", "h", ca_path=none)):
+        with pytest.raises(ConfigError, match="can't be read"):
+            root_certificates(missing)
 
 
 def test_certificate_and_key_come_together() -> None:
@@ -127,13 +128,7 @@ def test_certificate_and_key_come_together() -> None:
     assert "--predictor_key_file" in error(tls, f"--predictor_cert_file={CERTIFICATE}")
     assert "--predictor_cert_file" in error(tls, f"--predictor_key_file={KEY}")
     assert "file that exists" in error(tls, "--predictor_cert_file=/none", f"--predictor_key_file={KEY}")
-    notes = parse_config(("--predictor_host=triton", f"--predictor_cert_file={CERTIFICATE}"), {})[1]
-    assert any("--predictor_cert_file is ignored" in note for note in notes)
-
-
-def certificates(file: Path | None = None, folder: Path | None = None) -> PredictorSettings:
-    ca_file, ca_path = (None if path is None else str(path) for path in (file, folder))
-    return PredictorSettings("m", "triton", True, ca_file=ca_file, ca_path=ca_path)
+    assert "--predictor_cert_file is ignored" in notes(f"--predictor_cert_file={CERTIFICATE}")[0]
 
 
 def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
@@ -141,23 +136,15 @@ def test_certificates_of_a_file_and_a_folder(tmp_path: Path) -> None:
     (tmp_path / "unhashed name").write_text(pem)
     (tmp_path / "README").write_text("no certificate")
     (tmp_path / "folder").mkdir()
-    assert root_certificates(certificates()) is None
-    for chosen in (certificates(CERTIFICATE), certificates(folder=tmp_path)):
-        assert root_certificates(chosen) == pem
-        (trusted,) = ssl_context(chosen).get_ca_certs()
-        assert trusted["subject"] == ((("commonName", "hf-transformer tests"),),)
-    both = root_certificates(certificates(CERTIFICATE, tmp_path))
-    assert both is not None and both.count("BEGIN CERTIFICATE") == 2
-
-
-def test_certificates_that_are_not_there(tmp_path: Path) -> None:
-    missing, file = tmp_path / "missing", tmp_path / "empty file"
-    file.touch()
-    for chosen in (certificates(missing), certificates(folder=missing)):
-        with pytest.raises(ConfigError, match="can't be read"):
-            root_certificates(chosen)
-    with pytest.raises(ConfigError, match=f"no certificate in {file}"):
-        root_certificates(certificates(file))
+    file, folder = str(CERTIFICATE), str(tmp_path)
+    for ca_file, ca_path, count in ((None, None, 0), (file, None, 1), (None, folder, 1), (file, folder, 2)):
+        settings = PredictorSettings("m", "triton", True, ca_file=ca_file, ca_path=ca_path)
+        found = root_certificates(settings)
+        assert (found or "").count("BEGIN CERTIFICATE") == count
+        if count == 1:
+            assert found == pem
+            (trusted,) = ssl_context(settings).get_ca_certs()
+            assert trusted["subject"] == ((("commonName", "hf-transformer tests"),),)
 
 
 @PROTOCOL

@@ -1,67 +1,226 @@
-"""What the fuzzing of both V2 codecs shares: what has to hold for every damaged body."""
+"""Damaged requests for both V2 codecs, and what has to hold for each: how to make them is in mutations.py."""
 
 from __future__ import annotations
 
 import tracemalloc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
 from random import Random
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from hf_transformer.errors import RequestError
+from hf_transformer.protocol import grpc_inbound, rest_inbound
 from hf_transformer.protocol.inbound import InferRequest
+from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
+from hf_transformer.protocol.rest import parse_header_length
 from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.question_answering import QuestionAnswering
 from hf_transformer.tasks.rerank import Rerank
 from hf_transformer.tasks.sequence_classification import SequenceClassification
 from hf_transformer.tasks.tensors import read_instances
+from tests.protocol.mutations import NUMBERS, ODD_BYTES, dump, json_mutations, mutations
 
 MAX_ELEMENTS = 2048
 FIELDS = (SequenceClassification.fields, QuestionAnswering.fields, Rerank.fields)
+PER_BYTE = 64
+"""Bytes that may be allocated per byte of a body: `[],` in JSON is a Python list of 56 bytes, and a pointer to it."""
 
 Body = TypeVar("Body")
 
 
-def request_in(decode: Callable[[], InferRequest]) -> InferRequest | None:
-    """What a codec makes of a body, None where it is refused; any other exception is a fault of the codec."""
-    try:
-        request = decode()
-    except (Malformed, RequestError) as error:
-        assert len(str(error)) < 2000, f"a message of {len(str(error))} characters"
-        return None
-    for fields in FIELDS:
+class Bodies(ABC, Generic[Body]):
+    """Bodies of one protocol."""
+
+    at_least = 64 * 1024
+    """Bytes that may be allocated for any body."""
+
+    @abstractmethod
+    def bodies(self, random: Random) -> Iterator[Body]:
+        """Valid bodies, each damaged."""
+
+    @abstractmethod
+    def read(self, body: Body) -> InferRequest:
+        """What the codec makes of a body."""
+
+    @abstractmethod
+    def size(self, body: Body) -> int:
+        """The bytes of a body."""
+
+    def decode(self, body: Body) -> InferRequest | None:
+        """The request, None where it is refused; any other exception is a fault of the codec."""
         try:
-            read_instances(request.inputs, fields)
-        except RequestError as error:
+            request = self.read(body)
+        except (Malformed, RequestError) as error:
             assert len(str(error)) < 2000, f"a message of {len(str(error))} characters"
-    return request
+            return None
+        for fields in FIELDS:
+            try:
+                read_instances(request.inputs, fields)
+            except RequestError as error:
+                assert len(str(error)) < 2000, f"a message of {len(str(error))} characters"
+        return request
 
-
-def peak(work: Callable[[], object]) -> int:
-    """Bytes that Python had allocated at once."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def run(
-    bodies: Callable[[Random], Iterator[Body]],
-    decode: Callable[[Body], object | None],
-    assert_bounded: Callable[[Body], None],
-    count: int,
-    seed: int,
-    sample: int,
-) -> int:
-    """Decodes so many bodies, measuring every ``sample``-th one; how many of them were valid still."""
-    accepted = 0
-    for number, body in enumerate(islice(bodies(Random(seed)), count)):
+    def assert_bounded(self, body: Body) -> None:
+        """Of what Python allocates; what protobuf does in C grows with the number of fields, which the codec bounds."""
+        tracemalloc.start()
         try:
-            accepted += decode(body) is not None
-        except BaseException as error:
-            raise AssertionError(f"body {number} of seed {seed}: {body!r:.2000}") from error
-        if number % sample == 0:
-            assert_bounded(body)
-    return accepted
+            self.decode(body)
+            allocated = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        most = self.at_least + PER_BYTE * self.size(body)
+        assert allocated <= most, f"{allocated} bytes for {self.size(body)}: {body!r:.2000}"
+
+    def fuzz(self, count: int, seed: int, sample: int = 100) -> int:
+        """Decodes so many bodies, measuring every ``sample``-th one; how many of them were valid still."""
+        accepted = 0
+        for number, body in enumerate(islice(self.bodies(Random(seed)), count)):
+            try:
+                accepted += self.decode(body) is not None
+            except BaseException as error:
+                raise AssertionError(f"body {number} of seed {seed}: {body!r:.2000}") from error
+            if number % sample == 0:
+                self.assert_bounded(body)
+        return accepted
+
+
+# REST
+
+Rest = tuple[bytes, str | None]
+"""A body, and the value of the HTTP header with the length of its JSON."""
+
+
+def framed(texts: list[bytes]) -> bytes:
+    """The elements of a BYTES tensor as they are sent."""
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+def tensor(name: str, shape: list[int], **more: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": "BYTES", "shape": shape, **more}
+
+
+RAW_TEXTS = framed([b"The capital of France is [MASK].", "Überraschung".encode()])
+RAW_NUMBERS = bytes(range(16))
+SIZED = {"parameters": {"binary_data_size": len(RAW_TEXTS)}}
+PAIR = [tensor("question", [1, 1], data=[["Who?"]]), tensor("context", [1], data=["Nobody."])]
+WANTED = {"name": "output-0", "parameters": {"binary_data": False}}
+FLAGS = {"top_k": 3, "binary_data_output": True}
+MIXED = [
+    tensor("query", [1], data=["rain"]),
+    tensor("texts", [1, 2], **SIZED),
+    {"name": "x", "datatype": "INT32", "shape": [4], "parameters": {"binary_data_size": 16}},
+    {"name": "y", "datatype": "FP32", "shape": [2, 1], "data": [[0.5], [1]]},
+]
+HEADERS: tuple[tuple[dict[str, Any], bytes], ...] = (
+    ({"inputs": [tensor("text", [2], data=["Hello.", "Привет"])]}, b""),
+    ({"id": "17", "model_name": "bert", "parameters": FLAGS, "inputs": PAIR, "outputs": [WANTED]}, b""),
+    ({"inputs": [tensor("text", [2], **SIZED)], "outputs": [WANTED]}, RAW_TEXTS),
+    ({"inputs": MIXED}, RAW_TEXTS + RAW_NUMBERS),
+)
+"""Headers of valid bodies, and the raw elements behind them."""
+
+
+class RestBodies(Bodies[Rest]):
+    """Damaged in their JSON, their bytes, or the length that the header gives."""
+
+    def bodies(self, random: Random) -> Iterator[Rest]:
+        texts = [(dump(header), raw) for header, raw in HEADERS]
+        headers = [json_mutations(header, random) for header, _ in HEADERS]
+        whole = [mutations(text + raw, random) for text, raw in texts]
+        lengths = (None, "", "-1", "x", "1e3", "٣", "1" * 50, *map(str, NUMBERS))
+        while True:
+            index = random.randrange(len(HEADERS))
+            text, raw = texts[index]
+            kind = random.randrange(10)
+            if kind < 5:
+                text = dump(next(headers[index]))
+                yield text + raw, str(len(text)) if raw or random.random() < 0.5 else None
+            elif kind < 9:
+                yield next(whole[index]), str(len(text)) if raw else None
+            else:
+                yield text + raw, random.choice(lengths)
+
+    def read(self, body: Rest) -> InferRequest:
+        length = None if body[1] is None else parse_header_length(body[1].encode())
+        return rest_inbound.decode_infer_request(body[0], length, MAX_ELEMENTS)
+
+    def size(self, body: Rest) -> int:
+        return len(body[0])
+
+
+# gRPC
+
+
+def typed_request() -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="bert", model_version="1", id="17")
+    message.parameters["top_k"].int64_param = 3
+    message.parameters["binary_data_output"].bool_param = True
+    message.parameters["parameters"].string_param = '{"targets": ["a"]}'
+    message.parameters["threshold"].double_param = 0.5
+    message.parameters["seed"].uint64_param = 2**64 - 1
+    message.inputs.add(name="question", datatype="BYTES", shape=[2, 1]).contents.bytes_contents.extend([b"Who?", b"I."])
+    message.inputs.add(name="context", datatype="BYTES", shape=[1]).contents.bytes_contents.append("Привет".encode())
+    message.inputs.add(name="x", datatype="INT64", shape=[3]).contents.int64_contents.extend([1, -2, 2**60])
+    message.inputs.add(name="y", datatype="FP32", shape=[1]).contents.fp32_contents.append(0.5)
+    message.outputs.add(name="output-0").parameters["binary_data"].bool_param = False
+    message.outputs.add(name="offset_mapping")
+    return message
+
+
+def raw_request() -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="cross")
+    message.inputs.add(name="query", datatype="BYTES", shape=[2])
+    message.inputs.add(name="texts", datatype="BYTES", shape=[1, 2])
+    entry = message.inputs.add(name="z", datatype="BOOL", shape=[4, 4])
+    entry.parameters["binary_data_size"].int64_param = len(RAW_NUMBERS)
+    message.raw_input_contents.extend([RAW_TEXTS, RAW_TEXTS, RAW_NUMBERS])
+    return message
+
+
+DATATYPES = ("BYTES", "INT8", "UINT64", "BOOL", "FP16", "BF16", "FP64", "", "TYPE_STRING", "x" * 500)
+NAMES = ("", "text", "binary_data", "binary_data_size", "shared_memory_region", "é" * 300, "\0")
+
+
+def _damage(message: pb.ModelInferRequest, random: Random) -> None:
+    """Changes one field."""
+    entry, name = random.choice(message.inputs), random.choice(NAMES)
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: entry.shape.extend(random.choices((-1, *NUMBERS), k=random.choice((1, 1, 2, 33)))),
+        lambda: entry.shape.pop(),
+        lambda: setattr(entry, "datatype", random.choice(DATATYPES)),
+        lambda: setattr(random.choice((entry, *message.outputs)), "name", name),
+        lambda: entry.contents.bytes_contents.extend([random.choice(ODD_BYTES)] * random.choice((1, 5000))),
+        lambda: entry.contents.bool_contents.extend([True] * random.choice((1, 5000))),
+        lambda: message.raw_input_contents.append(random.choice((b"", *ODD_BYTES, RAW_TEXTS, RAW_NUMBERS * 1000))),
+        lambda: setattr(random.choice((message, entry)).parameters[name], "int64_param", 16),
+        lambda: setattr(random.choice((message, entry)).parameters[name], "string_param", "x" * 300),
+    )
+    random.choice(changes)()
+
+
+class GrpcBodies(Bodies[bytes]):
+    """Damaged in a field or two, or in their bytes."""
+
+    at_least = 512 * 1024
+
+    def bodies(self, random: Random) -> Iterator[bytes]:
+        valid = (typed_request(), raw_request())
+        whole = [mutations(message.SerializeToString(), random) for message in valid]
+        while True:
+            index = random.randrange(len(valid))
+            if random.random() < 0.5:
+                yield next(whole[index])
+                continue
+            message = pb.ModelInferRequest()
+            message.CopyFrom(valid[index])
+            for _ in range(random.choice((1, 1, 2))):
+                _damage(message, random)
+            yield message.SerializeToString()
+
+    def read(self, body: bytes) -> InferRequest:
+        grpc_inbound.request_id(body)
+        return grpc_inbound.decode_infer_request(body, MAX_ELEMENTS)
+
+    def size(self, body: bytes) -> int:
+        return len(body)

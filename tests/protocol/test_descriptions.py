@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -85,53 +85,38 @@ def test_a_model() -> None:
     assert spec(METADATA, CONFIG) == model_spec(metadata, config) == CONFIGURED
     sparse = {"input": [{"name": "a", "data_type": "TYPE_FP16"}], "model_transaction_policy": None}
     assert spec({"name": "m"}, sparse) == ModelSpec("m", "", (TensorSpec("a", "FP16", ()),), (), max_batch_size=0)
-
-
-def test_whether_a_model_is_batched_dynamically() -> None:
-    metadata, config = messages()
-    assert not model_spec(metadata, config).dynamic_batching
     config.dynamic_batching.SetInParent()
     assert model_spec(metadata, config).dynamic_batching
-    assert not spec({"name": "bert"}, {"instance_group": []}).dynamic_batching
     assert spec({"name": "bert"}, {"dynamic_batching": {}}).dynamic_batching
+    for number in (0, 99):
+        config.input[0].data_type = cast(Any, number)
+        with pytest.raises(Malformed, match="'input_ids' has the unknown data_type"):
+            model_spec(metadata, config)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "config"),
-    [
-        ([], None),
-        ({}, None),
-        ({"name": 1}, None),
-        ({"name": "m", "versions": "1"}, None),
-        ({"name": "m", "inputs": {}}, None),
-        ({"name": "m", "inputs": [{"name": "a", "datatype": "X", "shape": []}]}, None),
-        ({"name": "m", "inputs": [{"datatype": "FP32", "shape": []}]}, None),
-        (METADATA, {"max_batch_size": -1}),
-        (METADATA, {"max_batch_size": 1.5}),
-        (METADATA, {"max_batch_size": "many"}),
-        (METADATA, {"model_transaction_policy": True}),
-        (METADATA, {"instance_group": 1}),
-        (METADATA, {"instance_group": [1]}),
-        (METADATA, {"instance_group": [{"count": []}]}),
-        (METADATA, {"instance_group": [{"gpus": 2}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "INT64", "dims": []}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_BYTES", "dims": []}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_INT64", "dims": 4}]}),
-        (METADATA, {"input": [{"name": "a", "data_type": "TYPE_INT64", "dims": ["--1"]}]}),
-    ],
-    ids=repr,
+def tensor(**fields: Any) -> dict[str, Any]:
+    return {"name": "a", **fields}
+
+
+NO_METADATA: tuple[Any, ...] = (
+    *([], {}, {"name": 1}, tensor(versions="1"), tensor(inputs={})),
+    tensor(inputs=[tensor(datatype="X", shape=[])]),
+    tensor(inputs=[{"datatype": "FP32", "shape": []}]),
 )
-def test_malformed_models(metadata: Any, config: Any) -> None:
-    with pytest.raises(Malformed):
-        spec(metadata, config)
+GROUPS: tuple[Any, ...] = (1, [1], [{"count": []}], [{"gpus": 2}])
+NO_CONFIG: tuple[dict[str, Any], ...] = (
+    *({"max_batch_size": size} for size in (-1, 1.5, "many")),
+    {"model_transaction_policy": True},
+    *({"instance_group": group} for group in GROUPS),
+    *({"input": [tensor(data_type=kind, dims=[])]} for kind in ("INT64", "TYPE_BYTES")),
+    *({"input": [tensor(data_type="TYPE_INT64", dims=dims)]} for dims in (4, ["--1"])),
+)
 
 
-@pytest.mark.parametrize("number", [0, 99], ids=["invalid", "unheard of"])
-def test_unknown_element_types(number: Any) -> None:
-    metadata, config = messages()
-    config.input[0].data_type = number
-    with pytest.raises(Malformed, match="'input_ids' has the unknown data_type"):
-        model_spec(metadata, config)
+def test_malformed_models() -> None:
+    for metadata, config in [*((one, None) for one in NO_METADATA), *((METADATA, one) for one in NO_CONFIG)]:
+        with pytest.raises(Malformed):
+            pytest.fail(f"{spec(metadata, config)}")
 
 
 @given(JSON, JSON)
@@ -165,15 +150,11 @@ def test_an_index() -> None:
     assert rest.parse_index(memoryview(body)) == repository_entries(message) == index
 
 
-@pytest.mark.parametrize(
-    ("parse", "bodies"),
-    [
+def test_malformed_descriptions() -> None:
+    for parse, bodies in (
         (rest.parse_server, (b"", b"[]", b"{}", b'{"name": 1}', b'{"name": "a", "extensions": 3}')),
         (rest.parse_index, (b"", b"{}", b"[1]", b"[{}]", b'[{"name": 1}]')),
-    ],
-    ids=["server", "index"],
-)
-def test_malformed_descriptions(parse: Any, bodies: tuple[bytes, ...]) -> None:
-    for body in bodies:
-        with pytest.raises(Malformed):
-            parse(memoryview(body))
+    ):
+        for body in bodies:
+            with pytest.raises(Malformed):
+                parse(memoryview(body))

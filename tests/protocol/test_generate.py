@@ -73,40 +73,18 @@ def test_an_output(value: Any, datatype: str, data: list[Any]) -> None:
     assert tensors["found"].data.ndim == 1
 
 
-def test_all_outputs() -> None:
-    _, tensors = decode_generate_response(b'{"id":"1","model_name":"m","model_version":"1","a":1,"b":"x"}', ())
-    assert set(tensors) == {"a", "b"}
-
-
-def test_an_error() -> None:
+def test_responses() -> None:
     assert decode_generate_response(b'{"error":"why"}', ["a"]) == ("why", {})
     assert decode_generate_response(b'{"error":{"code":1}}', ["a"]) == ("{'code': 1}", {})
     assert decode_generate_response(b'{"error":""}', ["a"]) == ("''", {})
-
-
-def test_an_output_that_is_called_error() -> None:
     _, tensors = decode_generate_response(b'{"error":0.5}', ["error"])
-    assert tensors["error"].data.tolist() == [0.5]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"a":null}',
-        b'{"a":[[1]]}',
-        b'{"a":[1,"x"]}',
-        b'{"a":[1,true]}',
-        b'{"a":[9223372036854775808]}',
-        b'{"a":9223372036854775808}',
-    ],
-    ids=repr,
-)
-def test_what_is_no_response(body: bytes) -> None:
-    with pytest.raises(Malformed):
-        decode_generate_response(body, ["a"])
+    assert tensors["error"].data.tolist() == [0.5], "an output may be called so"
+    _, tensors = decode_generate_response(b'{"id":"1","model_name":"m","model_version":"1","a":1,"b":"x"}', ())
+    assert set(tensors) == {"a", "b"}
+    elements = ("null", "[[1]]", '[1,"x"]', "[1,true]", "[9223372036854775808]", "9223372036854775808")
+    for body in (b"", b"{", b"[]", *(f'{{"a":{one}}}'.encode() for one in elements)):
+        with pytest.raises(Malformed):
+            decode_generate_response(body, ["a"])
 
 
 STREAM = (
@@ -129,29 +107,23 @@ def test_cut_at_every_place() -> None:
     assert [event for byte in STREAM for event in reader.feed(bytes([byte]))] == EVENTS
 
 
-def test_an_event_comes_with_its_last_byte() -> None:
-    reader = EventReader(1000)
-    assert reader.feed(b"data: 1\n") == []
-    assert reader.feed(b"\ndata: 2\n\n") == [b"1", b"2"]
+@pytest.mark.parametrize(
+    ("limit", "stream", "says"),
+    [
+        (100, b"data: " + b"x" * 101, "more than 100 bytes"),
+        (100, b"data: 1\n" * 101, "more than 100 bytes"),
+        (10**9, b"data:\n" * 10_001, "more than 10000 lines"),
+    ],
+    ids=["a line", "lines", "many lines"],
+)
+def test_an_event_that_is_too_large(limit: int, stream: bytes, says: str) -> None:
+    with pytest.raises(Malformed, match=says):
+        EventReader(limit).feed(stream)
 
 
-@pytest.mark.parametrize("stream", [b"data: " + b"x" * 101, b"data: 1\n" * 101], ids=["a line", "lines"])
-def test_an_event_that_is_too_large(stream: bytes) -> None:
-    with pytest.raises(Malformed, match="more than 100 bytes"):
-        EventReader(100).feed(stream)
-
-
-def test_many_small_events_are_not_too_large() -> None:
-    assert len(EventReader(100).feed(b"data: 12345\n\n" * 1000)) == 1000
-
-
-def test_an_event_of_too_many_lines() -> None:
-    with pytest.raises(Malformed, match="more than 10000 lines"):
-        EventReader(10**9).feed(b"data:\n" * 10_001)
-
-
-def test_a_line_without_end_is_looked_at_once() -> None:
+def test_many_small_events_are_not_too_large_and_no_line_is_looked_at_twice() -> None:
     """Each piece looked at again with all before it would take minutes."""
+    assert len(EventReader(100).feed(b"data: 12345\n\n" * 1000)) == 1000
     reader = EventReader(10**8)
     for _ in range(5_000):
         assert reader.feed(b"x" * 10_000) == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,12 +49,11 @@ def test_request() -> None:
     assert list(message.raw_input_contents) == [np.array([101, 103], "<i8").tobytes(), b"\2\0\0\0\xc3\xa9"]
     assert [output.name for output in message.outputs] == ["logits"]
     assert not message.parameters
-
-
-def test_request_of_a_stream_asks_for_a_last_response() -> None:
     message = pb.ModelInferRequest.FromString(encode_infer_request("gpt2", [], ["ids"], streamed=True))
     assert (message.model_name, [one.name for one in message.outputs]) == ("gpt2", ["ids"])
-    assert message.parameters["triton_enable_empty_final_response"].bool_param
+    assert message.parameters["triton_enable_empty_final_response"].bool_param, "asks a stream for a last response"
+    with pytest.raises(Unwritable, match="'x' is INT64, its data is float64"):
+        encode_infer_request("bert", [Tensor("x", "INT64", np.array([0.5]))], [])
 
 
 @pytest.mark.parametrize("count", [0, 15, 16, 2047, 2048, 2**18])
@@ -64,11 +64,6 @@ def test_raw_contents_of_every_length(count: int) -> None:
     assert [list(one.shape) for one in message.inputs] == [[count], [count]]
 
 
-def test_request_that_can_not_be_written() -> None:
-    with pytest.raises(Unwritable, match="'x' is INT64, its data is float64"):
-        encode_infer_request("bert", [Tensor("x", "INT64", np.array([0.5]))], [])
-
-
 def test_response() -> None:
     body = response().SerializeToString()
     outputs = decode_infer_response(body)
@@ -76,13 +71,10 @@ def test_response() -> None:
     np.testing.assert_array_equal(outputs["logits"].data, LOGITS)
     assert np.shares_memory(outputs["logits"].data, np.frombuffer(body, np.uint8))
     assert outputs["text"].data.tolist() == [b"paris"]
-
-
-def test_fields_may_come_in_any_order() -> None:
     whole, raw = response(), response()
     whole.ClearField("raw_output_contents")
     raw.ClearField("outputs")
-    body = raw.SerializeToString() + whole.SerializeToString()
+    body = raw.SerializeToString() + whole.SerializeToString()  # fields may come in any order
     np.testing.assert_array_equal(decode_infer_response(body)["logits"].data, LOGITS)
 
 
@@ -101,67 +93,41 @@ def test_fields_may_come_in_any_order() -> None:
         ("FP32", "fp32_contents", [0.5, -1]),
         ("FP64", "fp64_contents", [0.1, -1]),
         ("BYTES", "bytes_contents", [b"a", b""]),
+        ("FP16", "", []),  # has no typed contents
     ],
 )
 def test_typed_contents(datatype: str, field: str, values: list[Any]) -> None:
     message = pb.ModelInferResponse()
-    tensor = message.outputs.add(name="a", datatype=datatype, shape=[2, 1])
-    getattr(tensor.contents, field).extend(values)
+    tensor = message.outputs.add(name="a", datatype=datatype, shape=[len(values), 1])
+    if field:
+        getattr(tensor.contents, field).extend(values)
     decoded = decode_infer_response(message.SerializeToString())["a"]
     assert (decoded.datatype, decoded.data.tolist()) == (datatype, [[value] for value in values])
 
 
-def test_half_floats_have_no_typed_contents() -> None:
-    message = pb.ModelInferResponse()
-    message.outputs.add(name="a", datatype="FP16", shape=[0])
-    assert decode_infer_response(message.SerializeToString())["a"].shape == (0,)
-    message.outputs[0].shape[0] = 1
-    with pytest.raises(Malformed, match="FP16, which only raw contents can hold"):
-        decode_infer_response(message.SerializeToString())
+A = 'name: "a" datatype: "INT32" shape: 1'
+RAW = r'raw_output_contents: "\001\000\000\000" '
+MALFORMED: list[tuple[list[str], str, str]] = [
+    ([A, 'name: "b" datatype: "INT32" shape: 1'], RAW, "2 tensors come with 1 raw contents"),
+    ([A + " contents { int_contents: 1 }"], RAW, "'a' has typed contents beside"),
+    ([A, A], RAW * 2, "'a' comes twice"),
+    ([A], 'raw_output_contents: "ab"', "has 2 bytes, but INT32 .1. takes 4"),
+    (['name: "a" datatype: "INT32" shape: -1'], RAW, "the shape .-1."),
+    (['name: "a" datatype: "FP8" shape: 1'], RAW, "unknown datatype 'FP8'"),
+    ([A], "", "'a' has 0 elements"),
+    (['name: "a" datatype: "INT8" shape: 1 contents { int_contents: 1000 }'], "", "does not fit INT8"),
+    (['name: "a" datatype: "FP16" shape: 1'], "", "FP16, which only raw contents can hold"),
+]
 
 
-def broken(change: str) -> pb.ModelInferResponse:
-    message = response()
-    if change == "one raw too few":
-        del message.raw_output_contents[1]
-    elif change == "raw and typed":
-        message.outputs[1].contents.bytes_contents.append(b"paris")
-    elif change == "twice":
-        message.outputs[1].name = "logits"
-    elif change == "short":
-        message.raw_output_contents[0] = b"1234"
-    elif change == "negative":
-        message.outputs[0].shape[0] = -1
-    elif change == "overflow":
-        message.outputs[0].shape[:] = [2**62, 2**62]
-    elif change == "datatype":
-        message.outputs[0].datatype = "FP8"
-    elif change == "typed, wrong field":
-        message.ClearField("raw_output_contents")
-    elif change == "typed, out of range":
-        message.ClearField("raw_output_contents")
-        message.outputs[0].datatype = "INT8"
-        message.outputs[0].contents.int_contents.extend([1, 2, 3, 4, 5, 1000])
-    return message
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ("one raw too few", "2 tensors come with 1 raw contents"),
-        ("raw and typed", "'text' has typed contents beside"),
-        ("twice", "'logits' comes twice"),
-        ("short", "has 4 bytes, but FP32 .1, 2, 3. takes 24"),
-        ("negative", "the shape .-1, 2, 3."),
-        ("overflow", "absurd shape"),
-        ("datatype", "unknown datatype 'FP8'"),
-        ("typed, wrong field", "'logits' has 0 elements"),
-        ("typed, out of range", "does not fit INT8"),
-    ],
-)
-def test_malformed_responses(change: str, problem: str) -> None:
+@pytest.mark.parametrize(("outputs", "more", "problem"), MALFORMED, ids=[row[2] for row in MALFORMED])
+def test_malformed_responses(outputs: list[str], more: str, problem: str) -> None:
+    text = "".join(f"outputs {{ {one} }} " for one in outputs) + more
+    message = text_format.Parse(text, pb.ModelInferResponse())
     with pytest.raises(Malformed, match=problem):
-        decode_infer_response(broken(change).SerializeToString())
+        decode_infer_response(message.SerializeToString())
+    with pytest.raises(Malformed, match=problem):
+        decode_stream_response(stream_response(message=message))
 
 
 @pytest.mark.parametrize(
@@ -214,22 +180,12 @@ def test_response_of_a_stream(final: bool | None) -> None:
         "logits": ("logits", "FP32", LOGITS.tolist()),
         "text": ("text", "BYTES", [b"paris"]),
     }
-
-
-def test_last_response_without_outputs() -> None:
     assert decode_stream_response(stream_response(final=True)) == StreamResponse("", {}, True)
-
-
-def test_error_in_a_stream() -> None:
-    body = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
-    assert decode_stream_response(body) == StreamResponse("why", {}, False)
-
-
-@pytest.mark.parametrize("change", ["short", "twice", "typed, wrong field"])
-def test_malformed_responses_of_a_stream(change: str) -> None:
-    for body in (stream_response(message=broken(change)), b"\xff\xff", stream_response(message=response())[:-1]):
+    failed = pb.ModelStreamInferResponse(error_message="why").SerializeToString()
+    assert decode_stream_response(failed) == StreamResponse("why", {}, False)
+    for broken in (b"\xff\xff", stream_response(message=response())[:-1]):
         with pytest.raises(Malformed):
-            decode_stream_response(body)
+            decode_stream_response(broken)
 
 
 def test_other_calls() -> None:

@@ -92,13 +92,10 @@ def test_limits_themselves_are_taken() -> None:
     check_size(b"[0" + b",0" * 100_000 + b"]", LIMITS)
     with pytest.raises(TooLarge):
         check_size(b"[" + b"[]," * 999 + b"[]]", LIMITS)
+    for start in (0, json_text.SMALL):
+        with pytest.raises(Malformed, match=r"^body: not JSON: "):
+            parse_json(b" " * start + b'{"a":', LIMITS)
     assert JsonLimits.of(2048, 16 * 2**20) == JsonLimits(42_768, 2_097_152)
-
-
-@pytest.mark.parametrize("start", [0, json_text.SMALL])
-def test_what_is_no_json(start: int) -> None:
-    with pytest.raises(Malformed, match=r"^body: not JSON: "):
-        parse_json(b" " * start + b'{"a":', LIMITS)
 
 
 def test_the_collector_goes_on_after_the_outermost_pause() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,9 +18,17 @@ from hf_transformer.protocol.rest import (
     encode_infer_request,
     parse_header_length,
 )
-from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
 from hf_transformer.types import Tensor
-from tests.protocol.requests import encoded
+
+
+def encoded(
+    inputs: Sequence[Tensor], outputs: Sequence[str], placements: Mapping[str, Placement] = NOWHERE
+) -> tuple[bytes, int]:
+    """The body of a request, and the length of its JSON header."""
+    header, chunks = encode_infer_request(inputs, outputs, placements)
+    return b"".join((header, *chunks)), len(header)
+
 
 LOGITS = np.arange(6, dtype="<f4").reshape(1, 2, 3)
 TEXTS = [b"paris", "é".encode()]
@@ -113,10 +122,8 @@ def output(**changes: Any) -> dict[str, Any]:
     ("entry", "message"),
     [
         (output(parameters={"binary_data_size": 5}), "5, but 4 bytes are left"),
-        (output(parameters={"binary_data_size": 2**63}), "but 4 bytes are left"),
         (output(parameters={"binary_data_size": -4}), "binary_data_size -4"),
         (output(parameters={"binary_data_size": True}), "binary_data_size True"),
-        (output(parameters={"binary_data_size": "4"}), "binary_data_size 4"),
         (output(parameters={"binary_data_size": 2}), "has 2 bytes, but INT32 .1. takes 4"),
         (output(parameters=[4]), "are no object"),
         (output(parameters=...), "neither data nor"),
@@ -125,19 +132,17 @@ def output(**changes: Any) -> dict[str, Any]:
         (output(parameters=..., data=[1]), "4 bytes stand behind"),
         (output(shape=...), "has no shape"),
         (output(shape=[2]), "takes 8"),
-        (output(shape=[-1]), "shape"),
         (output(datatype="INT33"), "unknown datatype 'INT33'"),
         (output(datatype=...), "unknown datatype"),
-        (output(datatype=["INT32"]), "unknown datatype"),
-        (output(name=...), "not a tensor with a name"),
         (output(name=7), "not a tensor with a name"),
-        ("a", "not a tensor with a name"),
         (None, "not a tensor with a name"),
     ],
 )
 def test_malformed_output(entry: Any, message: str) -> None:
     with pytest.raises(Malformed, match=message):
         decode_infer_response(*framed({"outputs": [entry]}, b"\0\0\0\0"))
+    with pytest.raises(Malformed, match="'a' comes twice"):
+        decode_infer_response(*framed({"outputs": [output(), output()]}, bytes(8)))
 
 
 @pytest.mark.parametrize(
@@ -157,19 +162,11 @@ def test_malformed_body(body: bytes, length: int | None, message: str) -> None:
         decode_infer_response(memoryview(body), length)
 
 
-def test_a_name_comes_once() -> None:
-    with pytest.raises(Malformed, match="'a' comes twice"):
-        decode_infer_response(*framed({"outputs": [output(), output()]}, bytes(8)))
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "1" * 20, "\u0661"])
-def test_malformed_header_length(text: str) -> None:
-    with pytest.raises(Malformed):
-        parse_header_length(text.encode())
-
-
 def test_header_length() -> None:
     assert parse_header_length(b"17") == 17
+    for text in ("", "-1", "1.5", "x", "1" * 20, "\u0661"):
+        with pytest.raises(Malformed):
+            parse_header_length(text.encode())
 
 
 @given(st.data())

@@ -30,9 +30,22 @@ def test_numbers_survive_as_views(datatype: str) -> None:
         assert np.shares_memory(decoded, np.frombuffer(raw, np.uint8))
 
 
-def test_byte_order_and_layout() -> None:
-    columns = np.array([[1, 2], [3, 4]], ">i4").T
-    assert encode_raw(Tensor("t", "INT32", columns)) == np.array([1, 3, 2, 4], "<i4").tobytes()
+@pytest.mark.parametrize(
+    ("datatype", "data", "raw"),
+    [
+        ("INT32", np.array([[1, 2], [3, 4]], ">i4").T, np.array([1, 3, 2, 4], "<i4").tobytes()),
+        ("INT32", np.array([7], np.int64), b"\7\0\0\0"),
+        ("BF16", np.array([0x7F800001, 0xFFFFFFFF], "<u4").view("<f4"), b"\xc0\x7f\xc0\x7f"),
+        ("BYTES", np.array(["é", b"\xff", "", b"abc"], np.object_), b"\2\0\0\0\xc3\xa9\1\0\0\0\xff\0\0\0\0\3\0\0\0abc"),
+    ],
+    ids=["byte order and layout", "integers are cast", "every NaN stays one", "strings are framed"],
+)
+def test_what_is_written(datatype: str, data: Any, raw: bytes) -> None:
+    assert encode_raw(Tensor("t", datatype, data)) == raw
+    with pytest.raises(Malformed, match="'t' is INT32, its data is float64"):
+        encode_raw(Tensor("t", "INT32", np.array([7.5])))
+    found = decode_raw("t", "BOOL", (3,), memoryview(b"\x00\x02\xff"))
+    assert found.view(np.uint8).tolist() == [0, 1, 1], "any byte is true"
 
 
 @pytest.mark.parametrize("datatype", [*NUMPY_DTYPES, "BF16"])
@@ -51,17 +64,6 @@ def test_a_view_of_the_elements(datatype: str, shape: tuple[int, ...]) -> None:
     assert np.shares_memory(np.frombuffer(view, np.uint8), large) == (datatype != "BF16")
 
 
-def test_integers_are_cast_but_floats_are_not() -> None:
-    assert encode_raw(Tensor("t", "INT32", np.array([7], np.int64))) == b"\7\0\0\0"
-    with pytest.raises(Malformed, match="'t' is INT32, its data is float64"):
-        encode_raw(Tensor("t", "INT32", np.array([7.5])))
-
-
-def test_any_byte_is_true() -> None:
-    decoded = decode_raw("t", "BOOL", (3,), memoryview(b"\x00\x02\xff"))
-    assert decoded.view(np.uint8).tolist() == [0, 1, 1]
-
-
 def test_bfloat16_is_widened() -> None:
     raw = np.array([0x3F80, 0xC000, 0x7F80, 0x7FC0, 0x0001], "<u2").tobytes()
     decoded = decode_raw("t", "BF16", (5,), memoryview(raw))
@@ -78,18 +80,6 @@ def test_bfloat16_is_widened() -> None:
 def test_bfloat16_rounds(value: float, bits: int) -> None:
     scalar = np.array(value, np.float32)
     assert encode_raw(Tensor("t", "BF16", scalar)) == int(bits).to_bytes(2, "little")
-
-
-def test_bfloat16_keeps_every_nan() -> None:
-    nan = np.array([0x7F800001, 0xFFFFFFFF], "<u4").view("<f4")
-    assert encode_raw(Tensor("t", "BF16", nan)) == b"\xc0\x7f\xc0\x7f"
-
-
-def test_bytes_are_framed_one_by_one() -> None:
-    data = np.array([["é", b"\xff"], ["", b"abc"]], np.object_)
-    raw = encode_raw(Tensor("t", "BYTES", data))
-    assert raw == b"\2\0\0\0\xc3\xa9\1\0\0\0\xff\0\0\0\0\3\0\0\0abc"
-    assert decode_raw("t", "BYTES", (2, 2), memoryview(raw)).tolist() == [["é".encode(), b"\xff"], [b"", b"abc"]]
 
 
 @pytest.mark.parametrize(
@@ -217,14 +207,11 @@ class Unread(list[Any]):
 def test_json_that_does_not_fit_is_not_put_together(
     shape: tuple[int, ...], data: Any, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(Malformed, match=r"nested deeper than its shape \[1\]"):
+        decode_json("t", "INT64", (1,), [[[Unread()]]])
     monkeypatch.setattr(tensors, "chain", None)
     with pytest.raises(Malformed, match=says):
         decode_json("t", "INT64", shape, data)
-
-
-def test_json_deeper_than_its_shape_is_not_followed() -> None:
-    with pytest.raises(Malformed, match=r"nested deeper than its shape \[1\]"):
-        decode_json("t", "INT64", (1,), [[[Unread()]]])
 
 
 @pytest.mark.parametrize("size", [7, 9, 16])

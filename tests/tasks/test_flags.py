@@ -30,7 +30,6 @@ OTHERS = {
     "aggregation_strategy": "--aggregation_strategy=max",
     "stride": "--stride=3",
 }
-every_task = pytest.mark.parametrize("task", MODELS)
 
 
 def load(task: str, *flags: str) -> Any:
@@ -41,12 +40,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_the_table_names_tasks_and_flags() -> None:
-    assert READS.keys() <= {task.name for task, _ in ALL_TASKS}
-    assert all(flags <= set(FLAGS) for flags in READS.values())
-
-
-@every_task
+@pytest.mark.parametrize("task", MODELS)
 def test_a_warning_for_each_flag_that_a_task_does_not_read(task: str, caplog: pytest.LogCaptureFixture) -> None:
     load(task, "--aggregation_strategy=none")
     assert warnings(caplog) == []
@@ -55,17 +49,16 @@ def test_a_warning_for_each_flag_that_a_task_does_not_read(task: str, caplog: py
         f"{flag} has no effect for {task}" for name, flag in OTHERS.items() if not reads(task, name)
     ]
     assert flags_without_effect(task, settings(stride=0)) == ([] if reads(task, "stride") else ["--stride=0"])
-
-
-@pytest.mark.parametrize("flag", ["return_probabilities", "return_raw_logits"])
-@every_task
-def test_forms_are_read_or_refused(task: str, flag: str, caplog: pytest.LogCaptureFixture) -> None:
-    if reads(task, flag):
-        load(task, f"--{flag}")
-    else:
-        with pytest.raises(ConfigError, match=f"--{flag}: {task}"):
+    caplog.clear()
+    for flag in ("return_probabilities", "return_raw_logits"):
+        if reads(task, flag):
             load(task, f"--{flag}")
-    assert warnings(caplog) == []
+        else:
+            with pytest.raises(ConfigError, match=f"--{flag}: {task}"):
+                load(task, f"--{flag}")
+    assert warnings(caplog) == [], "forms are read or refused"
+    assert READS.keys() <= {task.name for task, _ in ALL_TASKS}
+    assert all(flags <= set(FLAGS) for flags in READS.values())
 
 
 @pytest.mark.parametrize(
@@ -77,10 +70,7 @@ def test_a_stride_without_room_is_refused_at_the_start(task: str, room: int) -> 
     for stride in (room, 1000):
         with pytest.raises(ConfigError, match=f"--stride={stride}: windows of 32 tokens have room for {room} "):
             load(task, *windows, f"--stride={stride}")
-
-
-def test_windows_of_questions_are_shorter_than_the_model() -> None:
-    with pytest.raises(ConfigError, match="windows of 384 tokens have room for 381"):
+    with pytest.raises(ConfigError, match="windows of 384 tokens have room for 381"):  # shorter than the model
         check_stride("question_answering", settings(max_length=512, stride=381))
     check_stride("question_answering", settings(max_length=512, stride=380))
     check_stride("token_classification", settings(max_length=512, stride=381))

@@ -23,20 +23,14 @@ def test_labels(config: dict[str, Any], labels: tuple[str, ...]) -> None:
     assert read_labels(config) == labels
 
 
-@pytest.mark.parametrize("given", [{}, {"1": "a"}, {"0": "a", "2": "b"}, {"zero": "a"}, ["a"], 0, "2", True], ids=str)
-def test_labels_that_are_none(given: Any) -> None:
-    name = "id2label" if isinstance(given, dict | list) else "num_labels"
-    with pytest.raises(LoadError, match=name):
-        read_labels({name: given})
-
-
-def test_the_model_has_to_have_as_many() -> None:
+def test_labels_that_are_none_and_how_many_the_model_has_to_have() -> None:
+    for given in ({}, {"1": "a"}, {"0": "a", "2": "b"}, {"zero": "a"}, ["a"], 0, "2", True):
+        name = "id2label" if isinstance(given, dict | list) else "num_labels"
+        with pytest.raises(LoadError, match=name):
+            read_labels({name: given})
     (axis,) = text_logits(3).axes
     assert (axis.minimum, axis.maximum, axis.why) == (3, 3, "config.json names 3 labels (id2label)")
     assert "1 label (" in text_logits(1).axes[0].why
-
-
-def test_problem_type() -> None:
     assert read_problem_type({}) is None
     assert read_problem_type({"problem_type": "regression"}) == "regression"
     with pytest.raises(LoadError, match="'ranking'"):

@@ -31,18 +31,13 @@ def test_sigmoid_of_extreme_logits() -> None:
     assert found.tolist() == pytest.approx([0, 0, 1 / (1 + math.exp(20)), 0.5, 1, 1], rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "mostly banned", "sorted"])
 @pytest.mark.parametrize("k", [1, 5, 32, 33, 4999, 5000, 9999])
 @pytest.mark.parametrize("size", [4, 63, 4095, 4096, 5000])
-def test_top_k_is_sorted_best_first(kind: str, k: int, size: int) -> None:
+def test_top_k_is_sorted_best_first(k: int, size: int) -> None:
     scores = np.random.default_rng(k).normal(size=size).astype(np.float32)
-    if kind == "ties":
-        scores = scores.round()
-    elif kind == "mostly banned":
-        scores[3:] = -np.inf
-    elif kind == "sorted":
-        scores.sort()
-    assert top_k(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
+    banned = np.where(np.arange(size) < 3, scores, -np.inf).astype(np.float32)
+    for one in (scores, scores.round(), banned, np.sort(scores)):
+        assert top_k(one, k).tolist() == np.argsort(-one, kind="stable")[:k].tolist()
 
 
 def test_what_is_no_number_is_refused_in_any_row() -> None:

@@ -89,22 +89,6 @@ def test_the_best_spans_are_those_among_all(tokens: int, count: int, longest: in
     assert len({*zip(first.tolist(), last.tolist(), strict=True)}) == len(expected)
 
 
-def test_other_tokens_do_not_count() -> None:
-    logits = np.array([np.nan, 0, np.log(3), np.inf, 0], np.float32)
-    found = probabilities(logits, logits.astype(np.float64), [slice(1, 3), slice(4, 5)])
-    assert found.tolist() == [pytest.approx([0, 0.2, 0.6, 0, 0.2])] * 2
-    assert probabilities(logits, logits, [slice(0, 0)]).tolist() == [[0.0] * 5] * 2
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-@pytest.mark.parametrize("which", [0, 1])
-def test_logits_that_are_no_numbers(wrong: float, which: int) -> None:
-    logits = np.zeros((2, 4), np.float32)
-    logits[which, 2] = wrong
-    with pytest.raises(PredictorError):
-        probabilities(logits[0], logits[1], [slice(1, 4)])
-
-
 def window(word_ids: list[int | None] | None) -> Encoding:
     """[CLS] who [SEP] new york city [SEP], where "york" has two tokens."""
     offsets = [(0, 0), (0, 3), (0, 0), (0, 3), (4, 6), (6, 8), (9, 13), (0, 0)]
@@ -169,24 +153,6 @@ def test_no_answer_is_the_least_sure_window(side: str, request: pytest.FixtureRe
     assert answers[1]["score"] == pytest.approx(0.25, abs=1e-2)
 
 
-def test_a_context_without_tokens(tokenizer: Tokenizer) -> None:
-    none = {"score": 0.0, "start": 0, "end": 0, "answer": ""}
-    assert ask(tokenizer, "Where?", " \n", []) == none
-    assert ask(tokenizer, "Where?", " \n", [], align_to_words=False, top_k=3) == none
-    assert ask(tokenizer, "Where?", " \n", [], handle_impossible_answer=True)["score"] == 1.0
-
-
-def test_the_usual_stride_fits_a_model_of_fixed_length(tokenizer: Tokenizer) -> None:
-    task = task_of(tokenizer)
-    options = task.options({})
-    item = task.item({"question": "Where?", "context": "many cities " * 40}, "instances[0]", options)
-    how = task.tokenization(options)
-    shorter = tokenizer.with_max_length(32)
-    [windows] = shorter.encode_windows(task.texts(item, options), how)
-    assert {len(each) for each in windows[:-1]} == {32}
-    assert windows[0].ids[-17:-1] == windows[1].ids[4:20]
-
-
 @both_sides
 def test_a_question_that_leaves_no_room_for_the_stride(side: str, request: pytest.FixtureRequest) -> None:
     """The tokenizers library panics there."""
@@ -199,40 +165,54 @@ def test_a_question_that_leaves_no_room_for_the_stride(side: str, request: pytes
         ask(tokenizer, question * 2, "many cities " * 20, [], max_seq_len=48, doc_stride=16)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "answers"),
-    [({}, 1), ({"top_k": 50}, 50), ({"top_k": 10**9, "max_answer_len": 10**9}, 128**2)],
-    ids=["usual", "many", "all"],
-)
-def test_huge_requests_are_counted(tokenizer: Tokenizer, parameters: Any, answers: int) -> None:
+def test_a_context_without_tokens(tokenizer: Tokenizer) -> None:
+    none = {"score": 0.0, "start": 0, "end": 0, "answer": ""}
+    assert ask(tokenizer, "Where?", " \n", []) == none
+    assert ask(tokenizer, "Where?", " \n", [], align_to_words=False, top_k=3) == none
+    assert ask(tokenizer, "Where?", " \n", [], handle_impossible_answer=True)["score"] == 1.0
+
+
+def test_probabilities_are_those_of_the_context_alone() -> None:
+    logits = np.array([np.nan, 0, np.log(3), np.inf, 0], np.float32)
+    found = probabilities(logits, logits.astype(np.float64), [slice(1, 3), slice(4, 5)])
+    assert found.tolist() == [pytest.approx([0, 0.2, 0.6, 0, 0.2])] * 2
+    assert probabilities(logits, logits, [slice(0, 0)]).tolist() == [[0.0] * 5] * 2
+    for wrong, which in ((np.nan, 0), (np.nan, 1), (np.inf, 0), (np.inf, 1)):
+        rows = np.zeros((2, 4), np.float32)
+        rows[which, 2] = wrong
+        with pytest.raises(PredictorError):
+            probabilities(rows[0], rows[1], [slice(1, 4)])
+
+
+def test_the_usual_stride_and_the_size_of_answers(tokenizer: Tokenizer) -> None:
     task = task_of(tokenizer)
+    options = task.options({})
+    item = task.item({"question": "Where?", "context": "many cities " * 40}, "instances[0]", options)
+    shorter = tokenizer.with_max_length(32)
+    [windows] = shorter.encode_windows(task.texts(item, options), task.tokenization(options))
+    assert {len(each) for each in windows[:-1]} == {32}
+    assert windows[0].ids[-17:-1] == windows[1].ids[4:20]
     [encoding] = tokenizer.encode(["many cities " * 70])
-    options = task.options(parameters)
     assert len(encoding) == 128
-    assert task.answer_size(encoding, options) == 4 * answers
-    assert task.decode_cost(encoding, options) == 128 + 10 * answers
+    for parameters, answers in (({}, 1), ({"top_k": 50}, 50), ({"top_k": 10**9, "max_answer_len": 10**9}, 128**2)):
+        options = task.options(parameters)
+        assert task.answer_size(encoding, options) == 4 * answers
+        assert task.decode_cost(encoding, options) == 128 + 10 * answers
 
 
-def fit(tokenizer: Tokenizer, *outputs: str, flags: tuple[str, ...] = ()) -> dict[str, str]:
-    """Role -> output."""
-    inputs = (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("attention_mask", "INT64", (-1,)))
-    tensors = tuple(TensorSpec(name, "FP32", (-1,)) for name in outputs)
-    spec = ModelSpec("squad", "1", inputs, tensors, 8)
-    roles = task_of(tokenizer).outputs
-    signature = fit_signature(spec, roles, output_names=flags, task="question_answering")
-    return {one.role: one.name for one in signature.outputs}
+def test_outputs_are_found_by_name(tokenizer: Tokenizer) -> None:
+    def fit(*outputs: str, flags: tuple[str, ...] = ()) -> dict[str, str]:
+        """Role -> output."""
+        inputs = (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("attention_mask", "INT64", (-1,)))
+        spec = ModelSpec("squad", "1", inputs, tuple(TensorSpec(name, "FP32", (-1,)) for name in outputs), 8)
+        roles = task_of(tokenizer).outputs
+        signature = fit_signature(spec, roles, output_names=flags, task="question_answering")
+        return {one.role: one.name for one in signature.outputs}
 
-
-@pytest.mark.parametrize(
-    ("start", "end"), [("start_logits", "end_logits"), ("start", "end"), ("output_0", "output_1"), ("a", "b")]
-)
-def test_outputs_are_found_by_name(tokenizer: Tokenizer, start: str, end: str) -> None:
-    flags = ("a", "b") if start == "a" else ()
-    assert fit(tokenizer, end, start, flags=flags) == {"start_logits": start, "end_logits": end}
-
-
-def test_a_model_with_one_output_does_not_fit(tokenizer: Tokenizer) -> None:
+    for start, end in (("start_logits", "end_logits"), ("start", "end"), ("output_0", "output_1"), ("a", "b")):
+        flags = ("a", "b") if start == "a" else ()
+        assert fit(end, start, flags=flags) == {"start_logits": start, "end_logits": end}
     with pytest.raises(ContractError, match="reads start_logits and end_logits, each an output of its own"):
-        fit(tokenizer, "logits")
+        fit("logits")
     with pytest.raises(ContractError, match="each an output of its own"):
-        fit(tokenizer, "a", "b", flags=("a", "a"))
+        fit("a", "b", flags=("a", "a"))

@@ -47,12 +47,9 @@ def rank(config: dict[str, Any], values: list[float], parameters: dict[str, Any]
 )
 def test_the_activation_function(name: str | None, config: dict[str, Any], expected: bool) -> None:
     assert has_sigmoid(name, config) is expected
-
-
-@pytest.mark.parametrize("name", ["torch.nn.Tanh", "my.package.Sigmoid", "Sigmoid", "torchy.Identity"])
-def test_unknown_activation_functions(name: str) -> None:
-    with pytest.raises(LoadError, match=f"{name}.*torch.nn.Identity"):
-        has_sigmoid(None, of(name))
+    for unknown in ("torch.nn.Tanh", "my.package.Sigmoid", "Sigmoid", "torchy.Identity"):
+        with pytest.raises(LoadError, match=f"{unknown}.*torch.nn.Identity"):
+            has_sigmoid(None, of(unknown))
 
 
 def test_forms_of_an_answer() -> None:
@@ -64,20 +61,14 @@ def test_forms_of_an_answer() -> None:
     ]
     raw = [{"index": 1, "score": 3.5}, {"index": 0, "score": -2.0}]
     assert rank(ONE, [-2.0, 3.5], {"raw_scores": True}) == rank(ONE | of(IDENTITY), [-2.0, 3.5], {}) == raw
-
-
-def test_equal_scores_keep_their_order() -> None:
-    # Sigmoids of both are 1 in float32.
+    # Sigmoids of both are 1 in float32: equal scores keep their order.
     assert [one["index"] for one in rank(ONE, [50.0, 60.0, 50.0], {})] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_no_numbers(bad: float) -> None:
-    with pytest.raises(PredictorError):
-        rank(ONE, [0.0, bad], {})
-
-
-@pytest.mark.parametrize("config", [{}, named("a", "b"), named("a", "b", "c")])
-def test_models_with_more_labels(config: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match=r"one score per pair.*[23] labels.*--task=sequence_classification"):
-        Rerank(settings(config))
+def test_what_is_refused() -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(PredictorError):
+            rank(ONE, [0.0, bad], {})
+    for config in ({}, named("a", "b"), named("a", "b", "c")):
+        with pytest.raises(LoadError, match=r"one score per pair.*[23] labels.*--task=sequence_classification"):
+            Rerank(settings(config))

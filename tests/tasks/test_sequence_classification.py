@@ -20,23 +20,6 @@ def predict(config: dict[str, Any], values: dict[str, Any], parameters: dict[str
     return task.answer("", [[task.decode("", ENCODING, values, options)]], options)
 
 
-@pytest.mark.parametrize(
-    ("problem_type", "labels", "function"),
-    [
-        (None, 1, "sigmoid"),
-        (None, 2, "softmax"),
-        ("single_label_classification", 1, "sigmoid"),
-        ("single_label_classification", 3, "softmax"),
-        ("multi_label_classification", 1, "sigmoid"),
-        ("multi_label_classification", 3, "sigmoid"),
-        ("regression", 1, "none"),
-        ("regression", 3, "none"),
-    ],
-)
-def test_the_default_function(problem_type: str | None, labels: int, function: str) -> None:
-    assert default_function(problem_type, labels) == function
-
-
 def test_forms_of_an_answer() -> None:
     config = named("a", "b")
     values = logits(0.0, math.log(3))
@@ -47,22 +30,14 @@ def test_forms_of_an_answer() -> None:
         {"label": "b", "score": pytest.approx(0.75)},
         {"label": "a", "score": pytest.approx(0.25)},
     ]
-
-
-def test_probabilities_of_independent_labels_are_not_shared_out() -> None:
-    values = logits(math.log(3), math.log(3))
-    assert predict(named("a", "b", **MULTI), values, {"return_probabilities": True}) == {"0": 0.75, "1": 0.75}
+    # Those of independent labels are not shared out.
+    alike = logits(math.log(3), math.log(3))
+    assert predict(named("a", "b", **MULTI), alike, {"return_probabilities": True}) == {"0": 0.75, "1": 0.75}
     assert predict(named("a"), logits(math.log(3)), {"return_probabilities": True}) == {"0": 0.75}
-
-
-def test_probabilities_have_4_decimals() -> None:
-    found = predict(named("a", "b"), logits(0.0, 7.0), {}, return_probabilities=True)
-    assert found == {"0": 0.0009, "1": 0.9991}
-
-
-def test_labels_of_equal_scores_come_in_their_order() -> None:
+    found = predict(config, logits(0.0, 7.0), {}, return_probabilities=True)
+    assert found == {"0": 0.0009, "1": 0.9991}, "4 decimals"
     found = predict(named("a", "b", "c", "d"), logits(1.0, 2.0, 2.0, 1.0), PIPELINE | {"top_k": 3})
-    assert [one["label"] for one in found] == ["b", "c", "a"]
+    assert [one["label"] for one in found] == ["b", "c", "a"], "equal scores come in the order of the labels"
 
 
 def test_a_regression_keeps_its_values() -> None:
@@ -87,28 +62,27 @@ def test_logits_that_are_no_numbers(bad: float, form: dict[str, Any]) -> None:
             predict(named("a", "b"), values, form)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "size"),
-    [
-        ({}, 1),
-        ({"output_format": "pipeline"}, 1),
-        ({"output_format": "pipeline", "top_k": 2}, 2),
-        ({"output_format": "pipeline", "top_k": 9}, 3),
-        (PIPELINE, 3),
-        ({"return_raw_logits": True}, 3),
-    ],
-)
-def test_the_size_of_an_answer(parameters: dict[str, Any], size: int) -> None:
-    task = SequenceClassification(settings(named("a", "b", "c")))
-    assert task.answer_size(ENCODING, task.options(parameters)) == size
+def test_the_default_function_and_the_size_of_an_answer() -> None:
+    for problem, one, several in (
+        (None, "sigmoid", "softmax"),
+        ("single_label_classification", "sigmoid", "softmax"),
+        ("multi_label_classification", "sigmoid", "sigmoid"),
+        ("regression", "none", "none"),
+    ):
+        assert [default_function(problem, labels) for labels in (1, 2, 3)] == [one, several, several]
+    task, form = SequenceClassification(settings(named("a", "b", "c"))), {"output_format": "pipeline"}
+    for parameters, size in (({}, 1), (form, 1), (form | {"top_k": 2}, 2), (form | {"top_k": 9}, 3), (PIPELINE, 3)):
+        assert task.answer_size(ENCODING, task.options(parameters)) == size
+    assert task.answer_size(ENCODING, task.options({"return_raw_logits": True})) == 3
 
 
-@pytest.mark.parametrize("pair", [0, False, 0.0, [], {}, 1, True, ["a"]])
-def test_only_null_and_empty_texts_are_no_pair(pair: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"instances\[0\].text_pair: expected a string, got"):
-        read_text_or_pair({"text": "a", "text_pair": pair}, "instances[0]")
-    assert read_text_or_pair({"text": "a", "text_pair": None}, "instances[0]") == "a"
-    assert read_text_or_pair({"text": "a", "text_pair": ""}, "instances[0]") == "a"
+def test_only_null_and_empty_texts_are_no_pair() -> None:
+    pair: Any
+    for pair in (0, False, 0.0, [], {}, 1, True, ["a"]):
+        with pytest.raises(InvalidInput, match=r"instances\[0\].text_pair: expected a string, got"):
+            read_text_or_pair({"text": "a", "text_pair": pair}, "instances[0]")
+    for pair in (None, ""):
+        assert read_text_or_pair({"text": "a", "text_pair": pair}, "instances[0]") == "a"
     assert read_text_or_pair({"text": "a", "text_pair": "b"}, "instances[0]") == ("a", "b")
 
 

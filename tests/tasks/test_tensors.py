@@ -29,98 +29,68 @@ def inputs(**named: Any) -> dict[str, Tensor | Texts]:
     return tensors
 
 
-@pytest.mark.parametrize(
-    ("given", "fields", "instances"),
-    [
-        *[
-            (inputs(**{name: ["a", "Zürich 🎉"]}), (TEXT,), ["a", "Zürich 🎉"])
-            for name in ("text", "input__0", "instances")
-        ],
-        (inputs(text=[["a"], ["b"]]), (TEXT,), ["a", "b"]),
-        (inputs(text="a"), (TEXT,), ["a"]),
-        ({"text": Texts("text", (0,), [])}, (TEXT,), []),
-        (inputs(text=["a", "b"]), PAIR, ["a", "b"]),
-        # The only input may have any name where one field is required.
-        (inputs(sentence=["a", "b"]), PAIR, ["a", "b"]),
-        (
-            inputs(text=["a", "b"], text_pair=["c", "d"]),
-            PAIR,
-            [{"text": "a", "text_pair": "c"}, {"text": "b", "text_pair": "d"}],
-        ),
-        # One row holds for all instances.
-        (
-            inputs(question=["q1", "q2"], context=["c"]),
-            QUESTION,
-            [{"question": "q1", "context": "c"}, {"question": "q2", "context": "c"}],
-        ),
-        # Lists, with and without the axis of instances.
-        (inputs(query=["q"], texts=["a", "b"]), RERANK, [{"query": "q", "texts": ["a", "b"]}]),
-        (inputs(query=["q"], documents=[["a", "b"]]), RERANK, [{"query": "q", "texts": ["a", "b"]}]),
-        (
-            inputs(query=["q", "r"], texts=[["a"], ["b"]]),
-            RERANK,
-            [{"query": "q", "texts": ["a"]}, {"query": "r", "texts": ["b"]}],
-        ),
-        # A field of lists alone, as a task may have it first, is no list of strings.
-        ({"texts": Texts("texts", (2, 0), [])}, LISTS, [{"texts": []}, {"texts": []}]),
-        (inputs(texts=[["a", "b"], ["c", "d"]]), LISTS, [{"texts": ["a", "b"]}, {"texts": ["c", "d"]}]),
+Q1, Q2 = ({"question": one, "context": "c"} for one in ("q1", "q2"))
+AB = {"query": "q", "texts": ["a", "b"]}
+INSTANCES: list[tuple[Any, tuple[Field, ...], list[Any]]] = [
+    *[
+        (inputs(**{name: ["a", "Zürich 🎉"]}), (TEXT,), ["a", "Zürich 🎉"])
+        for name in ("text", "input__0", "instances")
     ],
-)
+    (inputs(text=[["a"], ["b"]]), (TEXT,), ["a", "b"]),
+    (inputs(text="a"), (TEXT,), ["a"]),
+    ({"text": Texts("text", (0,), [])}, (TEXT,), []),
+    (inputs(text=["a", "b"]), PAIR, ["a", "b"]),
+    # The only input may have any name where one field is required.
+    (inputs(sentence=["a", "b"]), PAIR, ["a", "b"]),
+    (inputs(text=["a"], text_pair=["c"]), PAIR, [{"text": "a", "text_pair": "c"}]),
+    # One row holds for all instances.
+    (inputs(question=["q1", "q2"], context=["c"]), QUESTION, [Q1, Q2]),
+    # Lists, with and without the axis of instances.
+    (inputs(query=["q"], texts=["a", "b"]), RERANK, [AB]),
+    (inputs(query=["q"], documents=[["a", "b"]]), RERANK, [AB]),
+    (inputs(query=["q", "q"], texts=[["a", "b"], ["a", "b"]]), RERANK, [AB, AB]),
+    # A field of lists alone, as a task may have it first, is no list of strings.
+    ({"texts": Texts("texts", (2, 0), [])}, LISTS, [{"texts": []}, {"texts": []}]),
+    (inputs(texts=[["a", "b"], ["c", "d"]]), LISTS, [{"texts": ["a", "b"]}, {"texts": ["c", "d"]}]),
+]
+
+
+@pytest.mark.parametrize(("given", "fields", "instances"), INSTANCES)
 def test_instances(given: dict[str, Tensor | Texts], fields: tuple[Field, ...], instances: list[Any]) -> None:
     assert read_instances(given, fields) == instances
+
+
+KNOWN, SHAPES = "expected 'text', 'text_pair' (optional)", "expected [instances] or [instances, 1]"
+NUMBERS = {name: Tensor(name, "INT64", np.array([1])) for name in ("input_ids", "text")}
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"input_ids": Tensor("input_ids", "INT64", np.array([1]))},
-            "inputs: 'input_ids' is unknown, expected 'text', 'text_pair' (optional)",
-        ),
-        (inputs(text=["a"], nonsense=["a"]), "inputs: 'nonsense' is unknown, expected 'text', 'text_pair' (optional)"),
-        (inputs(text=["a"], input__0=["b"]), "inputs: 'text' comes twice, once as 'input-0'"),
-        (
-            inputs(text_pair=["a"]),
-            "inputs: 'text' is missing, expected 'text', 'text_pair' (optional), got 'text_pair'",
-        ),
-        ({}, "inputs: 'text' is missing, expected 'text', 'text_pair' (optional), got none"),
-        (
-            inputs(text=["a", "b", "c"], text_pair=["d", "e"]),
-            "inputs: 'text_pair' has 2 rows where another input has 3",
-        ),
-        (
-            {"text": Texts("text", (1, 0), [])},
-            "inputs: 'text' has the shape [1, 0], expected [instances] or [instances, 1]",
-        ),
-        (
-            inputs(text=[[["a"]]]),
-            "inputs: 'text' has the shape [1, 1, 1], expected [instances] or [instances, 1]",
-        ),
-        (inputs(text=[["a", "b"]]), "inputs: 'text' has the shape [1, 2], expected [instances] or [instances, 1]"),
-        (
-            {"text": Tensor("text", "INT64", np.array([1]))},
-            "inputs: 'text' is INT64, expected BYTES (text in UTF-8)",
-        ),
+        ({"input_ids": NUMBERS["input_ids"]}, f"'input_ids' is unknown, {KNOWN}"),
+        (inputs(text=["a"], nonsense=["a"]), f"'nonsense' is unknown, {KNOWN}"),
+        (inputs(text=["a"], input__0=["b"]), "'text' comes twice, once as 'input-0'"),
+        (inputs(text_pair=["a"]), f"'text' is missing, {KNOWN}, got 'text_pair'"),
+        ({}, f"'text' is missing, {KNOWN}, got none"),
+        (inputs(text=["a", "b", "c"], text_pair=["d", "e"]), "'text_pair' has 2 rows where another input has 3"),
+        ({"text": Texts("text", (1, 0), [])}, f"'text' has the shape [1, 0], {SHAPES}"),
+        (inputs(text=[[["a"]]]), f"'text' has the shape [1, 1, 1], {SHAPES}"),
+        (inputs(text=[["a", "b"]]), f"'text' has the shape [1, 2], {SHAPES}"),
+        ({"text": NUMBERS["text"]}, "'text' is INT64, expected BYTES (text in UTF-8)"),
     ],
 )
 def test_what_does_not_fit(given: dict[str, Tensor | Texts], message: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         read_instances(given, PAIR)
-    assert str(raised.value) == message
-
-
-def test_a_list_of_another_rank() -> None:
+    assert str(raised.value) == f"inputs: {message}"
     with pytest.raises(InvalidInput, match=r"'texts' has the shape \[1, 1, 1\], expected \[instances, strings\]"):
         read_instances(inputs(query=["q"], texts=[[["a"]]]), RERANK)
 
 
-def test_predictions_as_json_text() -> None:
+def test_predictions_as_tensors() -> None:
     tensor = json_tensor([{"label": "ä", "score": 0.5}, [np.float32(0.25)]])
     assert (tensor.name, tensor.datatype, tensor.shape) == ("output-0", "BYTES", (2,))
     assert [json.loads(one) for one in tensor.data] == [{"label": "ä", "score": 0.5}, [0.25]]
-
-
-def test_rows_of_different_lengths() -> None:
     tensor = ragged_tensor([np.array([1, 2, 3]), np.array([4])], "INT64", -100)
     assert tensor.data.tolist() == [[[1, 2, 3]], [[4, -100, -100]]]
 

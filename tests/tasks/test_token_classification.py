@@ -83,7 +83,7 @@ def test_groups(strategy: str, expected: Any) -> None:
     assert decode(one, logits(LABELS, SHARES)) == expected
 
 
-def test_tokens() -> None:
+def test_tokens_and_entities_that_overlap() -> None:
     found = decode(task(output_format="pipeline"), logits(LABELS, SHARES))
     assert [(one["entity"], one["index"], one["word"], one["start"], one["end"]) for one in found] == [
         ("B-PER", 1, "anna", 0, 4),
@@ -92,6 +92,14 @@ def test_tokens() -> None:
         ("LOC", 7, "oslo", 24, 28),
     ]
     assert [one["score"] for one in found] == pytest.approx([0.9, 0.6, 0.5, 0.7])
+
+    def one(start: int, end: int, score: float) -> dict[str, Any]:
+        return {"start": start, "end": end, "score": score}
+
+    given = [one(0, 4, 0.5), one(8, 10, 0.9), one(2, 9, 0.1), one(20, 24, 0.5), one(20, 24, 0.6), one(24, 25, 0.1)]
+    kept = [one(2, 9, 0.1), one(20, 24, 0.6), one(24, 25, 0.1)]
+    assert merge_entities(given) == kept, "the longer, then the likelier stays"
+    assert merge_entities([]) == [] and merge_entities([one(3, 3, 0.5)]) == [one(3, 3, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +151,8 @@ def test_the_kserve_forms() -> None:
     assert decode(task(return_probabilities=True), rows)[0] == expected
     raw = decode(task(), rows, return_raw_logits=True)
     assert [list(token.values()) for token in raw] == rows.tolist()
+    rows[1, B] = -np.inf  # a label that is banned
+    assert decode(task(return_probabilities=True), rows)[1] == {"0": 0.25, "1": 0.0, "2": 0.25, "3": 0.25, "4": 0.25}
 
 
 @pytest.mark.parametrize("output_format", ["kserve", "pipeline"])
@@ -152,12 +162,6 @@ def test_logits_that_are_no_numbers(output_format: Any, bad: float) -> None:
     rows[4, 2] = bad
     with pytest.raises(PredictorError, match="not finite"):
         decode(task(output_format=output_format), rows)
-
-
-def test_a_banned_label_has_probability_0() -> None:
-    rows = logits(LABELS, SHARES)
-    rows[1, B] = -np.inf
-    assert decode(task(return_probabilities=True), rows)[1] == {"0": 0.25, "1": 0.0, "2": 0.25, "3": 0.25, "4": 0.25}
 
 
 def test_how_windows_are_chosen() -> None:
@@ -201,13 +205,3 @@ def test_offsets_are_counted_with_their_padding() -> None:
     assert one.beside_size(encodings, wanted) == 3 * 103 * 2
     assert one.beside_size(encodings[:2], wanted) == 2 * 3 * 2 == one.beside(encodings[:2], wanted)[0].data.size
     assert one.beside_size(encodings, one.options({})) == 0
-
-
-def test_of_overlapping_entities_the_longer_then_the_likelier_stays() -> None:
-    def one(start: int, end: int, score: float) -> dict[str, Any]:
-        return {"start": start, "end": end, "score": score}
-
-    given = [one(0, 4, 0.5), one(8, 10, 0.9), one(2, 9, 0.1), one(20, 24, 0.5), one(20, 24, 0.6), one(24, 25, 0.1)]
-    assert merge_entities(given) == [one(2, 9, 0.1), one(20, 24, 0.6), one(24, 25, 0.1)]
-    assert merge_entities([]) == []
-    assert merge_entities([one(3, 3, 0.5)]) == [one(3, 3, 0.5)]

@@ -46,39 +46,6 @@ def test_scores(config: Any, values: Any, parameters: Any, labels: list[str], sc
     assert found == {"sequence": "text", "labels": labels, "scores": pytest.approx(scores)}
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_no_numbers(bad: float) -> None:
-    for row in ((bad, 0.0, 0.0), (0.0, 0.0, bad)):
-        with pytest.raises(PredictorError):
-            classify(NLI, [(0.0, 0.0, 0.0), row])
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (NLI, 2),
-        (NLI | {"label2id": {"ENTAILMENT": 0, "neutral": 1, "contradiction": 2}}, 0),
-        (named("a", "entail"), 1),
-    ],
-)
-def test_entailment(config: dict[str, Any], expected: int) -> None:
-    assert entailment_id(config) == expected
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        pytest.param({}, "label2id.*'entail': LABEL_0, LABEL_1", id="no names"),
-        pytest.param(named("NEGATIVE", "POSITIVE"), "'entail': NEGATIVE, POSITIVE", id="other names"),
-        pytest.param(named("entailment"), "another label", id="nothing else"),
-        pytest.param(NLI | {"label2id": {"entailment": 3}}, "entailment as number 3", id="out of range"),
-    ],
-)
-def test_models_without_entailment(config: dict[str, Any], says: str) -> None:
-    with pytest.raises(LoadError, match=says):
-        ZeroShotClassification(settings(config))
-
-
 @given(
     st.lists(st.text(st.characters(exclude_characters="{}")), min_size=2, max_size=3),
     st.text(st.sampled_from("ab{}")),
@@ -88,14 +55,27 @@ def test_a_template_does_what_format_does(pieces: list[str], label: str) -> None
     assert label.join(split_template(template)) == template.format(label)
 
 
-def test_doubled_braces_are_braces() -> None:
-    assert split_template("{{}} is {} {{0}}") == ("{} is ", " {0}")
+def test_templates_that_are_refused() -> None:
+    assert split_template("{{}} is {} {{0}}") == ("{} is ", " {0}"), "doubled braces are braces"
+    refused = ["", "none", "{{}}", "{} {}", "{} {0}", "{1}", "{label}", "{", "}", "{0!r}", "{:>9}", "{:{}}", "{0.a}"]
+    for template in (*refused, "{0[0]}"):
+        with pytest.raises(InvalidInput, match=r"parameters\.hypothesis_template"):
+            split_template(template)
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["", "none", "{{}}", "{} {}", "{} {0}", "{1}", "{label}", "{", "}", "{0!r}", "{:>9}", "{:{}}", "{0.a}", "{0[0]}"],
-)
-def test_templates_that_are_refused(template: str) -> None:
-    with pytest.raises(InvalidInput, match=r"parameters\.hypothesis_template"):
-        split_template(template)
+def test_which_label_is_entailment() -> None:
+    assert entailment_id(NLI) == 2
+    assert entailment_id(NLI | {"label2id": {"ENTAILMENT": 0, "neutral": 1, "contradiction": 2}}) == 0
+    assert entailment_id(named("a", "entail")) == 1
+    for config, says in (
+        ({}, "label2id.*'entail': LABEL_0, LABEL_1"),
+        (named("NEGATIVE", "POSITIVE"), "'entail': NEGATIVE, POSITIVE"),
+        (named("entailment"), "another label"),
+        (NLI | {"label2id": {"entailment": 3}}, "entailment as number 3"),
+    ):
+        with pytest.raises(LoadError, match=says):
+            ZeroShotClassification(settings(config))
+    for bad in (math.nan, math.inf, -math.inf):
+        for row in ((bad, 0.0, 0.0), (0.0, 0.0, bad)):
+            with pytest.raises(PredictorError):
+                classify(NLI, [(0.0, 0.0, 0.0), row])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,20 +36,20 @@ def eager() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def encode(name: str, text: TextInput, how: Tokenization, **options: Any) -> Encoding | str:
+def encode(name: str, text: TextInput, how: Tokenization) -> Encoding | str:
     try:
-        [[found]] = engine_of(name, LIMIT, **options).encode([text], how)
+        [[found]] = warm(name, LIMIT).encode([text], how)
     except InvalidInput as error:
         return str(error)
     return found
 
 
-def same(name: str, text: TextInput, how: Tokenization, patch: pytest.MonkeyPatch, first: int, **options: Any) -> bool:
+def same(name: str, text: TextInput, how: Tokenization, patch: pytest.MonkeyPatch, first: int) -> bool:
     """Whether the text was cut before it was encoded; the answer has to be that of the whole text."""
     patch.setattr(module, "FIRST_TRY", 10**9)
-    wanted = encode(name, text, how, **options)
+    wanted = encode(name, text, how)
     patch.setattr(module, "FIRST_TRY", first)
-    assert encode(name, text, how, **options) == wanted
+    assert encode(name, text, how) == wanted
     return warm(name, LIMIT)._shortened(text, LIMIT, how) != text
 
 
@@ -76,15 +75,15 @@ def test_every_cut_of_a_hard_text(name: str, eager: pytest.MonkeyPatch) -> None:
     seed = random.Random(name)
     pieces = [*ADDED, *ODD, "can't", "we'll", "they're", "e" + "\u0301" * 30]
     text = "".join(seed.choice(pieces) + seed.choice(SPACES) for _ in range(400))
-    cut = [same(name, text, HOWS["detail"], eager, first) for first in range(100, 400, 3)]
+    cut = [same(name, text, HOWS["detail"], eager, first) for first in range(100, 400, 7)]
     assert any(cut), "the text is long enough for some cuts"
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 @pytest.mark.parametrize("unit", ["the hotel ", "a ", ".", "中", "a. b, "])
-def test_a_million_characters_are_cut(name: str, unit: str) -> None:
+def test_a_very_long_text_is_cut(name: str, unit: str) -> None:
     """A run of full stops is one word of GPT-2's, so that all of it is encoded."""
-    text = (unit * 10**6)[: 10**6]
+    text = (unit * 300_000)[:300_000]
     engine = engine_of(name, 512)
     shortened = engine._shortened(text, 512, Tokenization())
     assert len(str(shortened)) <= 65_536 or (name, unit) in (("gpt2", "."), ("gpt2", "中"))
@@ -93,27 +92,12 @@ def test_a_million_characters_are_cut(name: str, unit: str) -> None:
         assert found == tuple(shortened if len(one) > 10 else one for one in pair) or name == "gpt2"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "how"),
-    [
-        ("bert", {"side": "left"}, Tokenization()),
-        ("bert", {}, Tokenization(windows=True)),
-        ("bert", {}, Tokenization(whole=True)),
-    ],
-    ids=["from the left", "windows", "whole"],
-)
-def test_what_needs_the_whole_text_has_it(
-    name: str, options: Any, how: Tokenization, eager: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("how", [Tokenization(windows=True), Tokenization(whole=True), Tokenization()], ids=str)
+def test_what_needs_the_whole_text_has_it(side: str, how: Tokenization, eager: pytest.MonkeyPatch) -> None:
     eager.setattr(module, "FIRST_TRY", 16)
     text = " ".join(map(str, range(500)))
-    assert sum(map(len, engine_of(name, LIMIT, **options).encode([text], how))) >= 1
-    wanted = engine_of(name, LIMIT, **options).encode([text], how)
+    found = engine_of("bert", LIMIT, side=side).encode([text], how)
     eager.setattr(module, "LONG", 10**9)
-    assert engine_of(name, LIMIT, **options).encode([text], how) == wanted
-
-
-@pytest.mark.parametrize("end", ["\ud800", "∑ \udfff"])
-def test_an_end_that_is_not_unicode_is_still_refused(end: str, eager: pytest.MonkeyPatch) -> None:
-    eager.setattr(module, "FIRST_TRY", 16)
-    assert "lone surrogate" in str(encode("bert", "the hotel " * 500 + end, Tokenization()))
+    assert engine_of("bert", LIMIT, side=side).encode([text], how) == found
+    assert "lone surrogate" in str(encode("bert", "the hotel " * 500 + "∑ \udfff", Tokenization()))

@@ -52,18 +52,12 @@ def test_as_many_windows_as_needed_are_allowed_and_no_fewer(
     if needed > 1:
         with pytest.raises(TooLarge, match="--max_sequences"):
             windows(needed - 1)
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
+    for how, says in (
         (Tokenization(windows=True, stride=14), "a stride of 14 tokens is too long for windows of 14"),
         (Tokenization(windows=True, max_length=2), "no room"),
-    ],
-)
-def test_windows_that_can_not_be(tokenizer: Tokenizer, how: Tokenization, says: str) -> None:
-    with pytest.raises(InvalidInput, match=says):
-        tokenizer.encode_windows(["a " * 50], how)
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            tokenizer.encode_windows(["a " * 50], how)
 
 
 @pytest.mark.parametrize("text", ["a " * 20, TokenIds((1,) * 20)], ids=["text", "token ids"])
@@ -76,9 +70,6 @@ def test_tokens_of_a_request_are_bounded(tokenizer: Tokenizer, text: TextInput) 
         assert tokens(count, 20 * count) == 20 * count
         with pytest.raises(TooLarge, match=f"more than {20 * count - 1} tokens .*--max_answer_values"):
             tokens(count, 20 * count - 1)
-
-
-def test_token_ids_are_as_long_as_the_model_at_most(tokenizer: Tokenizer) -> None:
     ids = (7,) * LENGTH
     texts: list[TextInput] = ["a", TokenIds(ids), TokenIds(ids[:2]), "b"]
     assert [one.ids for one in tokenizer.encode(texts)][1:3] == [[*ids], [7, 7]]

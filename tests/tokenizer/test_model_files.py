@@ -53,6 +53,24 @@ def test_local_folder(folder: Path, tmp_path: Path, files: dict[str, bytes]) -> 
     assert find_model_files(None, str(tmp_path)).config == {}
 
 
+def test_files_of_a_local_folder(tmp_path: Path, files: dict[str, bytes]) -> None:
+    for content, says in (
+        (b'{"model_type": ', "is not valid JSON"),
+        (b"[]", "must hold a JSON object, but holds a list"),
+    ):
+        fill(tmp_path, {**files, "config.json": content})
+        with pytest.raises(LoadError, match=rf"config\.json {says}"):
+            find_model_files(None, str(tmp_path))
+    with pytest.raises(LoadError, match=r"gone\.json is missing"):
+        read_json(tmp_path / "gone.json", required=True)
+    # Without a vocabulary the class says whether there is a tokenizer.
+    settings: Any
+    for settings, has in (({"tokenizer_class": "ByT5Tokenizer"}, True), ({"auto_map": {}}, True), ({}, False)):
+        folder = tmp_path / str(len(settings)) / next(iter(settings), "none")
+        folder.mkdir(parents=True)
+        assert has_tokenizer(save(folder, None, settings={"tokenizer_class": "X", **settings})) is has
+
+
 def test_model_repository_layout(tmp_path: Path, files: dict[str, bytes]) -> None:
     (fill(tmp_path / "bert", files) / "1").mkdir()
     found = find_model_files(None, str(tmp_path), model_name="bert")
@@ -101,28 +119,6 @@ def test_a_folder_that_may_not_be_read_is_none_of_triton(tmp_path: Path, monkeyp
         find_model_files(None, str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [(b'{"model_type": ', "is not valid JSON"), (b"[]", "must hold a JSON object, but holds a list")],
-)
-def test_broken_json_names_the_file(tmp_path: Path, files: dict[str, bytes], content: bytes, says: str) -> None:
-    fill(tmp_path, {**files, "config.json": content})
-    with pytest.raises(LoadError, match=rf"config\.json {says}"):
-        find_model_files(None, str(tmp_path))
-    with pytest.raises(LoadError, match=r"gone\.json is missing"):
-        read_json(tmp_path / "gone.json", required=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "has"),
-    [({"tokenizer_class": "ByT5Tokenizer"}, True), ({"auto_map": {}}, True), ({"tokenizer_class": "X"}, False)],
-    ids=["byt5", "own-code", "no-vocabulary"],
-)
-def test_tokenizers_without_vocabulary_files(tmp_path: Path, settings: dict[str, Any], has: bool) -> None:
-    save(tmp_path, None, settings=settings)
-    assert has_tokenizer(tmp_path) is has
-
-
 # A hub's cache
 
 
@@ -148,14 +144,9 @@ def test_cache_needs_no_network(
     found = find_model_files(REPO, "/nowhere", model_revision=revision, token=TOKEN, cache_dir=tmp_path)
     assert (found.model_folder, found.tokenizer_folder, found.config) == (snapshot, snapshot, CONFIG)
     assert load_tokenizer(found.tokenizer_folder, found.config).max_length == 64
-    assert attempts == []
-
-
-def test_tokenizer_revision_from_cache(tmp_path: Path, files: dict[str, bytes], attempts: list[Any]) -> None:
-    model = lay_out_cache(tmp_path, REPO, COMMIT, ["main"], {"config.json": files["config.json"]})
-    tokenizer = lay_out_cache(tmp_path, REPO, OLDER, ["v1"], files)
-    found = find_model_files(REPO, "/nowhere", tokenizer_revision="v1", cache_dir=tmp_path)
-    assert (found.model_folder, found.tokenizer_folder, attempts) == (model, tokenizer, [])
+    older = lay_out_cache(tmp_path, REPO, OLDER, ["v1"], files)
+    found = find_model_files(REPO, "/nowhere", model_revision=revision, tokenizer_revision="v1", cache_dir=tmp_path)
+    assert (found.model_folder, found.tokenizer_folder, attempts) == (snapshot, older, [])
 
 
 def test_partial_cache_is_not_taken_for_a_whole_one(

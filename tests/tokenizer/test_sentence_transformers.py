@@ -74,47 +74,51 @@ def test_modules(tmp_path: Path, kinds: tuple[str, ...], expected: SentenceTrans
     assert read(tmp_path, "Transformer", *kinds, new=new) == expected
 
 
-def test_modules_that_change_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path, "Transformer", "Pooling", "Dropout") == SentenceTransformers()
-    of_tokens = {"2_Normalize/config.json": {"module_input_name": "token_embeddings"}}
-    assert read(tmp_path, "Transformer", "Pooling", "Normalize", files=of_tokens) == SentenceTransformers()
+CHANGES: list[tuple[dict[str, Any], SentenceTransformers]] = [
+    *(
+        ({POOLING: pooling}, SentenceTransformers(pooling=modes))
+        for pooling, modes in (
+            ({}, ("mean",)),
+            ({"pooling_mode": "lasttoken"}, ("lasttoken",)),
+            ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
+            ({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, ("cls",)),
+            ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
+            ({"pooling_mode_mean_tokens": False, "pooling_mode_weightedmean_tokens": True}, ("weightedmean",)),
+            ({"pooling_mode_mean_sqrt_len_tokens": True}, ("mean_sqrt_len_tokens",)),
+            ({"pooling_mode_mean_tokens": False}, ("mean",)),
+        )
+    ),
+    *(
+        ({name: content}, SentenceTransformers(max_seq_length=limit))
+        for name, content, limit in (
+            (BERT, {"max_seq_length": 256, "do_lower_case": False}, 256),
+            ("sentence_roberta_config.json", {"max_seq_length": 75}, 75),
+            (BERT, {"max_seq_length": None}, None),
+            (BERT, {"max_seq_length": 9, "tokenizer_args": {"model_max_length": 7}}, 7),
+            (BERT, {"processor_kwargs": {"model_max_length": 8}}, 8),
+            (BERT, {"processor_kwargs": {"padding_side": "left"}, "max_seq_length": 5}, 5),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("pooling", "modes"),
-    [
-        ({}, ("mean",)),
-        ({"pooling_mode": "lasttoken"}, ("lasttoken",)),
-        ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
-        ({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, ("cls",)),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
-        ({"pooling_mode_mean_tokens": False, "pooling_mode_weightedmean_tokens": True}, ("weightedmean",)),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, ("mean_sqrt_len_tokens",)),
-        ({"pooling_mode_mean_tokens": False}, ("mean",)),
-    ],
-    ids=str,
-)
-def test_pooling_modes(tmp_path: Path, pooling: Any, modes: tuple[str, ...]) -> None:
-    assert read(tmp_path, files={POOLING: pooling}) == SentenceTransformers(pooling=modes)
+@pytest.mark.parametrize(("files", "expected"), CHANGES, ids=str)
+def test_pooling_modes_and_limits(tmp_path: Path, files: Any, expected: SentenceTransformers) -> None:
+    assert read(tmp_path, files=files) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "limit"),
-    [
-        (BERT, {"max_seq_length": 256, "do_lower_case": False}, 256),
-        ("sentence_roberta_config.json", {"max_seq_length": 75}, 75),
-        (BERT, {"max_seq_length": None}, None),
-        (BERT, {"max_seq_length": 9, "tokenizer_args": {"model_max_length": 7}}, 7),
-        (BERT, {"processor_kwargs": {"model_max_length": 8}}, 8),
-        (BERT, {"processor_kwargs": {"padding_side": "left"}, "max_seq_length": 5}, 5),
-    ],
-    ids=str,
-)
-def test_max_seq_length(tmp_path: Path, name: str, content: Any, limit: int | None) -> None:
-    assert read(tmp_path, files={name: content}) == SentenceTransformers(max_seq_length=limit)
+@pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
+def test_models_for_something_else(tmp_path: Path, kind: str) -> None:
+    assert read(tmp_path, "Transformer", files={SETTINGS: {"model_type": kind}}) is None
+    assert read_activation(tmp_path) is None
+    (tmp_path / SETTINGS).write_text('{"activation_fn": "torch.nn.modules.linear.Identity"}')
+    assert read_activation(tmp_path) == "torch.nn.modules.linear.Identity"
 
 
 def test_settings(tmp_path: Path) -> None:
+    assert read(tmp_path, "Transformer", "Pooling", "Dropout") == SentenceTransformers()
+    of_tokens = {"2_Normalize/config.json": {"module_input_name": "token_embeddings"}}
+    assert read(tmp_path, "Transformer", "Pooling", "Normalize", files=of_tokens) == SentenceTransformers()
     settings = {
         "model_type": "SentenceTransformer",
         "prompts": {"query": "Q: ", "document": None},
@@ -129,11 +133,6 @@ def test_settings(tmp_path: Path) -> None:
         lower_case=True,
         include_prompt=False,
     )
-
-
-@pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
-def test_models_for_something_else(tmp_path: Path, kind: str) -> None:
-    assert read(tmp_path, "Transformer", files={SETTINGS: {"model_type": kind}}) is None
 
 
 @pytest.mark.parametrize(
@@ -154,15 +153,6 @@ def test_models_for_something_else(tmp_path: Path, kind: str) -> None:
 def test_broken_files(tmp_path: Path, files: Any, words: str) -> None:
     with pytest.raises(LoadError, match=words):
         read(tmp_path, files=files)
-
-
-def test_no_json(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(LoadError, match=r"modules\.json is not valid JSON"):
         read_sentence_transformers(tmp_path)
-
-
-def test_the_activation_of_a_cross_encoder(tmp_path: Path) -> None:
-    assert read_activation(tmp_path) is None
-    (tmp_path / SETTINGS).write_text('{"activation_fn": "torch.nn.modules.linear.Identity"}')
-    assert read_activation(tmp_path) == "torch.nn.modules.linear.Identity"

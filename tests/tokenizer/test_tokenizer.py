@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,43 +66,24 @@ def test_mirrored_without_transformers(name: str, folders: Any, auto: Any) -> No
     assert loaded.truncation_side == reference.truncation_side
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "xlm-roberta", "t5", "albert", "vocab.txt", "byt5"])
-def test_without_special_tokens(name: str, ours: Any, auto: Any) -> None:
-    wanted = expected(auto(name), TEXTS, add_special_tokens=False)
-    got = ours(name, max_model_len=MAX, special_tokens=False).encode(TEXTS)
-    assert [encoding.ids for encoding in got] == [row[0] for row in wanted]
-
-
 @pytest.mark.parametrize("name", ["bert", "bert-cased", "bert-lowercasing-over-cased-file", "albert", "vocab.txt"])
 def test_lower_case_switched_off(name: str, ours: Any, folders: Any) -> None:
     reference = transformers.AutoTokenizer.from_pretrained(str(folders(name)), do_lower_case=False)
     check_same(ours(name, max_model_len=MAX, lower_case=False), reference, TEXTS)
 
 
-@pytest.mark.parametrize("lower_case", [True, False])
-def test_lower_case_switched_off_for_generic_class(tmp_path: Path, lower_case: bool) -> None:
-    upper, lower = load_tokenizer(added_to_bert(tmp_path), {}, lower_case=lower_case).encode(["Paris", "paris"])
-    assert (upper.ids == lower.ids) is lower_case
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "byt5"])
-def test_truncated_is_truthful(name: str, ours: Any) -> None:
-    cut, whole = ours(name, max_model_len=12), ours(name, max_model_len=500)
-    texts: list[Any] = [" ".join(["a"] * count) for count in range(16)] + [("a " * 3, "a " * n) for n in range(12)]
-    outcomes = set()
-    for short, full in zip(cut.encode(texts), whole.encode(texts), strict=True):
-        assert short.truncated == (len(full) > 12)
-        assert len(short) == min(len(full), 12)
-        outcomes.add((short.truncated, len(full) == 12))
-    assert {(True, False), (False, False)} < outcomes, "texts of exactly the limit are among them"
-
-
-async def test_threads_share_a_tokenizer(ours: Any) -> None:
-    tokenizer = ours("bert", max_model_len=MAX)
-    texts = [f"{text} {number} " * 70 for number, text in enumerate(TEXTS)]
-    with ThreadPoolExecutor(8) as executor:
-        got = await asyncio.gather(*(tokenizer.encode_off_loop([text], executor) for text in texts * 4))
-    assert [batch[0][0] for batch in got] == [tokenizer.encode([text])[0] for text in texts] * 4
+def test_lower_case_of_a_generic_class_and_tokens_that_the_settings_do_not_name(tmp_path: Path, ours: Any) -> None:
+    folder = added_to_bert(tmp_path)
+    for lower_case in (True, False):
+        upper, lower = load_tokenizer(folder, {}, lower_case=lower_case).encode(["Paris", "paris"])
+        assert (upper.ids == lower.ids) is lower_case
+    for name, pad_token_id, mask in (
+        ("gpt2", None, (None, None)),
+        ("bert-neither", None, ("[MASK]", 4)),
+        ("bert", 0, ("[MASK]", 4)),
+    ):
+        found = ours(name)
+        assert (found.pad_token_id, found.pad_id, (found.mask_token, found.mask_id)) == (pad_token_id, 0, mask)
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-added-decoder", "vocab.txt", "byt5"])
@@ -116,17 +95,6 @@ def test_another_max_length(name: str, ours: Any) -> None:
         assert one.max_length == len(one.encode(["word " * 50])[0]) == length
     assert other.encode(["[ENT] a"]) == tokenizer.encode(["[ENT] a"])
     assert (other.mask_id, other.pad_id) == (tokenizer.mask_id, tokenizer.pad_id)
-
-
-@pytest.mark.parametrize(
-    ("name", "pad_token_id", "pad_id", "mask"),
-    [("gpt2", None, 0, (None, None)), ("bert-neither", None, 0, ("[MASK]", 4)), ("bert", 0, 0, ("[MASK]", 4))],
-)
-def test_tokens_that_the_settings_do_not_name(
-    name: str, pad_token_id: int | None, pad_id: int, mask: Any, ours: Any
-) -> None:
-    found = ours(name)
-    assert (found.pad_token_id, found.pad_id, (found.mask_token, found.mask_id)) == (pad_token_id, pad_id, mask)
 
 
 def test_first_token(ours: Any, tmp_path: Path) -> None:

@@ -43,12 +43,9 @@ def test_max_length(config: Any, tokenizer_config: Any, asked: int | None, lengt
     assert load_tokenizer(tmp_path, named, max_model_len=asked).max_length == length
 
 
-@pytest.mark.parametrize(("asked", "length"), [(None, 7), (9, 9)])
-def test_a_limit_that_lowers_the_models(asked: int | None, length: int, folders: Any) -> None:
-    assert load_tokenizer(folders("bert"), BERT, at_most=7, max_model_len=asked).max_length == length
-
-
-def test_max_length_that_does_not_fit(ours: Any) -> None:
+def test_limits_of_flags_and_files(folders: Any, ours: Any) -> None:
+    for asked, length in ((None, 7), (9, 9)):
+        assert load_tokenizer(folders("bert"), BERT, at_most=7, max_model_len=asked).max_length == length
     with pytest.raises(LoadError, match=r"--max_model_len=513 is more than the 512 tokens that config.json"):
         ours("roberta", max_model_len=513)
     with pytest.raises(LoadError, match=r"2 tokens leaves no room for text: 2 special tokens"):

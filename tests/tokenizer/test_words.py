@@ -83,16 +83,6 @@ def test_every_two_characters_of_ascii(name: str) -> None:
         assert known.ids(text) in (encoded.ids, None), text
 
 
-@pytest.mark.parametrize("limit", [3, 8, 500])
-def test_a_text_as_long_as_the_limit_is_not_truncated(limit: int) -> None:
-    engine, reference = engine_of("bert", 64).with_max_length(limit), Library("bert", limit)
-    for count in range(10):
-        for _ in range(2):
-            encoding = encode(engine, "a " * count)
-            assert encoding == reference.encode("a " * count)
-            assert encoding.truncated == (count > limit - 2)
-
-
 def test_lone_surrogates_are_refused() -> None:
     engine = engine_of("bert")
     for text in ("\udc80", "Paris \ud800 Paris", "Paris is\udfff"):
@@ -146,21 +136,18 @@ def test_memory_is_bounded(name: str, alphabet: str, monkeypatch: pytest.MonkeyP
     assert known.ids("Paris is the capital") == Library(name).encode("Paris is the capital").ids
 
 
-def test_long_words_are_not_kept_and_long_texts_not_looked_at() -> None:
-    known = cache_of("bert")
+def test_what_is_not_kept_or_not_looked_at() -> None:
+    known, library = cache_of("bert"), Library("bert", 512)
     for length, kept in ((LONGEST_CHUNK, 1), (LONGEST_CHUNK + 1, 0), (500, 0)):
         for letter in "aé":
             chunk = letter * length
-            assert known.ids(chunk) == Library("bert", 512).encode(chunk).ids
+            assert known.ids(chunk) == library.encode(chunk).ids
             assert (chunk in known._young) == kept
     assert known.ids("a" + " " * LONGEST_TEXT) is None
-    assert known.ids("a" + " " * (LONGEST_TEXT - 1)) == Library("bert").encode("a").ids
-
-
-@pytest.mark.parametrize("text", ["", " ", "a  b", "  a", "a ", "a\nb", "a\u00a0b c", "\x1ca", "é \t"])
-def test_other_spaces_than_single_ones_are_the_librarys_where_they_count(text: str) -> None:
-    assert cache_of("gpt2").ids(text) is None
-    assert cache_of("bert").ids(text) == Library("bert").encode(text).ids
+    assert known.ids("a" + " " * (LONGEST_TEXT - 1)) == library.encode("a").ids
+    for text in ("", " ", "a  b", "  a", "a ", "a\nb", "a\u00a0b c", "\x1ca", "é \t"):
+        assert cache_of("gpt2").ids(text) is None, "other spaces than single ones count there"
+        assert known.ids(text) == library.encode(text).ids
 
 
 @pytest.fixture

@@ -1,0 +1,277 @@
+"""What happens around every request: its id, API keys, and CORS (--cors_allow_origin).
+
+Source: https://fetch.spec.whatwg.org/#http-cors-protocol
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hf_transformer.api.auth import ApiKeys
+from hf_transformer.api.base import error_json
+from hf_transformer.api.gateway import Gateway, GatewaySettings, Router
+from hf_transformer.app.wiring import load_parts
+from hf_transformer.errors import ConfigError
+from hf_transformer.observability.metrics import Metrics
+from hf_transformer.server.asgi import AsgiApplication
+from hf_transformer.types import Request, Response
+from tests.api.generating import PROMPT, application, bench
+from tests.api.plain_request import PlainRequest
+from tests.configuring import config, error
+from tests.integration.api.grpc_model import ScriptedModel, service_of
+from tests.triton_repository import DEMO_MODEL
+
+
+@asynccontextmanager
+async def client_of(app: AsgiApplication) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        yield client
+
+
+# Ids
+
+
+async def answered(request: Request) -> Response:
+    """Its body is the request's id."""
+    return Response(200, request.id.encode(), [])
+
+
+GATEWAY = Gateway(Router([], []), answered, (), lambda path: error_json, Metrics("m"), GatewaySettings())
+
+
+async def ids(given: str | None) -> tuple[str, str]:
+    """The id that an endpoint is told, and the one that the client is."""
+    fields = [] if given is None else [(b"x-request-id", given.encode("latin-1"))]
+    answer = await GATEWAY.handle(PlainRequest(fields=fields))
+    assert isinstance(answer, Response)
+    [(name, told)] = answer.headers
+    assert name == b"x-request-id"
+    return answer.body.decode(), told.decode("latin-1")
+
+
+async def test_ids_of_requests() -> None:
+    for kept in ("caller-17", "a b", "x" * 256, "\xe9", "<script>", "~"):
+        assert await ids(kept) == (kept, kept)
+    for replaced in ("", "x" * 257, "a\tb", "a\x7f", "a\x85b", "\x9b31m", None):
+        (inside, told), (another, _) = await ids(replaced), await ids(replaced)
+        assert re.fullmatch("[0-9a-f]{32}", inside) and told == inside != another
+
+
+async def test_a_request_that_the_server_refuses_has_its_id_too() -> None:
+    answer = GATEWAY.refuse(PlainRequest(fields=[(b"x-request-id", b"caller-17")]), 431, "too long")
+    assert (b"x-request-id", b"caller-17") in answer.headers and answer.body == b'{"error":"too long"}'
+
+
+# Keys
+
+INFER = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# a comment\n\n  alpha-key  \nbeta-key\n")
+    return path
+
+
+@pytest.fixture
+def keys(file: Path) -> ApiKeys:
+    return ApiKeys(str(file))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "has no key"),
+        (b"# only a comment\n", "has no key"),
+        (b"good\nwith space\n", "line 2"),
+        ("schlüssel\n".encode(), "line 1"),
+        (b"a" * 1025, "line 1"),
+        (b"\xff\xfe", "UTF-8"),
+        (None, "can't be read: No such file"),
+    ],
+    ids=["nothing", "comment", "space", "umlaut", "long", "no text", "no file"],
+)
+def test_files_that_hold_no_keys(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^--api_keys_file={path}: .*{says}") as caught:
+        ApiKeys(str(path))
+    assert "with space" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        (b"authorization", b"Bearer alpha-key", True),
+        (b"authorization", b"bearer  beta-key ", True),
+        (b"x-api-key", b"alpha-key", True),
+        (b"api-key", b"beta-key", True),
+        (b"authorization", b"alpha-key", False),
+        (b"authorization", b"Basic alpha-key", False),
+        (b"authorization", b"Bearer alpha-ke", False),
+        (b"authorization", b"Bearer alpha-keyy", False),
+        (b"authorization", b"Bearer ", False),
+        (b"x-api-key", b"# a comment", False),
+        (b"x-api-key", b"", False),
+        (b"x-key", b"alpha-key", False),
+    ],
+)
+def test_which_headers_are_accepted(keys: ApiKeys, name: bytes, value: bytes, accepted: bool) -> None:
+    assert keys.accept([(b"host", b"x"), (name, value)]) is accepted
+
+
+def test_a_renewed_file(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
+    def accepts(key: bytes) -> bool:
+        return keys.accept([(b"x-api-key", key)])
+
+    def write(text: str) -> None:
+        new = file.with_name("new")
+        new.write_text(text)
+        os.replace(new, file)
+
+    assert not keys.file.renew()
+    write("gamma-key\n")
+    assert accepts(b"alpha-key")  # nobody has looked yet
+    assert keys.file.renew()
+    assert accepts(b"gamma-key") and not accepts(b"alpha-key")
+    for broken in ("", "two words\n", None):
+        file.unlink() if broken is None else write(broken)
+        for _ in range(2):
+            assert not keys.file.renew()
+        assert accepts(b"gamma-key")
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3, "one for each file"
+    assert "two words" not in caplog.text and "gamma-key" not in caplog.text
+    write("delta-key\n")
+    assert keys.file.renew()
+    assert accepts(b"delta-key")
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "api-key"])
+async def test_no_key_reaches_the_model(keys: ApiKeys, name: str) -> None:
+    model = ScriptedModel()
+    model.task = load_parts(config(f"--model_dir={DEMO_MODEL}")).task
+    async with client_of(application(service_of(model, Metrics(model.name)), GatewaySettings(keys=keys))) as client:
+        key = "Bearer alpha-key" if name == "authorization" else "alpha-key"
+        # Whatever else is in these headers may be a key for somebody: it goes no further either.
+        others = {"authorization": "Bearer other", "x-api-key": "other", "api-key": "other"}
+        headers = others | {name: key, "traceparent": "00-1-2-01"}
+        assert (await client.post("/v2/models/bert/infer", json=INFER, headers=headers)).status_code == 200
+    [context] = model.contexts
+    assert context.headers == {"traceparent": "00-1-2-01", "x-request-id": context.request_id}
+
+
+# Pages of other origins
+
+APP = "https://app.example.com"
+OTHER = "http://localhost:3000"
+PREDICT = "/v1/models/gpt2:predict"
+COMPLETIONS = "/openai/v1/completions"
+ASKING = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+BODY = {"instances": [PROMPT]}
+
+
+@asynccontextmanager
+async def allowing(*origins: str, keys: ApiKeys | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    settings = GatewaySettings(origins=origins, keys=keys)
+    async with bench() as made, client_of(application(made.service, settings)) as client:
+        yield client
+
+
+def told(response: httpx.Response) -> dict[str, str]:
+    """What a response says of CORS."""
+    return {
+        name.removeprefix("access-control-"): value
+        for name, value in response.headers.items()
+        if name.startswith("access-control-") or name == "vary"
+    }
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["no keys", "keys"])
+async def test_a_preflight_needs_no_key(keyed: bool, keys: ApiKeys) -> None:
+    async with allowing(APP, OTHER, keys=keys if keyed else None) as client:
+        for path in (PREDICT, COMPLETIONS, "/v2/models/gpt2", "/no/such/path"):
+            for origin in (APP, OTHER):
+                answer = await client.options(path, headers={"origin": origin, **ASKING})
+                assert (answer.status_code, answer.content) == (204, b"")
+                assert answer.headers["x-request-id"]
+                assert told(answer) == {
+                    "allow-origin": origin,
+                    "allow-methods": "GET, POST",
+                    "allow-headers": "authorization, content-type",
+                    "expose-headers": "x-request-id, server-timing, retry-after, inference-header-content-length",
+                    "max-age": "600",
+                    "vary": "origin",
+                }
+
+
+@pytest.mark.parametrize("lacking", ["origin", "access-control-request-method"])
+async def test_other_requests_with_options_are_no_preflights(lacking: str) -> None:
+    headers = {name: value for name, value in {"origin": APP, **ASKING}.items() if name != lacking}
+    async with allowing(APP) as client:
+        assert (await client.options(PREDICT, headers=headers)).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (PREDICT, BODY, 200),
+        (PREDICT, {"instances": 7}, 400),
+        (COMPLETIONS, {"model": "gpt2", "prompt": PROMPT, "stream": True}, 200),
+        ("/no/such/path", {}, 404),
+    ],
+    ids=["answer", "error", "stream", "no route"],
+)
+async def test_an_origin_that_is_allowed_may_read_the_answer(path: str, body: object, status: int) -> None:
+    async with allowing() as client:
+        assert told(await client.post(path, json=body, headers={"origin": APP})) == {}, "by default nothing is said"
+    async with allowing(APP) as client:
+        assert told(await client.post(path, json=body)) == {}, "this client is no browser"
+        answer = await client.post(path, json=body, headers={"origin": APP})
+        assert answer.status_code == status
+        found = told(answer)
+        assert (found["allow-origin"], found["vary"]) == (APP, "origin")
+        assert {"x-request-id", "retry-after", "server-timing"} <= set(found["expose-headers"].split(", "))
+        assert "allow-credentials" not in found
+
+
+async def test_without_a_key_the_answer_can_be_read_too(keys: ApiKeys) -> None:
+    async with allowing(APP, keys=keys) as client:
+        for key, status in (({}, 401), ({"authorization": "Bearer alpha-key"}, 200)):
+            answer = await client.post(PREDICT, json=BODY, headers={"origin": APP, **key})
+            assert answer.status_code == status and told(answer)["allow-origin"] == APP
+
+
+async def test_other_origins_are_not_allowed_unless_any_is() -> None:
+    others = [OTHER, "http://app.example.com", f"{APP}:8443", f"{APP}.evil.org", "null"]
+    async with allowing(APP) as client, allowing("*") as open_client:
+        for origin in others:
+            answer = await client.post(PREDICT, json=BODY, headers={"origin": origin})
+            assert answer.status_code == 200 and told(answer) == {"vary": "origin"}
+            preflight = await client.options(PREDICT, headers={"origin": origin, **ASKING})
+            assert "allow-origin" not in told(preflight)
+        for origin in (APP, *others):
+            found = told(await open_client.post(PREDICT, json=BODY, headers={"origin": origin}))
+            assert found["allow-origin"] == "*" and "vary" not in found
+            preflight = await open_client.options(PREDICT, headers={"origin": origin, **ASKING})
+            assert preflight.status_code == 204 and told(preflight)["allow-origin"] == "*"
+
+
+def test_the_flag() -> None:
+    assert config().cors_allow_origin == ()
+    assert config("--cors_allow_origin=*").cors_allow_origin == ("*",)
+    for given in ((f"--cors_allow_origin={APP},{OTHER}",), ("--cors_allow_origin", APP, OTHER)):
+        assert config(*given).cors_allow_origin == (APP, OTHER)
+    upper, star = "https://App.example.com", "https://*.example.com"
+    for wrong in ("app.example.com", star, upper, f"{APP}/", "", f"{APP},{APP}"):
+        said = error(f"--cors_allow_origin={wrong}")
+        assert "--cors_allow_origin" in said and "* or origins such as https://app.example.com" in said
