@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +33,28 @@ def clients_environment(program: str = "") -> Path:
     return Path(os.environ.get(f"HF_TRANSFORMER_{name.upper()}_ENVIRONMENT") or ROOT / f".venv-{name}")
 
 
+def done(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, with JSON on its standard input."""
+    text = None if given is None else json.dumps(given)
+    variables = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "*", **options.pop("env", {})}
+    options = {"timeout": SECONDS, **options}
+    return subprocess.run(line, input=text, capture_output=True, text=True, env=variables, check=False, **options)
+
+
+def output(line: Sequence[str], home: Path, given: Any = None, **options: Any) -> str:
+    """What a program says that must succeed."""
+    found = done(line, home, given, **options)
+    assert found.returncode == 0, f"{line[1:3]} ended with {found.returncode}:\n{found.stdout}{found.stderr[-4000:]}"
+    return found.stdout
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Run:
-    """Runs one of the programs against a service: ``client("triton_http", "json", service=..., requests=[...])``."""
+    """Runs one of the programs against a service: ``client("triton_tensors", "json", service=..., requests=[...])``."""
 
     def run(program: str, *arguments: str, service: Service, **task: Any) -> Any:
         given = {"http": f"127.0.0.1:{service.port}", "grpc": service.grpc_address, "model": service.model, **task}
-        command = [str(clients_environment(program) / "bin" / "python"), str(PROGRAMS / f"{program}.py"), *arguments]
-        variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "NO_PROXY": "*"}
-        done = subprocess.run(
-            command,
-            input=json.dumps(given),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            env=variables,
-            check=False,
-        )
-        assert done.returncode == 0, f"{program} {arguments} ended with {done.returncode}:\n{done.stderr[-4000:]}"
-        return json.loads(done.stdout)
+        python = str(clients_environment(program) / "bin" / "python")
+        return json.loads(output([python, str(PROGRAMS / f"{program}.py"), *arguments], tmp_path, given))
 
     return run

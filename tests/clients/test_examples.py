@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from hf_transformer.commands.local_triton import free_ports, poll
-from tests.clients.conftest import ROOT, SECONDS, clients_environment
+from tests.clients.conftest import ROOT, SECONDS, clients_environment, done, output
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 EXAMPLES = ROOT / "examples"
 ENVIRONMENTS = {
@@ -37,25 +36,12 @@ def command(example: str, *arguments: str) -> list[str]:
     return [str(python), str(EXAMPLES / f"{example}.py"), *arguments]
 
 
-def variables(home: Path) -> dict[str, str]:
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "NO_PROXY": "*",
-        "GRADIO_ANALYTICS_ENABLED": "False",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def output(line: list[str], home: Path) -> str:
-    done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, env=variables(home), check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+GRADIO = {"GRADIO_ANALYTICS_ENABLED": "False", "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture
 def generating(serve: Serve) -> Service:
-    return serve("gpt2_logits", "v2", f"--model_dir={task_model_folder('gpt2_logits')}")
+    return serve("gpt2_logits")
 
 
 def test_every_script_is_run_and_on_the_page() -> None:
@@ -89,9 +75,9 @@ def test_tritonclient(serve: Serve, tmp_path: Path) -> None:
 @contextmanager
 def running(line: list[str], home: Path, until: str) -> Iterator[None]:
     """The program, from when it has written ``until``."""
-    log = home / "output"
+    log, variables = home / "output", {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "*", **GRADIO}
     with log.open("w") as file:
-        process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, env=variables(home))
+        process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, env=variables)
     try:
         poll(lambda: until in log.read_text() or process.poll() is not None, SECONDS)
         assert until in log.read_text(), log.read_text()[-4000:]
@@ -106,9 +92,7 @@ def test_gradio(serve: Serve, tmp_path: Path) -> None:
     line = command("gradio_app", f"--url={service.url}", f"--port={port}")
     with running(line, tmp_path, until="Running on"):
         caller = [line[0], "-c", CALL_GRADIO, f"http://127.0.0.1:{port}"]
-        assert '"label": "paris"' in output([*caller, "The capital of france is [MASK]."], tmp_path)
-        refused = subprocess.run(
-            [*caller, "no mask"], capture_output=True, text=True, timeout=SECONDS, env=variables(tmp_path), check=False
-        )
+        assert '"label": "paris"' in output([*caller, "The capital of france is [MASK]."], tmp_path, env=GRADIO)
+        refused = done([*caller, "no mask"], tmp_path, env=GRADIO)
     assert refused.returncode != 0
     assert "[MASK]" in refused.stderr

@@ -12,7 +12,6 @@ import pytest
 from tests.clients.conftest import Run
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 MODELS = {"tokens": ("gpt2_tokens", "grpc-v2"), "logits": ("gpt2_logits", "v2"), "text": ("gpt2_vllm", "grpc-v2")}
 PROMPT = "The capital of france is"
@@ -21,8 +20,7 @@ MESSAGE = "What is the capital of france?"
 
 @pytest.fixture(params=MODELS)
 def service(request: pytest.FixtureRequest, serve: Serve) -> Service:
-    model, protocol = MODELS[request.param]
-    return serve(model, protocol, f"--model_dir={task_model_folder(model)}")
+    return serve(*MODELS[request.param])
 
 
 def completed(service: Service, **fields: Any) -> Any:
@@ -69,17 +67,9 @@ def test_langchain(service: Service, client: Run) -> None:
     assert said["usage"]["output_tokens"] <= 8
 
 
-def test_tritonclient(service: Service, client: Run) -> None:
-    said = client("triton_text", service=service, prompt=PROMPT)
-    new = completed(service)["choices"][0]["text"]
-    assert said["whole"].startswith(f"{PROMPT}{new}"[:20])
-    assert {"".join(pieces) for pieces in said["pieces"].values()} == {new}
-    assert all(len(pieces) > 1 for pieces in said["pieces"].values())
-
-
 @pytest.mark.parametrize("shape", [[1], [1, 1]], ids=str)
-def test_the_sample_of_the_vllm_backend(service: Service, client: Run, shape: list[int]) -> None:
-    """Its client, as it is, in front of every kind of model: the texts are those of generate."""
+def test_tritonclient(service: Service, client: Run, shape: list[int]) -> None:
+    """The client of the vLLM backend, as it is, in front of every kind of model: the texts are those of generate."""
     sampling = {"temperature": "0", "max_tokens": "8"}
     prompts = [f"The capital of {country} is" for country in ("france", "italy", "japan")]
     said = client("triton_vllm", service=service, prompts=prompts, sampling=sampling, shape=shape)
@@ -90,8 +80,9 @@ def test_the_sample_of_the_vllm_backend(service: Service, client: Run, shape: li
         text = found["text_output"]
         assert text.startswith(prompt) and len(text) > len(prompt)
         assert said["sample"][str(number)] == [text]
-        pieces = said["sample_stream"][str(number)]
-        assert len(pieces) > 1 and f"{prompt}{''.join(pieces)}" == text
+        for pieces in (said["sample_stream"][str(number)], said["pieces"][str(number)]):
+            assert len(pieces) > 1 and f"{prompt}{''.join(pieces)}" == text
+        assert said["whole"][number].startswith(text[:20])
         for kind in ("callback", "callback_stream"):
             one = said[kind][str(number)]
             assert f"{prompt}{one['text']}" == text

@@ -12,15 +12,14 @@ import pytest
 from tests.clients.conftest import ROOT, Run
 from tests.integration.conftest import Serve
 from tests.service import Service
-from tests.triton_repository import task_model_folder
 
 COUNT = 100
 CLIENTS = {
-    "V2 JSON": ("triton_http", "json"),
-    "V2 binary": ("triton_http", "binary"),
+    "V2 JSON": ("triton_tensors", "json"),
+    "V2 binary": ("triton_tensors", "binary"),
     "V2 JSON of KServe's SDK": ("kserve_sdk", "rest"),
-    "gRPC raw": ("triton_grpc", "unary"),
-    "gRPC raw, streamed": ("triton_grpc", "stream"),
+    "gRPC raw": ("triton_tensors", "unary"),
+    "gRPC raw, streamed": ("triton_tensors", "stream"),
     "gRPC typed, of KServe's SDK": ("kserve_sdk", "grpc"),
     "gRPC typed, by reflection": ("reflection",),
 }
@@ -29,8 +28,8 @@ TASKS = {
     "sequence_classification": ("paraphrase", ("--return_probabilities",)),
     "token_classification": ("ner", ()),
     "question_answering": ("squad", ()),
-    "zero_shot_classification": ("nli", ("--task=zero_shot_classification",)),
-    "rerank": ("cross", ("--task=rerank",)),
+    "zero_shot_classification": ("nli", ()),
+    "rerank": ("cross", ()),
     "text_embedding": ("minibert_mean", ()),
     "feature_extraction": ("minibert_mean", ("--task=feature_extraction",)),
 }
@@ -74,14 +73,8 @@ def inputs_of(instance: Any) -> dict[str, Any]:
     return {name: [value] for name, value in fields.items()}
 
 
-def expected(task: str, prediction: Any) -> Any:
-    """What output-0 holds of one prediction, its only row."""
-    if task in ("text_embedding", "feature_extraction"):
-        return np.array(prediction, np.float32).tolist()
-    return prediction
-
-
-def found(task: str, row: Any) -> Any:
+def comparable(task: str, row: Any) -> Any:
+    """A prediction, or what output-0 holds of one, its only row."""
     if task in ("text_embedding", "feature_extraction"):
         return np.array(row, np.float32).tolist()
     return json.loads(row) if isinstance(row, str) and task != "fill_mask" else row
@@ -96,42 +89,46 @@ def task(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def service(serve: Serve, task: str) -> Service:
     model, flags = TASKS[task]
-    folder = () if model == "bert" else (f"--model_dir={task_model_folder(model)}",)
-    return serve(model, "grpc-v2", *folder, *flags)
+    return serve(model, "grpc-v2", *flags)
 
 
 def test_the_same_answers(service: Service, client: Run, task: str) -> None:
     instances = instances_of(task)
-    golden = [expected(task, service.predict([one])[0]) for one in instances]
+    golden = [comparable(task, service.predict([one])[0]) for one in instances]
     requests = [{"inputs": inputs_of(one)} for one in instances]
     for name, program in CLIENTS.items():
         said = client(*program, service=service, requests=requests)
-        assert [found(task, answer[0]) for answer in said["answers"]] == golden, name
+        assert [comparable(task, answer[0]) for answer in said["answers"]] == golden, name
         assert said["ids"] == [str(number) for number in range(COUNT)], name
         assert said["live"] is True and said["ready"][:2] == [True, True], name
+        if "errors" in said:
+            assert "'nobody'" in said["errors"][0][1], name
         if "config" in said:
+            assert said["server"] == "hf_transformer" and "'nothing'" in said["errors"][1][1], name
             for one, other in (("input", "inputs"), ("output", "outputs")):
                 names = [tensor["name"] for tensor in said["config"][one]]
                 assert names == [tensor["name"] for tensor in said["metadata"][other]], name
 
 
 def test_embeddings_and_reranking_through_openai(serve: Serve, client: Run) -> None:
-    flags = (f"--model_dir={task_model_folder('minibert_mean')}", "--enable_token_inputs=true")
-    embedding = serve("minibert_mean", "grpc-v2", *flags)
+    embedding = serve("minibert_mean", "grpc-v2", "--enable_token_inputs=true")
     instances = instances_of("text_embedding")
-    golden = [expected("text_embedding", embedding.predict([one])[0]) for one in instances]
+    golden = [comparable("text_embedding", embedding.predict([one])[0]) for one in instances]
     said = client("openai_sdk", service=embedding, texts=instances)
-    for kind in ("float", "base64"):
+    for kind in ("float", "base64", "undecoded", "list"):
         assert [np.array(one, np.float32).tolist() for one in said[kind]] == golden, kind
     assert said["answer"] == ["list", "minibert_mean", "embedding"]
     assert [one["id"] for one in said["models"]] == ["minibert_mean"]
-    classes = {name: (error["class"], error["param"]) for name, error in said["errors"].items()}
-    assert classes["model"] == ("NotFoundError", "model")
-    assert classes["input"] == ("BadRequestError", "input[1]")
-    assert classes["dimensions"] == ("BadRequestError", "dimensions")
-    assert classes["unknown"] == ("BadRequestError", "top_k")
-    assert classes["path"][0] == "BadRequestError"
-    rerank = serve("cross", "grpc-v2", f"--model_dir={task_model_folder('cross')}", "--task=rerank")
+    assert (said["ids"], said["dimensions"]) == ([1, 2], 2)
+    assert said["errors"] == {
+        "model": ["NotFoundError", 404, "model"],
+        "retrieve": ["NotFoundError", 404, "model"],
+        "input": ["BadRequestError", 400, "input[1]"],
+        "dimensions": ["BadRequestError", 400, "dimensions"],
+        "unknown": ["BadRequestError", 400, "top_k"],
+        "path": ["BadRequestError", 400, "model"],
+    }
+    rerank = serve("cross", "grpc-v2")
     for instance in instances_of("rerank"):
         golden = [[one["index"], one["score"]] for one in rerank.predict([instance])[0]]
         body = {"model": "cross", "query": instance["query"], "documents": instance["texts"]}

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from hf_transformer.commands.local_triton import SHARED_MEMORY
-from tests.faults import report
-from tests.faults.drain import NAME, ROUNDS, drain
+from tests.faults.drain import NAME, ROUNDS, TITLE, drain
 from tests.faults.faults import FAULTS
 from tests.faults.private_namespace import NoNamespace, enter, inside
+from tests.faults.records import Record, kinds, statuses
 from tests.faults.rig import SETUPS, Rig
 from tests.faults.suite import Result, Suite
 from tests.faults.texts import make_texts, write_model_folder
@@ -27,12 +27,51 @@ from tests.faults.texts import make_texts, write_model_folder
 PRIVATE = {fault.name for fault in FAULTS if fault.private}
 REQUESTS = 1700
 """Of each fault in each setup: 18 faults in 4 setups make more than 100,000."""
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+BEGIN, END = "<!-- begin: written by scripts/test_faults --write -->", "<!-- end -->"
+TITLES = {fault.name: fault.title for fault in FAULTS} | {NAME: TITLE}
+HEAD = (
+    "| fault | requests | right | clean errors | not answered | left | wrong "
+    "| hanging | first right answer | 99 % right |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def row(title: str, results: Sequence[Result]) -> str:
+    """One fault, all its runs together; the longest recovery of them."""
+    records: list[Record] = [record for result in results for record in result.records]
+    seen, errors = kinds(records), statuses(records)
+    clean = ", ".join(f"{count:,} × {status}" for status, count in sorted(errors.items())) or "0"
+    times = [result.recovery for result in results if result.recovery is not None]
+    longest = [f"{max(column):.2f} s" for column in zip(*times, strict=True)] or ["", ""]
+    unanswered, left = seen["dropped"] + seen["refused"], seen["left"] + seen["own deadline"]
+    cells = [len(records), seen["right"], clean, unanswered, left, seen["wrong"] + seen["bad error"], seen["hang"]]
+    texts = [one if isinstance(one, str) else f"{one:,}" for one in cells]
+    return f"| {' | '.join([title, *texts, *longest])} |"
+
+
+def table(results: Sequence[Result]) -> str:
+    """A row per fault, and one for all."""
+    rows = [
+        row(title, [one for one in results if one.fault == name])
+        for name, title in TITLES.items()
+        if any(one.fault == name for one in results)
+    ]
+    total = [Result("", "", one.records) for one in results]
+    return "\n".join([HEAD, *rows, row("**all**", total)])
+
+
+def write(results: Sequence[Result]) -> None:
+    """Replaces what stands between the markers of docs/reliability.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}", encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.faults", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help="write the table of docs/reliability.md")
-    parser.add_argument("--faults", default=",".join(report.TITLES), help="only these, e.g. kill,hang")
+    parser.add_argument("--faults", default=",".join(TITLES), help="only these, e.g. kill,hang")
     parser.add_argument("--setups", default="0,1,2,3", help="only these: REST with and without shared memory, gRPC so")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="at least, for each fault in each setup")
     arguments = parser.parse_args()
@@ -49,10 +88,10 @@ def main() -> int:
         write_model_folder(folder / "hugging_face")
         for number in map(int, arguments.setups.split(",")):
             results += run_setup(number, folder, names, arguments.requests)
-    print(report.table(results))
+    print(table(results))
     problems = [f"{one.fault} ({one.setup}): {problem}" for one in results for problem in one.problems]
     if arguments.write and not problems:
-        report.write(results)
+        write(results)
     print("\n".join(problems) or "no problems", file=sys.stderr)
     return 1 if problems else 0
 
@@ -66,8 +105,8 @@ def run_setup(number: int, folder: Path, names: Sequence[str], requests: int) ->
     def do(work: Callable[[], Result]) -> None:
         began = time.monotonic()
         results.append(result := work())
-        row = report.row(f"{result.fault}, {result.setup}", [result])
-        print(f"{time.monotonic() - began:5.1f} s  {row}", *result.problems, sep="\n  PROBLEM ", flush=True)
+        done = row(f"{result.fault}, {result.setup}", [result])
+        print(f"{time.monotonic() - began:5.1f} s  {done}", *result.problems, sep="\n  PROBLEM ", flush=True)
 
     with Rig(SETUPS[number], folder / str(number), model_folder, make_texts(model_folder)) as rig:
         suite = Suite(rig, requests)

@@ -133,6 +133,10 @@ class RestClient:
             self._streams[1].close()
             self._streams = None
 
+    async def aclose(self) -> None:
+        """Ends the connection."""
+        self.close()
+
 
 def _is_clean(status: int, headers: dict[str, str], body: bytes) -> bool:
     if status not in DOCUMENTED or headers.get("content-type") != "application/json":
@@ -198,9 +202,6 @@ class GrpcClient:
         status = STATUS_OF.get(code)
         clean = status is not None and (status in RETRY_AFTER) is ("retry-after" in ours) and bool(error.details())
         return "error" if clean else "bad error"
-
-    def close(self) -> None:
-        """Nothing: the channel is closed by ``aclose``."""
 
     async def aclose(self) -> None:
         """Ends the channel."""

@@ -13,7 +13,7 @@ from hf_transformer.commands.local_triton import SHARED_MEMORY, poll
 from tests.faults.load import Load
 from tests.faults.private_namespace import hosts_file
 from tests.faults.records import Kind
-from tests.faults.rig import Rig, kill, workers_of
+from tests.faults.rig import Rig, workers_of
 from tests.service import Service
 
 NAME = "predictor.faults.test"
@@ -78,15 +78,15 @@ class Fault:
     abandons: bool = False
 
 
-def kill_triton(scene: Scene) -> None:
+def kill(scene: Scene) -> None:
     scene.rig.triton.kill()
 
 
-def restart_triton(scene: Scene) -> None:
+def restart(scene: Scene) -> None:
     scene.rig.triton.restart()
 
 
-def terminate_triton(scene: Scene) -> None:
+def terminate(scene: Scene) -> None:
     os.kill(scene.rig.triton.child.pid, signal.SIGTERM)
     assert scene.rig.triton.child.wait(30.0), "Triton did not end within 30 s of SIGTERM"
 
@@ -100,16 +100,16 @@ def load(scene: Scene) -> None:
     assert poll(scene.rig.model_is_ready, 30.0)
 
 
+def reload(scene: Scene) -> None:
+    unload(scene)
+    load(scene)
+
+
 def kill_stubs(scene: Scene) -> None:
     stubs = scene.rig.stubs()
     assert stubs
     for pid in stubs:
-        kill(pid)
-
-
-def reload_model(scene: Scene) -> None:
-    unload(scene)
-    load(scene)
+        os.kill(pid, signal.SIGKILL)
 
 
 def misbehave(**what: float | str) -> Act:
@@ -139,37 +139,33 @@ def free_shared_memory(scene: Scene) -> None:
 
 def other_version(scene: Scene) -> None:
     """Triton dies and comes back with a second version of the model, whose answers are others."""
-    scene.rig.triton.kill()
+    kill(scene)
     shutil.copytree(scene.rig.model / "1", scene.rig.model / "2")
     scene.load.versions = (1, 2)
 
 
 def restart_with_other_version(scene: Scene) -> None:
-    scene.rig.triton.restart()
+    restart(scene)
     scene.load.versions = (2,)
 
 
 def first_version_again(scene: Scene) -> None:
-    scene.rig.triton.kill()
+    kill(scene)
     shutil.rmtree(scene.rig.model / "2")
-    scene.rig.triton.restart()
+    restart(scene)
 
 
-def other_shape(scene: Scene) -> None:
-    """Triton comes back with a model that has fewer labels than config.json: no answer of it is right."""
-    scene.rig.triton.kill()
-    config = scene.rig.model / "config.pbtxt"
-    config.write_text(config.read_text().replace("dims: [ 16 ]", "dims: [ 12 ]"))
-    scene.load.versions = ()
-    scene.rig.triton.restart()
+def with_labels(old: int, new: int, versions: tuple[int, ...]) -> Act:
+    """Triton comes back with a model of so many labels; with fewer than config.json has, no answer is right."""
 
+    def act(scene: Scene) -> None:
+        kill(scene)
+        config = scene.rig.model / "config.pbtxt"
+        config.write_text(config.read_text().replace(f"dims: [ {old} ]", f"dims: [ {new} ]"))
+        scene.load.versions = versions
+        restart(scene)
 
-def own_shape_again(scene: Scene) -> None:
-    scene.rig.triton.kill()
-    config = scene.rig.model / "config.pbtxt"
-    config.write_text(config.read_text().replace("dims: [ 12 ]", "dims: [ 16 ]"))
-    scene.load.versions = (1,)
-    scene.rig.triton.restart()
+    return act
 
 
 def name_the_predictor(scene: Scene) -> None:
@@ -186,113 +182,41 @@ def forget_the_name(rig: Rig) -> None:
 def kill_a_worker(scene: Scene) -> None:
     workers = workers_of(scene.service)
     assert len(workers) == 2, workers
-    kill(workers[0])
+    os.kill(workers[0], signal.SIGKILL)
 
 
-def suspend(scene: Scene) -> None:
-    scene.rig.triton.suspend()
-
-
-def resume(scene: Scene) -> None:
-    scene.rig.triton.resume()
-
-
-def linger(scene: Scene) -> None:
-    time.sleep(0.1)
+def every_third(fault: str) -> tuple[Act, Act]:
+    return misbehave(fault=fault, every=3), misbehave()
 
 
 FAULTS = (
     Fault("slow", "model slow: 0.3 s for each batch", misbehave(delay=0.3, every=1), misbehave()),
-    Fault(
-        "late",
-        "every 20th batch answered after the timeout (1.3 s, timeout 1 s)",
-        misbehave(delay=1.3, every=20),
-        misbehave(),
-        hold=2000,
-        hold_seconds=10.0,
-        flags=("--predictor_request_timeout_seconds=1", "--max_batches_in_flight=8"),
-    ),
-    Fault("raises", "every 3rd batch fails in the model", misbehave(fault="raises", every=3), misbehave()),
-    Fault("shape", "every 3rd batch with a label too few", misbehave(fault="wrong_shape", every=3), misbehave()),
-    Fault("rows", "every 3rd batch with a row too many", misbehave(fault="wrong_rows", every=3), misbehave()),
-    Fault("dtype", "every 3rd batch FP64 instead of FP32", misbehave(fault="wrong_dtype", every=3), misbehave()),
-    Fault("nan", "every 3rd batch NaN", misbehave(fault="nan", every=3), misbehave()),
+    Fault("late", "every 20th batch answered after the timeout (1.3 s, timeout 1 s)",
+          misbehave(delay=1.3, every=20), misbehave(), hold=2000, hold_seconds=10.0,
+          flags=("--predictor_request_timeout_seconds=1", "--max_batches_in_flight=8")),
+    Fault("raises", "every 3rd batch fails in the model", *every_third("raises")),
+    Fault("shape", "every 3rd batch with a label too few", *every_third("wrong_shape")),
+    Fault("rows", "every 3rd batch with a row too many", *every_third("wrong_rows")),
+    Fault("dtype", "every 3rd batch FP64 instead of FP32", *every_third("wrong_dtype")),
+    Fault("nan", "every 3rd batch NaN", *every_third("nan")),
     Fault("unload", "model unloaded and loaded again", unload, load, noticed=True),
-    Fault(
-        "stub",
-        "the model's processes killed; model reloaded",
-        kill_stubs,
-        reload_model,
-        hold=60,
-        noticed=True,
-        may_end_triton=True,
-        abandons=True,
-    ),
-    Fault(
-        "too_slow",
-        "model too slow: 4 s, beyond the timeout",
-        misbehave(delay=4.0, every=1),
-        misbehave(),
-        hold=60,
-        abandons=True,
-    ),
-    Fault(
-        "hang",
-        "Triton hangs for 10 s (SIGSTOP, SIGCONT)",
-        suspend,
-        resume,
-        hold=0,
-        hold_seconds=10.0,
-        noticed=True,
-        abandons=True,
-    ),
-    Fault("kill", "Triton killed (SIGKILL) and restarted", kill_triton, restart_triton, noticed=True),
-    Fault(
-        "terminate", "Triton ended (SIGTERM, it drains) and restarted", terminate_triton, restart_triton, noticed=True
-    ),
-    Fault(
-        "version",
-        "Triton restarted with another version",
-        other_version,
-        restart_with_other_version,
-        restore=first_version_again,
-    ),
-    Fault(
-        "no_fit",
-        "Triton restarted with a model that does not fit, then with the old one",
-        other_shape,
-        own_shape_again,
-        noticed=True,
-    ),
-    Fault(
-        "shm_full",
-        "/dev/shm full when the service starts",
-        nothing,
-        free_shared_memory,
-        flags=(),
-        prepare=fill_shared_memory,
-        from_start=True,
-        private=True,
-        hidden=True,
-    ),
-    Fault(
-        "dns",
-        "the predictor's name does not resolve at first",
-        nothing,
-        name_the_predictor,
-        flags=(),
-        prepare=forget_the_name,
-        host=NAME,
-        from_start=True,
-        private=True,
-        noticed=True,
-    ),
-    Fault(
-        "worker",
-        "one of two workers killed (SIGKILL)",
-        kill_a_worker,
-        linger,
-        flags=("--workers=2",),
-        allowed=frozenset({"dropped", "refused"}),
-    ),
-)
+    Fault("stub", "the model's processes killed; model reloaded", kill_stubs, reload,
+          hold=60, noticed=True, may_end_triton=True, abandons=True),
+    Fault("too_slow", "model too slow: 4 s, beyond the timeout",
+          misbehave(delay=4.0, every=1), misbehave(), hold=60, abandons=True),
+    Fault("hang", "Triton hangs for 10 s (SIGSTOP, SIGCONT)",
+          lambda scene: scene.rig.triton.suspend(), lambda scene: scene.rig.triton.resume(),
+          hold=0, hold_seconds=10.0, noticed=True, abandons=True),
+    Fault("kill", "Triton killed (SIGKILL) and restarted", kill, restart, noticed=True),
+    Fault("terminate", "Triton ended (SIGTERM, it drains) and restarted", terminate, restart, noticed=True),
+    Fault("version", "Triton restarted with another version",
+          other_version, restart_with_other_version, restore=first_version_again),
+    Fault("no_fit", "Triton restarted with a model that does not fit, then with the old one",
+          with_labels(16, 12, ()), with_labels(12, 16, (1,)), noticed=True),
+    Fault("shm_full", "/dev/shm full when the service starts", nothing, free_shared_memory,
+          flags=(), prepare=fill_shared_memory, from_start=True, private=True, hidden=True),
+    Fault("dns", "the predictor's name does not resolve at first", nothing, name_the_predictor,
+          flags=(), prepare=forget_the_name, host=NAME, from_start=True, private=True, noticed=True),
+    Fault("worker", "one of two workers killed (SIGKILL)", kill_a_worker, lambda scene: time.sleep(0.1),
+          flags=("--workers=2",), allowed=frozenset({"dropped", "refused"})),
+)  # fmt: skip

@@ -84,24 +84,18 @@ class Load:
     async def _clients(self) -> None:
         rest, grpc = self._counts
         async with asyncio.TaskGroup() as group:
-            for number in range(rest):
-                group.create_task(self._client(RestClient(self, self._seed * 1000 + number)))
-            for number in range(grpc):
-                group.create_task(self._grpc_client(self._seed * 1000 + rest + number))
-
-    async def _grpc_client(self, seed: int) -> None:
-        client = GrpcClient(self, seed)
-        try:
-            await self._client(client)
-        finally:
-            await client.aclose()
+            for number in range(rest + grpc):
+                kind = RestClient if number < rest else GrpcClient
+                group.create_task(self._client(kind(self, self._seed * 1000 + number)))
 
     async def _client(self, client: RestClient | GrpcClient) -> None:
-        while not self._stopping.is_set():
-            record = await client.request()
-            if record.kind == "refused" and self._until_refused:
-                break
-            self.records.append(record)
-            if record.kind not in ("right", "left"):
-                await asyncio.sleep(PAUSE)
-        client.close()
+        try:
+            while not self._stopping.is_set():
+                record = await client.request()
+                if record.kind == "refused" and self._until_refused:
+                    break
+                self.records.append(record)
+                if record.kind not in ("right", "left"):
+                    await asyncio.sleep(PAUSE)
+        finally:
+            await client.aclose()

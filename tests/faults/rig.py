@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+import httpx
 import psutil
 
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, poll, session_members
@@ -133,29 +134,26 @@ class Rig:
 
     def ask_triton(self, method: str, path: str, body: str = "") -> int:
         """A call of Triton's REST API; its status."""
-        connection = http.client.HTTPConnection(HOST, self.triton.http_port, timeout=60.0)
-        try:
-            connection.request(method, path, body)
-            return connection.getresponse().status
-        finally:
-            connection.close()
+        url = f"http://{self.triton.http_address}/v2{path}"
+        return httpx.request(method, url, content=body, timeout=60.0, trust_env=False).status_code
 
     def repository_call(self, what: Literal["load", "unload"]) -> None:
         """Has Triton load or unload the model."""
-        status = self.ask_triton("POST", f"/v2/repository/models/{MODEL}/{what}", "{}")
+        status = self.ask_triton("POST", f"/repository/models/{MODEL}/{what}", "{}")
         assert status == 200, f"{what}: {status}"
 
     def model_is_ready(self) -> bool:
         """Whether Triton says that it has the model."""
-        return self.ask_triton("GET", f"/v2/models/{MODEL}/ready") == 200
+        return self.ask_triton("GET", f"/models/{MODEL}/ready") == 200
 
     def stubs(self) -> list[int]:
         """The processes that run the model's Python code."""
-        return [
-            pid
-            for pid in session_members(self.triton.child.pid)
-            if "backend_stub" in " ".join(psutil.Process(pid).cmdline())
-        ]
+        return members(self.triton.child.pid, "backend_stub")
+
+
+def members(pid: int, program: str) -> list[int]:
+    """The processes of a session whose command line has such a word."""
+    return [one for one in session_members(pid) if program in " ".join(psutil.Process(one).cmdline())]
 
 
 def use_of(service: Service) -> Use:
@@ -164,30 +162,28 @@ def use_of(service: Service) -> Use:
     return Use(process.num_fds(), process.num_threads())
 
 
-def unsettled(service: Service, before: Use, quarantine: int | None) -> list[str]:
-    """What a service without load still holds though it should not; see ``settle``."""
-    now = use_of(service)
-    limits = [
-        ("descriptors", now.descriptors, before.descriptors + 4),
-        ("threads", now.threads, before.threads + 4),
-        ("requests in flight", service.metric("hf_transformer_requests_in_flight"), 0),
-    ]
-    if quarantine is not None:
-        in_use, lost = (
-            service.metric(f'hf_transformer_shared_memory_{what}{{state="{state}"}}')
-            for what, state in (("slots", "in_use"), ("bytes", "quarantined"))
-        )
-        limits += [("slots in use", in_use, 0), ("bytes in quarantine", lost, quarantine)]
-    return [f"{name}: {value:g}, and not {most} at most" for name, value, most in limits if value > most]
-
-
 def settle(service: Service, before: Use, quarantine: int | None, seconds: float = 30.0) -> list[str]:
     """Waits until a service without load holds no more than it should; what it holds too much, if anything.
 
     quarantine: bytes that may be in quarantine; None where there is no shared memory.
     """
-    poll(lambda: not unsettled(service, before, quarantine), seconds)
-    return unsettled(service, before, quarantine)
+
+    def unsettled() -> list[str]:
+        now = use_of(service)
+        limits = [
+            ("descriptors", now.descriptors, before.descriptors + 4),
+            ("threads", now.threads, before.threads + 4),
+            ("requests in flight", service.metric("hf_transformer_requests_in_flight"), 0),
+        ]
+        if quarantine is not None:
+            memory = "hf_transformer_shared_memory"
+            in_use = service.metric(f'{memory}_slots{{state="in_use"}}')
+            lost = service.metric(f'{memory}_bytes{{state="quarantined"}}')
+            limits += [("slots in use", in_use, 0), ("bytes in quarantine", lost, quarantine)]
+        return [f"{name}: {value:g}, and not {most} at most" for name, value, most in limits if value > most]
+
+    poll(lambda: not unsettled(), seconds)
+    return unsettled()
 
 
 def regions(service: Service) -> list[Path]:
@@ -198,13 +194,9 @@ def regions(service: Service) -> list[Path]:
 
 def workers_of(service: Service) -> list[int]:
     """The worker processes of a service."""
-    return [
-        pid
-        for pid in session_members(service.process.pid)
-        if pid != service.process.pid and "spawn_main" in " ".join(psutil.Process(pid).cmdline())
-    ]
+    return [pid for pid in members(service.process.pid, "spawn_main") if pid != service.process.pid]
 
 
 def kill(pid: int) -> None:
     """SIGKILL."""
-    os.kill(pid, 9)
+    os.kill(pid, signal.SIGKILL)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+
+import httpx
 
 from hf_transformer.commands.local_triton import poll
 from hf_transformer.errors import LoadError
 from tests.faults.faults import Fault, Scene
-from tests.faults.probes import Probes
 from tests.faults.records import Kind, Record, kinds, recovery
 from tests.faults.rig import MODEL, REGION_BYTES, Rig, Use, regions, settle, use_of
 from tests.service import Service
@@ -24,6 +27,41 @@ REGISTER_SECONDS = 30.0
 WARM_UP = 300
 ATTEMPTS = 3
 """At a fault that may end Triton itself."""
+PROBE_SECONDS = 0.5
+"""Between two probes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Statuses of / and of the model's path, 0 where there was no answer."""
+
+    live: list[int] = field(default_factory=list)
+    ready: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def probing(service: Service) -> Iterator[Probes]:
+    """Asks a service for its health all the time, as a kubelet does, for as long as the context lasts."""
+    probes, ended = Probes(), threading.Event()
+
+    def status(path: str) -> int:
+        try:
+            return httpx.get(f"{service.url}{path}", timeout=10.0, trust_env=False).status_code
+        except httpx.TransportError:
+            return 0
+
+    def run() -> None:
+        while not ended.wait(PROBE_SECONDS):
+            probes.live.append(status("/"))
+            probes.ready.append(status(f"/v1/models/{MODEL}"))
+
+    thread = threading.Thread(target=run, name="probes")
+    thread.start()
+    try:
+        yield probes
+    finally:
+        ended.set()
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +116,7 @@ class Suite:
         load = self._rig.load(service)
         scene = Scene(self._rig, service, load)
         problems: list[str] = []
-        with Probes(service.port) as probes:
+        with probing(service) as probes:
             load.start()
             recovered = None
             try:

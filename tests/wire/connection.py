@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from hf_transformer.server.asgi import call_asgi
 from hf_transformer.server.http import ClientLimits, HttpConnection
 from hf_transformer.types import Request, Response, Stream
+from tests.integration.server.serving import body_of, whole
 
 HEADER_BYTES = 2048
 LIMITS = ClientLimits(connections=9, header_bytes=HEADER_BYTES, seconds=60.0, idle_seconds=60.0)
@@ -46,19 +47,13 @@ class Mirror:
         self.seen: list[Seen] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await body_of(receive)
+        if body is None:
+            return
         path = scope["path"], scope["raw_path"], scope["query_string"]
         seen = Seen(scope["http_version"], scope["method"], *path, tuple(scope["headers"]), body)
         self.seen.append(seen)
-        headers = [(b"x-seen", seen.digest), (b"content-length", b"16")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": seen.digest})
+        await whole(send, seen.digest, (b"x-seen", seen.digest))
 
 
 class Door:

@@ -27,7 +27,7 @@ from typing import Any
 import uvloop
 
 from hf_transformer.commands.local_triton import HOST
-from tests.integration.server.serving import Gate, serving
+from tests.integration.server.serving import App, body_of, serving
 from tests.wire.corpus import UPGRADE
 
 CLIENTS = 16
@@ -94,7 +94,7 @@ SMUGGLING = (
 )
 
 
-class Marked(Gate):
+class Marked(App):
     """Answers with the request's mark and the size of its body: at once, late, in parts, or before it has read it."""
 
     def __init__(self) -> None:
@@ -103,20 +103,13 @@ class Marked(Gate):
         self.marks: Counter[str] = Counter()
         self.connections: set[Any] = set()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await super().__call__(scope, receive, send)
-            return
+    async def respond(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
         self.numbers["|".join(value for name, value in headers if name == "x-number")] += 1
         self.connections.add(scope["client"])
         _, kind, mark = (*scope["path"].split("/"), "", "")[:3]
         self.marks[mark] += 1
-        size, more = 0, kind != "refuse"
-        while more:
-            message = await receive()
-            size += len(message.get("body", b""))
-            more = message.get("more_body", False)
+        size = 0 if kind == "refuse" else len(await body_of(receive) or b"")
         if kind == "late":
             await asyncio.sleep(0.01)
         status = 413 if kind == "refuse" else 200

@@ -33,7 +33,7 @@ class MoodyDoor(Door):
                 await self.gate.wait()
         answer = await super().handle(request)
         if isinstance(answer, Response) and self._rng.random() < 0.3:
-            return Stream(200, answer.body, self._parts(), [answer.headers[0]])
+            return Stream(200, answer.body, self._parts(), answer.headers[:2])
         return answer
 
     async def _parts(self) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from typing import Any
 
+import grpc
 import httpx
 from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest
 from kserve.inference_client import RESTConfig
@@ -26,34 +27,34 @@ def output(response: Any) -> Any:
     return plain(found.as_numpy())
 
 
-async def rest(task: dict[str, Any]) -> dict[str, Any]:
-    client, model = InferenceRESTClient(RESTConfig(protocol="v2")), task["model"]
-    url = f"http://{task['http']}"
-    answers, ids = [], []
-    for number, request in enumerate(task["requests"]):
-        response = await client.infer(url, request_of(number, model, request), model_name=model)
-        answers.append(output(response))
-        ids.append(response.id)
-    ready = [await client.is_server_ready(url), await client.is_model_ready(url, model)]
+async def use(task: dict[str, Any], kind: str) -> dict[str, Any]:
+    url, model = f"http://{task['http']}", task["model"]
+    client: Any = (
+        InferenceRESTClient(RESTConfig(protocol="v2")) if kind == "rest" else InferenceGRPCClient(task["grpc"])
+    )
+    about = (url,) if kind == "rest" else ()
+
+    async def infer(number: int, name: str) -> Any:
+        named = {"model_name": name} if kind == "rest" else {}
+        return await client.infer(*about, request_of(number, name, task["requests"][number]), **named)
+
+    responses = [await infer(number, model) for number in range(len(task["requests"]))]
     errors = []
     try:
-        await client.infer(url, request_of(0, "nobody", task["requests"][0]), model_name="nobody")
+        await infer(0, "nobody")
     except httpx.HTTPStatusError as error:
         errors.append([str(error.response.status_code), error.response.text])
-    result = {"answers": answers, "ids": ids, "errors": errors, "live": await client.is_server_live(url)}
+    except grpc.RpcError as error:
+        errors.append([error.code().name, error.details()])
+    result = {
+        "answers": [output(response) for response in responses],
+        "ids": [response.id for response in responses],
+        "errors": errors,
+        "live": await client.is_server_live(*about),
+        "ready": [await client.is_server_ready(*about), await client.is_model_ready(*about, model)],
+    }
     await client.close()
-    return result | {"ready": ready}
+    return result
 
 
-async def grpc(task: dict[str, Any]) -> dict[str, Any]:
-    async with InferenceGRPCClient(task["grpc"]) as client:
-        answers, ids = [], []
-        for number, request in enumerate(task["requests"]):
-            response = await client.infer(request_of(number, task["model"], request))
-            answers.append(output(response))
-            ids.append(response.id)
-        ready = [await client.is_server_ready(), await client.is_model_ready(task["model"])]
-        return {"answers": answers, "ids": ids, "live": await client.is_server_live(), "ready": ready}
-
-
-answer(lambda task: asyncio.run({"rest": rest, "grpc": grpc}[sys.argv[1]](task)))
+answer(lambda task: asyncio.run(use(task, sys.argv[1])))

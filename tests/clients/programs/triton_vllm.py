@@ -1,6 +1,8 @@
-"""tritonclient over gRPC as the sample of Triton's vLLM backend uses it: a stream with a request for each prompt,
-sampling parameters as a tensor and as the request's own. Beside what every program is given it takes "prompts",
-"sampling" and "shape", and answers with the texts of each prompt by request id, streamed or not.
+"""tritonclient over gRPC on a model that writes text: a stream with a request for each prompt, as the sample of
+Triton's vLLM backend uses it, with sampling parameters as a tensor and as the request's own, and as the V2 API has it.
+
+Beside what every program is given it takes "prompts", "sampling" and "shape", and answers with the texts of each prompt
+by request id, streamed or not.
 
 Source: https://github.com/triton-inference-server/vllm_backend/blob/main/samples/client.py
 """
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as threaded
 import tritonclient.grpc.aio as triton
-from task import answer
+from task import OUTPUT, answer
 
 TOLD = ("finish_reason", "num_input_tokens", "num_output_tokens")
 SECONDS = 60
@@ -59,42 +61,77 @@ async def sample(task: dict[str, Any], streamed: bool) -> dict[str, list[str]]:
     return found
 
 
+class Calls:
+    """The client with a callback: start_stream, async_stream_infer, and what comes back for each request."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self._task = task
+        self._results: queue.Queue[Any] = queue.Queue()
+        self._client = threaded.InferenceServerClient(task["grpc"])
+        self._client.start_stream(callback=lambda result, error: self._results.put((result, error)))
+
+    def send(self, number: int, inputs: list[threaded.InferInput], **more: Any) -> None:
+        self._client.async_stream_infer(self._task["model"], inputs, request_id=str(number), **more)
+
+    def ended(self) -> dict[str, list[Any]]:
+        """All results by request, once each request has had its last one."""
+        left = len(self._task["prompts"])
+        found: dict[str, list[Any]] = {str(number): [] for number in range(left)}
+        while left:
+            result, error = self._results.get(timeout=SECONDS)
+            if error is not None:
+                raise error
+            response = result.get_response()
+            found[response.id].append(result)
+            left -= response.parameters["triton_final_response"].bool_param
+        self._client.stop_stream()
+        return found
+
+    def error(self) -> str:
+        _, error = self._results.get(timeout=SECONDS)
+        self._client.stop_stream()
+        return str(error)
+
+
 def callbacks(task: dict[str, Any], streamed: bool) -> dict[str, Any]:
-    """The client with a callback: start_stream, async_stream_infer, and what is told beside the text."""
-    results: queue.Queue[Any] = queue.Queue()
-    client = threaded.InferenceServerClient(task["grpc"])
-    client.start_stream(callback=lambda result, error: results.put((result, error)))
-    switches = {f"return_{name}": True for name in TOLD}
+    """The text, and what is told beside it."""
+    calls, switches = Calls(task), {f"return_{name}": True for name in TOLD}
     for number, prompt in enumerate(task["prompts"]):
         inputs = inputs_of(task, prompt, streamed, exclude_input_in_output=True, **switches)
-        client.async_stream_infer(task["model"], inputs, request_id=str(number), enable_empty_final_response=True)
-    left = len(task["prompts"])
-    found: dict[str, Any] = {str(number): {"text": "", "new": 0, "finish": [], "prompt": []} for number in range(left)}
-    while left:
-        result, error = results.get(timeout=SECONDS)
-        if error is not None:
-            raise error
-        response = result.get_response()
-        one = found[response.id]
-        one["text"] += result.as_numpy("text_output")[0].decode()
-        one["finish"].append(result.as_numpy("finish_reason")[0].decode())
-        one["prompt"].append(int(result.as_numpy("num_input_tokens")[0]))
-        one["new"] += int(result.as_numpy("num_output_tokens")[0])
-        left -= response.parameters["triton_final_response"].bool_param
-    client.stop_stream()
-    return found
+        calls.send(number, inputs, enable_empty_final_response=True)
+    return {
+        id: {
+            "text": "".join(one.as_numpy("text_output")[0].decode() for one in results),
+            "finish": [one.as_numpy("finish_reason")[0].decode() for one in results],
+            "prompt": [int(one.as_numpy("num_input_tokens")[0]) for one in results],
+            "new": sum(int(one.as_numpy("num_output_tokens")[0]) for one in results),
+        }
+        for id, results in calls.ended().items()
+    }
+
+
+def pieces(task: dict[str, Any]) -> dict[str, list[str]]:
+    """With parameters of the V2 API, whose output has another name."""
+    calls = Calls(task)
+    parameters = {"stream": True, "return_full_text": False, "max_tokens": 8}
+    for number, prompt in enumerate(task["prompts"]):
+        inputs = [tensor("text_input", prompt, task["shape"])]
+        calls.send(number, inputs, parameters=parameters, enable_empty_final_response=True)
+    return {id: [one.as_numpy(OUTPUT)[0].decode() for one in found] for id, found in calls.ended().items()}
 
 
 def failure(task: dict[str, Any]) -> str:
     """What a client is told of a parameter that nobody honours."""
-    results: queue.Queue[Any] = queue.Queue()
+    calls, wrong = Calls(task), {**task, "sampling": {"prompt_logprobs": 3}}
+    calls.send(0, inputs_of(wrong, task["prompts"][0], True))
+    return calls.error()
+
+
+def whole(task: dict[str, Any]) -> list[str]:
+    """One call for each prompt, with as many tokens as the model's default allows."""
     client = threaded.InferenceServerClient(task["grpc"])
-    client.start_stream(callback=lambda result, error: results.put((result, error)))
-    wrong = {**task, "sampling": {"prompt_logprobs": 3}}
-    client.async_stream_infer(task["model"], inputs_of(wrong, task["prompts"][0], True))
-    _, error = results.get(timeout=SECONDS)
-    client.stop_stream()
-    return str(error)
+    inputs = [[tensor("text_input", prompt, task["shape"])] for prompt in task["prompts"]]
+    return [client.infer(task["model"], one).as_numpy(OUTPUT)[0].decode() for one in inputs]
 
 
 def run(task: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +140,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         "sample_stream": asyncio.run(sample(task, True)),
         "callback": callbacks(task, False),
         "callback_stream": callbacks(task, True),
+        "pieces": pieces(task),
+        "whole": whole(task),
         "failure": failure(task),
     }
 

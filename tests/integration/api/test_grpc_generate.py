@@ -10,24 +10,19 @@ from typing import Any
 import grpc
 import pytest
 
-from hf_transformer.api.grpc.server import GrpcServer, GrpcSettings
-from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.errors import PredictorError
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.api.generating import PROMPT, Bench, bench, post
-from tests.integration.api.grpc_model import Client, Server, channel_to, count, failure, request, text_of
+from tests.integration.api.grpc_model import Server, count, read, request, serving, text_of, told
 
 pytestmark = pytest.mark.asyncio
 
 
 @asynccontextmanager
-async def serving(**options: Any) -> AsyncIterator[tuple[Bench, Server, Client]]:
-    async with bench(**options) as made:
-        settings = GrpcSettings(HOST, free_ports(1)[0])
-        async with GrpcServer(made.service, settings) as running:
-            server = Server(settings, made.metrics, running)
-            async with channel_to(server.address) as channel:
-                yield made, server, Client(channel)
+async def writing(**options: Any) -> AsyncIterator[tuple[Bench, Server]]:
+    """A bench, and a server of its model."""
+    async with bench(**options) as made, serving(made.service) as server:
+        yield made, server
 
 
 def asking(*texts: str, id: str = "", **parameters: bool | int | str) -> pb.ModelInferRequest:
@@ -39,10 +34,6 @@ def asking(*texts: str, id: str = "", **parameters: bool | int | str) -> pb.Mode
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
         setattr(message.parameters[name], kind, value)
     return message
-
-
-async def read(stream: Any) -> Any:
-    return await asyncio.wait_for(stream.read(), 20)
 
 
 def final(response: pb.ModelInferResponse) -> bool:
@@ -60,26 +51,27 @@ async def pieces_of(stream: Any) -> list[pb.ModelInferResponse]:
 
 
 async def test_one_answer_has_the_whole_text() -> None:
-    async with serving() as (_, _, client):
-        answer = await client.infer(asking(id="1"))
+    async with writing() as (_, server):
+        answer = await server.infer(asking(id="1"))
         assert (answer.id, answer.outputs[0].name, text_of(answer)) == ("1", "output-0", f"{PROMPT} paris.")
-        error = await failure(client.infer(asking(stream=True)))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "parameters.stream: one answer is given here" in str(error.details())
+        code, says = await told(server.infer(asking(stream=True)))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "parameters.stream: one answer is given here" in says
 
 
 async def test_the_parameter_may_be_in_the_parameters_as_text() -> None:
     """No way of asking for pieces is passed over."""
-    async with serving() as (made, _, client):
-        stream = client.stream()
+    async with writing() as (made, server):
+        stream = server.stream()
         await stream.write(asking(parameters='{"stream": true, "return_full_text": false}'))
         found = await pieces_of(stream)
         assert len(found) > 1 and "".join(map(text_of, found)) == " paris."
         await stream.write(asking())
         [answer] = await pieces_of(stream)
         assert text_of(answer) == f"{PROMPT} paris."
-        error = await failure(client.infer(asking(parameters='{"stream": true}')))
-        assert "parameters.stream: one answer is given here" in str(error.details())
+        assert (
+            "parameters.stream: one answer is given here"
+            in (await told(server.infer(asking(parameters='{"stream": true}'))))[1]
+        )
         tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
         body = {"inputs": [tensor], "parameters": {"parameters": '{"stream": true}'}}
         status, found_json = await post(made, "/v2/models/gpt2/infer", body)
@@ -88,8 +80,8 @@ async def test_the_parameter_may_be_in_the_parameters_as_text() -> None:
 
 @pytest.mark.parametrize("empty", [False, True], ids=["plain", "with empty final responses"])
 async def test_pieces_end_with_the_final_response(empty: bool) -> None:
-    async with serving() as (_, server, client):
-        stream = client.stream()
+    async with writing() as (_, server):
+        stream = server.stream()
         more = {"triton_enable_empty_final_response": True} if empty else {}
         await stream.write(asking(id="7", stream=True, return_full_text=False, **more))
         await stream.done_writing()
@@ -103,8 +95,8 @@ async def test_pieces_end_with_the_final_response(empty: bool) -> None:
 
 
 async def test_pieces_say_which_text_they_belong_to() -> None:
-    async with serving() as (_, _, client):
-        stream = client.stream()
+    async with writing() as (_, server):
+        stream = server.stream()
         await stream.write(asking("A", "B", stream=True, n=2, do_sample=True))
         texts: dict[tuple[int, int], str] = {}
         for one in await pieces_of(stream):
@@ -115,8 +107,8 @@ async def test_pieces_say_which_text_they_belong_to() -> None:
 
 async def test_other_requests_of_a_stream_are_answered_meanwhile() -> None:
     gate = asyncio.Semaphore(0)
-    async with serving(gate=gate) as (made, _, client):
-        stream = client.stream()
+    async with writing(gate=gate) as (made, server):
+        stream = server.stream()
         await stream.write(asking(id="slow", stream=True))
         gate.release()
         assert (await read(stream)).infer_response.id == "slow"
@@ -132,8 +124,8 @@ async def test_other_requests_of_a_stream_are_answered_meanwhile() -> None:
 
 
 async def test_an_error_in_the_middle_ends_its_request_alone() -> None:
-    async with serving(fails=PredictorError("it broke"), after=1) as (_, server, client):
-        stream = client.stream()
+    async with writing(fails=PredictorError("it broke"), after=1) as (_, server):
+        stream = server.stream()
         await stream.write(asking(id="1", stream=True))
         assert not (await read(stream)).error_message
         answer = await read(stream)
@@ -147,8 +139,8 @@ async def test_an_error_in_the_middle_ends_its_request_alone() -> None:
 
 async def test_a_call_that_is_cancelled_ends_the_generation() -> None:
     gate = asyncio.Semaphore(0)
-    async with serving(gate=gate) as (made, server, client):
-        stream = client.stream()
+    async with writing(gate=gate) as (made, server):
+        stream = server.stream()
         await stream.write(asking(stream=True))
         gate.release()
         await read(stream)
@@ -159,8 +151,8 @@ async def test_a_call_that_is_cancelled_ends_the_generation() -> None:
 
 async def test_the_end_of_the_service_ends_pieces_with_an_error() -> None:
     gate = asyncio.Semaphore(0)
-    async with serving(gate=gate) as (made, server, client):
-        stream = client.stream()
+    async with writing(gate=gate) as (made, server):
+        stream = server.stream()
         await stream.write(asking(id="1", stream=True))
         gate.release()
         await read(stream)
@@ -168,5 +160,5 @@ async def test_the_end_of_the_service_ends_pieces_with_an_error() -> None:
         ending = asyncio.create_task(server.end())
         answer = await read(stream)
         assert answer.error_message == "the service is shutting down" and answer.infer_response.id == "1"
-        assert (await failure(read(stream))).code() is grpc.StatusCode.UNAVAILABLE
+        assert (await told(read(stream)))[0] is grpc.StatusCode.UNAVAILABLE
         await ending

@@ -1,9 +1,12 @@
-"""What a gRPC server in this process says of itself and its model: metadata, readiness, health, reflection, TLS."""
+"""What a gRPC server in this process says of itself and its model, what connections may take, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,11 @@ import grpc.aio
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hf_transformer import __version__
-from hf_transformer.api.grpc.server import STREAMS, GrpcSettings
+from hf_transformer.api.grpc.server import STREAMS
 from hf_transformer.app.application import grpc_server
 from hf_transformer.commands.local_triton import HOST, free_ports
 from hf_transformer.commands.serve import grpc_port_reserved
@@ -26,199 +29,110 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.protocol.grpc import SERVICE
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from tests.configuring import config
+from tests.integration.api.bare_grpc import bare_call
 from tests.integration.api.grpc_model import (
+    IN_FLIGHT,
+    SECONDS,
     Client,
+    Gate,
     ScriptedModel,
-    Server,
     channel_to,
     connected,
+    count,
+    long_answer,
+    read,
     request,
     service_of,
     serving,
     text_of,
+    told,
 )
 
 TLS = Path(__file__).parents[2] / "predictor" / "tls"
 """A certificate for localhost that only tests trust."""
-HEALTH = "/grpc.health.v1.Health"
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+HEALTH = health_pb2.HealthCheckResponse
+StatusCode = grpc.StatusCode
 
 
-def check(client: Client, service: str) -> Any:
-    call: Any = client.channel.unary_unary(
-        f"{HEALTH}/Check",
-        health_pb2.HealthCheckRequest.SerializeToString,
-        health_pb2.HealthCheckResponse.FromString,
-    )
-    return call(health_pb2.HealthCheckRequest(service=service))
-
-
-def watch(client: Client, service: str) -> Any:
-    call: Any = client.channel.unary_stream(
-        f"{HEALTH}/Watch",
-        health_pb2.HealthCheckRequest.SerializeToString,
-        health_pb2.HealthCheckResponse.FromString,
-    )
-    return call(health_pb2.HealthCheckRequest(service=service))
-
-
-async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), caught.value.details() or ""
-
-
-async def test_what_the_server_is() -> None:
-    async with serving(ScriptedModel()) as server, connected(server) as client:
-        assert (await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)).live
-        about = await client.ask("ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse)
-        assert (about.name, about.version, list(about.extensions)) == (
-            "hf_transformer",
-            __version__,
-            ["binary_tensor_data", "model_configuration", "statistics"],
-        )
-        asked = pb.SystemSharedMemoryStatusRequest()
-        status = client.ask("SystemSharedMemoryStatus", asked, pb.SystemSharedMemoryStatusResponse)
-        assert (await code_of(status))[0] is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_what_the_model_is() -> None:
-    async with serving(ScriptedModel()) as server, connected(server) as client:
+async def test_what_the_server_and_its_model_are() -> None:
+    async with serving() as server:
+        assert (await server.ask("ServerLive")).live
+        about = await server.ask("ServerMetadata")
+        extensions = ["binary_tensor_data", "model_configuration", "statistics"]
+        assert (about.name, about.version, list(about.extensions)) == ("hf_transformer", __version__, extensions)
+        assert (await told(server.ask("SystemSharedMemoryStatus")))[0] is StatusCode.UNIMPLEMENTED
         for version in ("", "1"):
-            asked = pb.ModelMetadataRequest(name="bert", version=version)
-            about = await client.ask("ModelMetadata", asked, pb.ModelMetadataResponse)
+            about = await server.ask("ModelMetadata", name="bert", version=version)
             assert (about.name, list(about.versions), about.platform) == ("bert", ["1"], "hf_transformer")
             assert [(one.name, one.datatype, list(one.shape)) for one in about.inputs] == [("text", "BYTES", [-1, 1])]
-            question = pb.ModelConfigRequest(name="bert", version=version)
-            config = (await client.ask("ModelConfig", question, pb.ModelConfigResponse)).config
-            assert (config.name, config.max_batch_size, config.backend) == ("bert", 1024, "hf_transformer")
-            for [one] in (config.input, config.output):
+            found = (await server.ask("ModelConfig", name="bert", version=version)).config
+            assert (found.name, found.max_batch_size, found.backend) == ("bert", 1024, "hf_transformer")
+            for [one] in (found.input, found.output):
                 assert (one.name, one.data_type, list(one.dims)) == ("text", pb.TYPE_STRING, [1])
 
 
-@pytest.mark.parametrize(
-    ("method", "kind", "response"),
-    [
-        ("ModelMetadata", pb.ModelMetadataRequest, pb.ModelMetadataResponse),
-        ("ModelConfig", pb.ModelConfigRequest, pb.ModelConfigResponse),
-    ],
-)
-async def test_models_that_are_not_served(method: str, kind: Any, response: Any) -> None:
-    async with serving(ScriptedModel()) as server, connected(server) as client:
-        for asked in (kind(name="other"), kind(name="bert", version="9")):
-            code, _ = await code_of(client.ask(method, asked, response))
-            assert code is grpc.StatusCode.NOT_FOUND
-        broken: Any = client.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
-        assert (await code_of(broken(b"\xff")))[0] is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_a_model_that_is_not_served_is_not_ready() -> None:
-    """As Triton answers; another answer than false is for a message that can't be read."""
-    async with serving(ScriptedModel()) as server, connected(server) as client:
-        for asked in (pb.ModelReadyRequest(name="other"), pb.ModelReadyRequest(name="bert", version="9")):
-            assert not (await client.ask("ModelReady", asked, pb.ModelReadyResponse)).ready
-        broken: Any = client.channel.unary_unary(f"/{SERVICE}/ModelReady", None, None)
-        assert (await code_of(broken(b"\xff")))[0] is grpc.StatusCode.INVALID_ARGUMENT
+async def test_a_model_that_is_not_served() -> None:
+    """It is not ready, as Triton answers; a message that can't be read has another answer than false."""
+    async with serving() as server:
+        for asked in ({"name": "other"}, {"name": "bert", "version": "9"}):
+            assert not (await server.ask("ModelReady", **asked)).ready
+            for method in ("ModelMetadata", "ModelConfig"):
+                assert (await told(server.ask(method, **asked)))[0] is StatusCode.NOT_FOUND
+        for method in ("ModelReady", "ModelMetadata", "ModelConfig"):
+            assert (await told(server.raw(f"/{SERVICE}/{method}", b"\xff")))[0] is StatusCode.INVALID_ARGUMENT
+        code, message = await told(server.status("other"))
+        assert code is StatusCode.NOT_FOUND and "'other'" in message and "bert" in message
+        watching = server.health.Watch(health_pb2.HealthCheckRequest(service="other"))
+        assert (await watching.read()).status == HEALTH.SERVICE_UNKNOWN
+        watching.cancel()
 
 
 async def test_readiness_is_the_models_at_each_call() -> None:
-    model = ScriptedModel()
-    async with serving(model) as server, connected(server) as client:
+    async with serving(model := ScriptedModel()) as server:
 
-        async def ready() -> list[bool]:
-            asked = pb.ModelReadyRequest(name="bert")
-            versioned = pb.ModelReadyRequest(name="bert", version="1")
-            return [
-                (await client.ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse)).ready,
-                (await client.ask("ModelReady", asked, pb.ModelReadyResponse)).ready,
-                (await client.ask("ModelReady", versioned, pb.ModelReadyResponse)).ready,
-                *[(await check(client, name)).status == SERVING for name in ("", SERVICE, "bert")],
-            ]
+        async def ready() -> set[bool]:
+            versions = [(await server.ask("ModelReady", name="bert", version=one)).ready for one in ("", "1")]
+            health = [await server.status(name) == HEALTH.SERVING for name in ("", SERVICE, "bert")]
+            return {(await server.ask("ServerReady")).ready, *versions, *health}
 
-        assert await ready() == [True] * 6
+        assert await ready() == {True}
         model.reason = "no predictor"
-        assert await ready() == [False] * 6
-        assert await code_of(client.infer(request("a"))) == (grpc.StatusCode.UNAVAILABLE, "no predictor")
-        asked = pb.ModelMetadataRequest(name="bert")
-        assert (await code_of(client.ask("ModelMetadata", asked, pb.ModelMetadataResponse)))[0] is (
-            grpc.StatusCode.UNAVAILABLE
-        )
-        assert (await client.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)).live
+        assert await ready() == {False}
+        assert await told(server.infer(request("a"))) == (StatusCode.UNAVAILABLE, "no predictor")
+        assert (await told(server.ask("ModelMetadata", name="bert")))[0] is StatusCode.UNAVAILABLE
+        assert (await server.ask("ServerLive")).live
         model.reason = ""
-        assert await ready() == [True] * 6
-
-
-async def test_health_of_a_name_that_is_none() -> None:
-    async with serving(ScriptedModel()) as server, connected(server) as client:
-        code, message = await code_of(check(client, "other"))
-        assert code is grpc.StatusCode.NOT_FOUND
-        assert "'other'" in message and "bert" in message
-        watching = watch(client, "other")
-        assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        watching.cancel()
+        assert await ready() == {True}
 
 
 async def test_a_watch_tells_each_change_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_transformer.api.grpc.about.WATCH_SECONDS", 0.01)
-    model = ScriptedModel()
-    async with serving(model) as server, connected(server) as client:
-        watching = watch(client, "bert")
-        async with asyncio.timeout(20):
-            assert (await watching.read()).status == SERVING
-            model.reason = "no predictor"
-            assert (await watching.read()).status == NOT_SERVING
-            model.reason = ""
-            assert (await watching.read()).status == SERVING
-            ending = asyncio.create_task(server.end())
-            assert (await watching.read()).status == NOT_SERVING
-            assert await watching.read() is grpc.aio.EOF  # type: ignore[attr-defined]
-            await ending
+    async with serving(model := ScriptedModel()) as server:
+        watching = server.health.Watch(health_pb2.HealthCheckRequest(service="bert"))
+        for reason, status in (("", HEALTH.SERVING), ("no predictor", HEALTH.NOT_SERVING), ("", HEALTH.SERVING)):
+            model.reason = reason
+            assert (await read(watching)).status == status
+        ending = asyncio.create_task(server.end())
+        assert (await read(watching)).status == HEALTH.NOT_SERVING
+        assert await read(watching) is grpc.aio.EOF  # type: ignore[attr-defined]
+        await ending
 
 
 async def test_reflection_describes_every_service_and_the_methods_that_are_answered() -> None:
-    async with serving(ScriptedModel()) as server:
-        assert await asyncio.to_thread(_reflected, server) == {
-            "services": ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", SERVICE],
-            "methods": [
-                "ServerLive",
-                "ServerReady",
-                "ModelReady",
-                "ServerMetadata",
-                "ModelMetadata",
-                "ModelInfer",
-                "ModelStreamInfer",
-                "ModelConfig",
-                "ModelStatistics",
-                "RepositoryIndex",
-            ],
-            "health": ["Check", "Watch"],
-        }
+    def reflected(port: int) -> list[list[str]]:
+        with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+            database = ProtoReflectionDescriptorDatabase(channel)
+            pool = DescriptorPool(database)
+            found = [pool.FindServiceByName(name) for name in (SERVICE, "grpc.health.v1.Health")]
+            assert found[0].methods_by_name["ModelInfer"].input_type.fields_by_name["raw_input_contents"].number == 7
+            return [sorted(database.get_services()), *[[method.name for method in one.methods] for one in found]]
 
-
-def _reflected(server: Server) -> dict[str, list[str]]:
-    with grpc.insecure_channel(server.address) as channel:
-        database = ProtoReflectionDescriptorDatabase(channel)
-        pool = DescriptorPool(database)
-        found = [pool.FindServiceByName(name) for name in (SERVICE, "grpc.health.v1.Health")]
-        names = [[method.name for method in one.methods] for one in found]
-        assert found[0].methods_by_name["ModelInfer"].input_type.fields_by_name["raw_input_contents"].number == 7
-        return {"services": sorted(database.get_services()), "methods": names[0], "health": names[1]}
-
-
-async def test_reflection_that_stays_open_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_transformer.api.grpc.calls.PATIENCE", 0.1)
-    settings = GrpcSettings("", 0, grace=3600)
-    async with serving(ScriptedModel(), settings) as server, connected(server) as client, asyncio.timeout(20):
-        method: Any = client.channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-            reflection_pb2.ServerReflectionRequest.SerializeToString,
-            reflection_pb2.ServerReflectionResponse.FromString,
-        )
-        stream = method()
-        await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        assert SERVICE in [one.name for one in (await stream.read()).list_services_response.service]
-        await server.end()
-        assert (await code_of(stream.read()))[0] is grpc.StatusCode.UNAVAILABLE
+    async with serving() as server:
+        services, methods, health = await asyncio.to_thread(reflected, server.port)
+    assert services == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", SERVICE]
+    about = "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata".split()
+    more = "ModelInfer ModelStreamInfer ModelConfig ModelStatistics RepositoryIndex".split()
+    assert methods == [*about, *more] and health == ["Check", "Watch"]
 
 
 async def test_the_flags_reach_the_server() -> None:
@@ -228,12 +142,12 @@ async def test_the_flags_reach_the_server() -> None:
     service = service_of(ScriptedModel(), Metrics("bert"))
     server = grpc_server(given, service)
     assert server is not None
-    async with server, channel_to(f"{HOST}:{port}") as channel:
+    async with server, channel_to(port) as channel:
         client = Client(channel)
         assert text_of(await client.infer(request("a" * 500))) == "a" * 500
         for length, says in ((1500, "--grpc_max_send_message_length allows 1000"), (2500, "larger than max")):
-            code, message = await code_of(client.infer(request("a" * length)))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            code, message = await told(client.infer(request("a" * length)))
+            assert code is StatusCode.RESOURCE_EXHAUSTED
             assert says in message
     with pytest.raises(ConfigError):
         grpc_server(replace(given, ssl_certfile="/nowhere", ssl_keyfile="/nowhere"), service)
@@ -241,108 +155,25 @@ async def test_the_flags_reach_the_server() -> None:
 
 
 async def test_tls_and_nothing_beside_it() -> None:
-    settings = GrpcSettings("", 0, certificate=(str(TLS / "localhost.pem"), str(TLS / "localhost.key")))
-    async with serving(ScriptedModel(), settings) as server:
-        credentials = grpc.ssl_channel_credentials((TLS / "localhost.pem").read_bytes())
-        address = f"localhost:{server.settings.port}"
-        async with grpc.aio.secure_channel(address, credentials) as channel:
+    pem = TLS / "localhost.pem"
+    async with serving(certificate=(str(pem), str(TLS / "localhost.key"))) as server:
+        credentials = grpc.ssl_channel_credentials(pem.read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{server.port}", credentials) as channel:
             assert text_of(await Client(channel).infer(request("a"))) == "a"
-        async with connected(server) as client:
-            assert (await code_of(client.infer(request("a"))))[0] is grpc.StatusCode.UNAVAILABLE
+        assert (await told(server.infer(request("a"))))[0] is StatusCode.UNAVAILABLE
 
 
 async def test_workers_share_a_port_and_others_do_not() -> None:
     first, second = ScriptedModel(), ScriptedModel()
-    async with asyncio.timeout(20), serving(first) as server, serving(second, port=server.settings.port):
+    async with asyncio.timeout(SECONDS), serving(first) as server, serving(second, port=server.port):
         while not (first.contexts and second.contexts):  # the kernel hands out connections at random
             async with connected(server) as client:
                 assert text_of(await client.infer(request("a"))) == "a"
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--grpc_port={port}: can't listen on {HOST}"):
-            async with serving(first, port=port):
+            async with serving(port=port):
                 pass
-
-
-async def test_connections_have_a_limit_handshakes_included() -> None:
-    """A listener of gRPC's own knows no answer for them: what is too many is closed."""
-    async with serving(ScriptedModel(), GrpcSettings(HOST, 0, connections=2)) as server:
-        silent = [await asyncio.open_connection(HOST, server.settings.port) for _ in range(2)]
-        for reader, _ in silent:
-            assert await reader.read(1)  # the settings that HTTP/2 begins with
-        async with asyncio.timeout(20):
-            third, writer = await asyncio.open_connection(HOST, server.settings.port)
-            assert await third.read() == b""
-        for _, one in (*silent, (third, writer)):
-            one.close()
-
-
-async def test_a_handshake_that_does_not_end_is_broken_off() -> None:
-    async with serving(ScriptedModel(), GrpcSettings(HOST, 0, handshake=0.2)) as server, asyncio.timeout(20):
-        reader, writer = await asyncio.open_connection(HOST, server.settings.port)
-        assert b"handshake timeout" in await reader.read(-1)
-        writer.close()
-
-
-async def test_more_calls_at_once_than_a_connection_may_have_are_all_answered() -> None:
-    async with serving(ScriptedModel(), concurrent=10_000) as server, connected(server) as client, asyncio.timeout(60):
-        for count in (4 * STREAMS, 8 * STREAMS):  # on a new connection, and on one that has been used
-            calls = [client.infer(request(str(number))) for number in range(count)]
-            assert [text_of(answer) for answer in await asyncio.gather(*calls)] == list(map(str, range(count)))
-
-
-async def test_a_connection_without_calls_is_closed_and_opened_again() -> None:
-    async with serving(ScriptedModel(), GrpcSettings(HOST, 0, idle=0.2)) as server, connected(server) as client:
-        assert text_of(await client.infer(request("a"))) == "a"
-        async with asyncio.timeout(20):
-            await client.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
-        assert text_of(await client.infer(request("b"))) == "b"
-
-
-async def test_calls_that_cross_with_the_end_are_answered_or_unavailable() -> None:
-    ended: list[grpc.StatusCode] = []
-    begun = asyncio.Semaphore(0)
-
-    async def ask(server: Server) -> None:
-        async with connected(server) as client:
-            while True:
-                try:
-                    await client.infer(request("a"))
-                except grpc.aio.AioRpcError as error:
-                    ended.append(error.code())
-                    return
-                begun.release()
-
-    async with serving(ScriptedModel()) as server:
-        asking = [asyncio.create_task(ask(server)) for _ in range(32)]
-        for _ in range(200):
-            await begun.acquire()
-        await server.end()
-        await asyncio.gather(*asking)
-    assert set(ended) == {grpc.StatusCode.UNAVAILABLE}
-
-
-async def test_clients_that_go_on_asking_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_transformer.api.grpc.server.REFUSING", 0.3)
-    seen: set[grpc.StatusCode] = set()
-
-    async def ask(server: Server) -> None:
-        async with connected(server) as client:
-            while True:
-                try:
-                    await client.infer(request("a"))
-                except grpc.aio.AioRpcError as error:
-                    seen.add(error.code())
-
-    async with serving(ScriptedModel()) as server:
-        asking = [asyncio.create_task(ask(server)) for _ in range(4)]
-        async with asyncio.timeout(20):
-            await server.end()
-        for one in asking:
-            one.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    assert grpc.StatusCode.UNAVAILABLE in seen
-    assert seen <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
 def test_a_second_service_does_not_get_the_port_of_the_first() -> None:
@@ -351,3 +182,122 @@ def test_a_second_service_does_not_get_the_port_of_the_first() -> None:
         taken = grpc_port_reserved(config(f"--host={HOST}", f"--grpc_port={port}"))
         with pytest.raises(ConfigError, match=f"--grpc_port={port}: can't listen on {HOST}"), taken:
             pass
+
+
+@asynccontextmanager
+async def silent(port: int) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection that sends nothing."""
+    async with asyncio.timeout(SECONDS):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        yield reader
+        writer.close()
+
+
+async def test_connections_have_a_limit_handshakes_included() -> None:
+    """A listener of gRPC's own knows no answer for them: what is too many is closed."""
+    async with serving(connections=2) as server, silent(server.port) as first, silent(server.port) as second:
+        for reader in (first, second):
+            assert await reader.read(1)  # the settings that HTTP/2 begins with
+        async with silent(server.port) as third:
+            assert await third.read() == b""
+
+
+async def test_a_handshake_that_does_not_end_is_broken_off() -> None:
+    async with serving(handshake=0.2) as server, silent(server.port) as reader:
+        assert b"handshake timeout" in await reader.read(-1)
+
+
+async def test_more_calls_at_once_than_a_connection_may_have_are_all_answered() -> None:
+    async with serving(concurrent=10_000) as server, asyncio.timeout(3 * SECONDS):
+        for number in (4 * STREAMS, 8 * STREAMS):  # on a new connection, and on one that has been used
+            texts = list(map(str, range(number)))
+            answers = await asyncio.gather(*[server.infer(request(text)) for text in texts])
+            assert [text_of(answer) for answer in answers] == texts
+
+
+async def test_a_connection_without_calls_is_closed_and_opened_again() -> None:
+    async with serving(idle=0.2) as server, asyncio.timeout(SECONDS):
+        assert text_of(await server.infer(request("a"))) == "a"
+        await server.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert text_of(await server.infer(request("b"))) == "b"
+
+
+async def test_the_end_waits_for_what_is_in_flight() -> None:
+    async with serving(gate := Gate()) as server:
+        call, stream = server.infer(request("a")), server.stream()
+        await stream.write(request("b", id="1"))
+        await server.until(IN_FLIGHT, 2)
+        ending = asyncio.create_task(server.end())
+        await asyncio.sleep(0)  # it has begun
+        gate.open.set()
+        assert text_of(await call) == "a"
+        answer = await read(stream)
+        assert (answer.infer_response.id, text_of(answer.infer_response)) == ("1", "b")
+        assert await told(read(stream)) == (StatusCode.UNAVAILABLE, "the service is shutting down")
+        await ending
+        assert (await told(server.infer(request("c"))))[0] is StatusCode.UNAVAILABLE
+
+
+async def test_the_end_does_not_wait_for_ever() -> None:
+    async with serving(gate := Gate(), grace=0.1) as server:
+        call = server.infer(request("a"))
+        await server.until(IN_FLIGHT, 1)
+        await server.end()
+        assert (await told(call))[0] is StatusCode.UNAVAILABLE
+        await server.until(count(499), 1)
+        assert gate.cancelled == ["a"]
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "reflection"])
+async def test_the_end_does_not_wait_for_who_does_not_read_or_only_stays(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hf_transformer.api.grpc.calls.PATIENCE", 0.1)
+    caplog.set_level(logging.WARNING)
+    async with asyncio.timeout(SECONDS), serving(long_answer, grace=3600) as server:
+        if method == "reflection":
+            reflection: Any = reflection_pb2_grpc.ServerReflectionStub(server.channel)
+            stream = reflection.ServerReflectionInfo()
+            await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            assert SERVICE in [one.name for one in (await stream.read()).list_services_response.service]
+            await server.end()
+            assert (await told(stream.read()))[0] is StatusCode.UNAVAILABLE
+        else:
+            async with bare_call(server.port, method, request("a")) as answered:
+                await answered.readuntil(b"a" * 10_000)
+                await server.end()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("go_on", [False, True], ids=["until an error", "for ever"])
+async def test_calls_that_cross_with_the_end_are_answered_or_unavailable(
+    go_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that go on asking do not hold it up."""
+    if go_on:
+        monkeypatch.setattr("hf_transformer.api.grpc.server.REFUSING", 0.3)
+    codes: set[grpc.StatusCode] = set()
+    answered = asyncio.Semaphore(0)
+
+    async def ask() -> None:
+        async with connected(server) as client:
+            while True:
+                try:
+                    await client.infer(request("a"))
+                    answered.release()
+                except grpc.aio.AioRpcError as error:
+                    codes.add(error.code())
+                    if not go_on:
+                        return
+
+    async with serving() as server, asyncio.timeout(SECONDS):
+        asking = [asyncio.create_task(ask()) for _ in range(4 if go_on else 32)]
+        for _ in range(200):
+            await answered.acquire()
+        await server.end()
+        if go_on:
+            for one in asking:
+                one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    assert StatusCode.UNAVAILABLE in codes
+    assert codes <= {StatusCode.UNAVAILABLE, *([StatusCode.CANCELLED] if go_on else [])}

@@ -1,27 +1,34 @@
-"""Generated text over real connections as it comes: places, statuses, headers, and clients that leave."""
+"""The HTTP APIs over real connections: behind our own HTTP class, and as a plain ASGI application behind uvicorn's.
+
+Generated text as it comes: places, statuses, headers, and clients that leave.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hf_transformer.commands.local_triton import HOST
-from hf_transformer.errors import PredictorError, PredictorTimeout
 from tests.api.generating import PROMPT, Bench, bench
-from tests.integration.server.serving import serving
+from tests.integration.hostile.wire import SECONDS
+from tests.integration.server.serving import running, serving
 
 pytestmark = pytest.mark.asyncio
 
-PATH = "/openai/v1/completions"
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "OpenAI": (PATH, {"model": "gpt2", "prompt": PROMPT, "stream": True}),
-    "OpenAI, two texts": (PATH, {"model": "gpt2", "prompt": PROMPT, "stream": True, "n": 2, "temperature": 0.5}),
+    "OpenAI": ("/openai/v1/completions", {"model": "gpt2", "prompt": PROMPT, "stream": True}),
+    "OpenAI, two texts": (
+        "/openai/v1/completions",
+        {"model": "gpt2", "prompt": PROMPT, "stream": True, "n": 2, "temperature": 0.5},
+    ),
     "V1": ("/v1/models/gpt2:predict", {"instances": [PROMPT], "parameters": {"stream": True}}),
     "V2": ("/v2/models/gpt2/generate_stream", {"text_input": PROMPT}),
 }
@@ -29,17 +36,25 @@ every_api = pytest.mark.parametrize(("path", "body"), STREAMS.values(), ids=STRE
 
 
 @asynccontextmanager
-async def client_of(**options: Any) -> AsyncIterator[tuple[Bench, httpx.AsyncClient]]:
+async def plain(app: Any) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+    """A server that has nothing of ours but the application."""
+    config = uvicorn.Config(app, http=HttpToolsProtocol, ws="none", lifespan="on", log_config=None)
+    async with running(server := uvicorn.Server(config)) as port:
+        yield server, port
+
+
+@asynccontextmanager
+async def client_of(serve: Any = serving, **options: Any) -> AsyncIterator[tuple[Bench, httpx.AsyncClient]]:
     """A service with a scripted model, and a client of it without a pool: a stream that is left is closed."""
     limits = httpx.Limits(max_keepalive_connections=0)
-    async with bench(**options) as made, serving(made.app) as (_, port):
+    async with bench(**options) as made, serve(made.app) as (_, port):
         url = f"http://{HOST}:{port}"
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=20, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=SECONDS, trust_env=False) as client:
             yield made, client
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SECONDS):
         while not condition():  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.001)
 
@@ -50,42 +65,37 @@ def answered(made: Bench, status: int) -> bool:
     return sum(counts) == 1 and made.in_flight == 0
 
 
-def released(gate: asyncio.Semaphore) -> None:
-    for _ in range(20):
-        gate.release()
+async def test_endpoints_and_the_other_routes_behind_uvicorns_class(caplog: pytest.LogCaptureFixture) -> None:
+    predict = "/v1/models/gpt2:predict"
+    async with client_of(plain) as (_, client):
+        answer = await client.post(predict, json={"instances": [PROMPT]}, headers={"x-request-id": "1"})
+        predicted = {"predictions": [[{"generated_text": f"{PROMPT} paris."}]]}
+        assert (answer.status_code, answer.json()) == (200, predicted)
+        assert answer.headers["x-request-id"] == "1" and int(answer.headers["content-length"]) == len(answer.content)
+        assert (await client.get("/v2/models/gpt2/ready")).json() == {"name": "gpt2", "ready": True}
+        assert (await client.get("/no/such/path")).status_code == 404
+        assert (await client.put(predict)).status_code == 405
+        assert (await client.head("/v2/health/live")).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @every_api
-async def test_a_piece_is_sent_before_the_next_one_is_made(path: str, body: Any) -> None:
+@pytest.mark.parametrize("serve", [serving, plain], ids=["our class", "uvicorn's"])
+async def test_a_piece_is_sent_before_the_next_one_is_made(
+    serve: Any, path: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     gate = asyncio.Semaphore(2)
-    async with client_of(gate=gate) as (made, client), client.stream("POST", path, json=body) as response:
+    async with client_of(serve, gate=gate) as (made, client), client.stream("POST", path, json=body) as response:
         pieces = response.aiter_bytes()
-        assert response.status_code == 200
+        assert response.status_code == 200 and response.headers["transfer-encoding"] == "chunked"
         assert len(await anext(pieces)) > 0
         assert made.generator.running > 0 and made.generator.given <= 2
-        released(gate)
+        for _ in range(20):
+            gate.release()
         rest = b"".join([piece async for piece in pieces])
         assert b"." in rest and b"error" not in rest
         await until(lambda: answered(made, 200))
-
-
-@every_api
-async def test_a_failure_before_the_first_piece_has_its_status(path: str, body: Any) -> None:
-    async with client_of(fails=PredictorTimeout("it took too long")) as (made, client):
-        response = await client.post(path, json=body)
-        assert response.status_code == 504 and response.headers["content-type"] == "application/json"
-        assert "it took too long" in response.text
-        await until(lambda: answered(made, 504))
-
-
-@every_api
-async def test_a_failure_behind_the_first_piece_is_the_last_of_the_stream(path: str, body: Any) -> None:
-    async with client_of(fails=PredictorError("it broke"), after=1) as (made, client):
-        response = await client.post(path, json=body)
-        assert response.status_code == 200
-        last = response.text.strip().splitlines()[-1].removeprefix("data: ")
-        assert "it broke" in json.dumps(json.loads(last)["error"])
-        await until(lambda: answered(made, 502))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @every_api

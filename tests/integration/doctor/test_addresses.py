@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hf_transformer.commands.doctor import network
 from hf_transformer.commands.local_triton import LocalTriton
-from tests.integration.doctor.conftest import Diagnose, results_of, troubles
+from tests.integration.conftest import Serve
+from tests.integration.doctor.conftest import results_of, troubles
 from tests.predictor.fault_server import Connection, nobody, scripted
-from tests.service import Service, flags_for
+from tests.service import flags_for
 from tests.triton_repository import DEMO_MODEL
 
 OTHER = {"v2": "grpc-v2", "grpc-v2": "v2"}
@@ -51,10 +53,7 @@ async def behind_tls(address: str, pair: tuple[Path, Path], *, mutual: bool = Fa
     async def forward(connection: Connection) -> None:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        ways = [
-            asyncio.ensure_future(copy(connection.reader, writer)),
-            asyncio.ensure_future(copy(reader, connection.writer)),
-        ]
+        ways = [asyncio.create_task(copy(*way)) for way in ((connection.reader, writer), (reader, connection.writer))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -72,83 +71,74 @@ def assert_only(found: dict[str, str], name: str, *parts: str) -> None:
     assert all(part in found[name] for part in parts), found[name]
 
 
-async def test_a_port_where_nobody_listens(protocol: str) -> None:
-    assert_only(await examined(nobody(), protocol), "connection", "connect", "8000 for REST, on 8001 for gRPC")
+LEADING_ELSEWHERE = {
+    "nobody": (lambda triton, protocol: nobody(), "", "connection", "connect", "8000 for REST, on 8001 for gRPC"),
+    "no port": (lambda triton, protocol: "127.0.0.1", "", "connection", "no port is set, so it is 80"),
+    "no such name": (lambda triton, protocol: "triton.invalid:8000", "", "address", "triton.invalid can't be found"),
+    "the other protocol": (
+        lambda triton, protocol: address_of(triton, OTHER[protocol]),
+        *("", "protocol", "in plain text, the flags say", "--predictor_protocol={other}"),
+    ),
+    "the metrics": (
+        lambda triton, protocol: triton.metrics_address,
+        *("", "server|protocol", "is Triton's port for metrics", "8002 for metrics"),
+    ),
+    "TLS to plain text": (
+        lambda triton, protocol: address_of(triton, protocol),
+        *("--predictor_use_ssl", "protocol", "in plain text, the flags say", "--predictor_use_ssl=false"),
+    ),
+}
+"""An address, a flag, the check that fails, over REST and over gRPC, and parts of what it says."""
+
+
+@pytest.mark.parametrize("case", LEADING_ELSEWHERE.values(), ids=LEADING_ELSEWHERE)
+async def test_an_address_that_leads_elsewhere(triton: LocalTriton, protocol: str, case: Any) -> None:
+    address, flag, names, *says = case
+    name = names.split("|")[0 if protocol == "v2" else -1]
+    found = await examined(address(triton, protocol), protocol, *flag.split())
+    assert_only(found, name, *[one.format(other=OTHER[protocol]) for one in says])
+
+
+def test_the_service_itself(serve: Serve, protocol: str) -> None:
+    service = serve("bert_masked")
+    rest = f"127.0.0.1:{service.port}"
+    found = asyncio.run(examined(rest if protocol == "v2" else service.grpc_address, protocol))
+    assert_only(found, "server", "is a service of hf-transformer", "set --predictor_host to Triton's own address")
+    if protocol == "grpc-v2":
+        assert_only(asyncio.run(examined(rest, protocol)), "protocol", "is a service of hf-transformer")
+
+
+async def refuse_in_words(connection: Connection) -> None:
+    """As nginx and others answer plain HTTP on a TLS port."""
+    await connection.request()
+    await connection.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+    await asyncio.sleep(0.05)
+    await connection.send(b"The plain HTTP request was sent to HTTPS port")
 
 
 @pytest.mark.parametrize(
-    ("address", "name", "says"),
+    ("script", "says"),
     [
-        pytest.param("127.0.0.1", "connection", "no port is set, so it is 80", id="no port"),
-        pytest.param("triton.invalid:8000", "address", "triton.invalid can't be found", id="no such name"),
+        pytest.param(refuse_in_words, "speaks neither REST nor gRPC", id="refuses"),
+        pytest.param(Connection.until_closed, "takes connections and does not answer", id="hangs"),
     ],
 )
-async def test_an_address_that_leads_nowhere(address: str, name: str, says: str) -> None:
-    assert_only(await examined(address, "v2"), name, says)
-
-
-async def test_the_port_of_the_other_protocol(triton: LocalTriton, protocol: str) -> None:
-    found = await examined(address_of(triton, OTHER[protocol]), protocol)
-    assert_only(found, "protocol", "in plain text, the flags say", f"--predictor_protocol={OTHER[protocol]}")
-
-
-async def test_the_port_of_the_metrics(triton: LocalTriton, protocol: str) -> None:
-    check = "server" if protocol == "v2" else "protocol"
-    found = await examined(triton.metrics_address, protocol)
-    assert_only(found, check, "is Triton's port for metrics", "8002 for metrics")
-
-
-async def test_the_service_itself(triton: LocalTriton, diagnose: Diagnose, protocol: str) -> None:
-    await asyncio.to_thread(diagnose, "bert_masked")  # loads it
-    with Service(*flags_for("bert_masked", DEMO_MODEL, triton.http_address, "v2")) as service:
-        service.wait_until("/v1/models/bert_masked")
-        address = f"127.0.0.1:{service.port}" if protocol == "v2" else service.grpc_address
-        found = await examined(address, protocol)
-        assert_only(found, "server", "is a service of hf-transformer", "set --predictor_host to Triton's own address")
-        if protocol == "grpc-v2":
-            found = await examined(f"127.0.0.1:{service.port}", protocol)
-            assert_only(found, "protocol", "is a service of hf-transformer")
-
-
-async def test_tls_to_a_port_that_speaks_plain_text(triton: LocalTriton, protocol: str) -> None:
-    found = await examined(address_of(triton, protocol), protocol, "--predictor_use_ssl")
-    assert_only(found, "protocol", "in plain text, the flags say", "--predictor_use_ssl=false")
-
-
-async def test_plain_text_to_a_port_that_speaks_tls(triton: LocalTriton, protocol: str) -> None:
-    async with behind_tls(address_of(triton, protocol), TRUSTED) as host:
-        found = await examined(host, protocol)
-    assert_only(found, "protocol", "over TLS, the flags say", "--predictor_use_ssl=true")
-
-
-async def test_a_refusal_of_plain_text_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As nginx and others answer plain HTTP on a TLS port."""
+async def test_a_predictor_that_is_none(monkeypatch: pytest.MonkeyPatch, script: Any, says: str) -> None:
     monkeypatch.setattr(network, "PROBE_SECONDS", 0.2)
-
-    async def refuse(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-        await asyncio.sleep(0.05)
-        await connection.send(b"The plain HTTP request was sent to HTTPS port")
-
-    async with scripted(refuse) as host:
-        found = await examined(host, "v2")
-    assert_only(found, "protocol", "speaks neither REST nor gRPC")
+    async with scripted(script) as host:
+        assert_only(await examined(host, "v2"), "protocol", says)
 
 
-async def test_a_predictor_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PROBE_SECONDS", 0.1)
-    async with scripted(Connection.until_closed) as host:
-        found = await examined(host, "v2")
-    assert_only(found, "protocol", "takes connections and does not answer")
+TRUSTING = f"--predictor_use_ssl --predictor_ca_file={TRUSTED[0]}"
+OURS = f"--predictor_cert_file={TRUSTED[0]} --predictor_key_file={TRUSTED[1]}"
 
 
 @pytest.mark.parametrize("mutual", [False, True], ids=["ours is not asked for", "ours is asked for"])
-async def test_a_trusted_certificate(diagnose: Diagnose, triton: LocalTriton, protocol: str, mutual: bool) -> None:
-    await asyncio.to_thread(diagnose, "bert_masked")  # loads it
-    flags = ["--predictor_use_ssl", f"--predictor_ca_file={TRUSTED[0]}"]
-    if mutual:
-        flags += [f"--predictor_cert_file={TRUSTED[0]}", f"--predictor_key_file={TRUSTED[1]}"]
+async def test_a_trusted_certificate(
+    triton: LocalTriton, load: Callable[[str], None], protocol: str, mutual: bool
+) -> None:
+    await asyncio.to_thread(load, "bert_masked")
+    flags = f"{TRUSTING} {OURS if mutual else ''}".split()
     async with behind_tls(address_of(triton, protocol), TRUSTED, mutual=mutual) as host:
         results = await results_of(flags_for("bert_masked", DEMO_MODEL, host, protocol, flags))
     assert troubles(results) == {}
@@ -156,20 +146,33 @@ async def test_a_trusted_certificate(diagnose: Diagnose, triton: LocalTriton, pr
     assert "a certificate for localhost, 127.0.0.1 until" in tls.found
 
 
-CERTIFICATES = [
-    pytest.param("expired.pem", "expired.pem", "has expired", "renew", id="expired"),
-    pytest.param("other_name.pem", "other_name.pem", "not valid for 'localhost'", "(triton.example)", id="other name"),
-    pytest.param("other_name.pem", "expired.pem", "signed", "--predictor_ca_file", id="unknown issuer"),
-]
+def trusting(name: str) -> str:
+    return f"--predictor_use_ssl --predictor_ca_file={HERE / name}"
 
 
-@pytest.mark.parametrize(("shown", "trusted", "says", "change"), CERTIFICATES)
-async def test_a_certificate_that_is_refused(
-    triton: LocalTriton, protocol: str, shown: str, trusted: str, says: str, change: str
-) -> None:
-    async with behind_tls(address_of(triton, protocol), (HERE / shown, HERE / "server.key")) as host:
-        found = await examined(host, protocol, "--predictor_use_ssl", f"--predictor_ca_file={HERE / trusted}")
-    assert_only(found, "TLS", says, change)
+PAIR = "--predictor_cert_file and --predictor_key_file"
+REFUSED: dict[str, tuple[str, str, str, str, str]] = {
+    "plain text": ("", "", "protocol", "over TLS, the flags say", "--predictor_use_ssl=true"),
+    "expired": ("expired.pem", trusting("expired.pem"), "TLS", "has expired", "renew"),
+    "other name": (
+        "other_name.pem",
+        trusting("other_name.pem"),
+        "TLS",
+        "not valid for 'localhost'",
+        "(triton.example)",
+    ),
+    "unknown issuer": ("other_name.pem", trusting("expired.pem"), "TLS", "signed", "--predictor_ca_file"),
+    "ours is missing": ("", TRUSTING, "protocol", "closes the connection after the handshake", PAIR),
+}
+"""The certificate of the other side, flags, the check that fails, what it says, and what to change."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_connection_over_tls_that_fails(triton: LocalTriton, protocol: str, case: str) -> None:
+    shown, flags, name, *says = REFUSED[case]
+    pair = (HERE / shown, HERE / "server.key") if shown else TRUSTED
+    async with behind_tls(address_of(triton, protocol), pair, mutual=case == "ours is missing") as host:
+        assert_only(await examined(host, protocol, *flags.split()), name, *says)
 
 
 @contextmanager
@@ -199,18 +202,5 @@ def asking_for_a_certificate() -> Iterator[str]:
 
 async def test_a_predictor_that_asks_for_our_certificate() -> None:
     with asking_for_a_certificate() as host:
-        found = await examined(host, "v2", "--predictor_use_ssl", f"--predictor_ca_file={TRUSTED[0]}")
-    assert_only(
-        found,
-        "TLS",
-        "asks for one: TLSV13_ALERT_CERTIFICATE_REQUIRED",
-        "--predictor_cert_file and --predictor_key_file",
-    )
-
-
-async def test_a_predictor_that_closes_without_our_certificate(triton: LocalTriton, protocol: str) -> None:
-    async with behind_tls(address_of(triton, protocol), TRUSTED, mutual=True) as host:
-        found = await examined(host, protocol, "--predictor_use_ssl", f"--predictor_ca_file={TRUSTED[0]}")
-    assert_only(
-        found, "protocol", "closes the connection after the handshake", "--predictor_cert_file and --predictor_key_file"
-    )
+        found = await examined(host, "v2", *TRUSTING.split())
+    assert_only(found, "TLS", "asks for one: TLSV13_ALERT_CERTIFICATE_REQUIRED", PAIR)

@@ -177,15 +177,16 @@ def test_a_mismatch(diagnose: Diagnose, plant: Plant, folder_with: FolderWith, c
     assert_says(diagnose(model, *flags, folder=folder), case)
 
 
-def test_a_model_that_is_not_loaded(diagnose: Diagnose, plant: Plant, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("doctor_unloaded", "in the predictor's repository, but not loaded ... --load-model=doctor_unloaded"),
+        ("nobody", "no model 'nobody'; it has bert, bert_batch0, ... --model_name"),
+    ],
+)
+def test_a_model_that_is_not_there(diagnose: Diagnose, plant: Plant, protocol: str, model: str, says: str) -> None:
     plant("doctor_unloaded", {}, load=False)
-    found = diagnose("doctor_unloaded", folder=DEMO, protocol=protocol)
-    assert_says(found, "\n  model: in the predictor's repository, but not loaded ... --load-model=doctor_unloaded")
-
-
-def test_a_model_that_does_not_exist(diagnose: Diagnose, protocol: str) -> None:
-    found = diagnose("nobody", folder=DEMO, protocol=protocol)
-    assert_says(found, "\n  model: no model 'nobody'; it has bert, bert_batch0, ... --model_name")
+    assert_says(diagnose(model, folder=DEMO, protocol=protocol), f"\n  model: {says}")
 
 
 def test_no_tokenizer(diagnose: Diagnose, tmp_path: Path) -> None:

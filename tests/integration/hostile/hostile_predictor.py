@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from hf_transformer.commands.local_triton import HOST
+from tests.integration.conftest import MODEL_FOLDER
+from tests.service import Service, flags_for
 
 VOCABULARY = 1024
 CONFIG = {
@@ -101,3 +103,10 @@ class HostilePredictor:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@contextmanager
+def behind(predictor: HostilePredictor, *flags: str) -> Iterator[Service]:
+    """A service that has found its model."""
+    with Service(*flags_for("bert", MODEL_FOLDER, predictor.address, "v2", flags)) as service:
+        yield service.wait_until("/v1/models/bert")

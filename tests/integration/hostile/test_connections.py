@@ -15,30 +15,31 @@ import pytest
 
 from hf_transformer.commands.local_triton import HOST, poll
 from tests.integration.conftest import Serve
-from tests.integration.hostile.memory import resident
 from tests.integration.hostile.wire import (
     ANSWER,
     BODY,
+    MEGABYTE,
     SECONDS,
     all_answers,
+    ask,
     connected,
     head,
     next_answer,
     others_are_served,
     post,
+    resident,
     send,
+    unfinished,
 )
 from tests.service import Service
 
-GIGABYTE = 2**30
-MOST_GROWTH = 64 * 2**20
+MOST_GROWTH = 64 * MEGABYTE
 """Bytes that the service may hold more after a body without end: four times --max_request_bytes."""
 IDLE = 2_000
 AT_ONCE = 500
 BESIDE = 1_000
 """Descriptors that this process needs for other things."""
-LENGTH = f"content-length: {len(BODY)}"
-PAST_THE_LIMIT = 24 * 2**20
+CHUNKED = "transfer-encoding: chunked"
 LONG_ANSWER = b'{"instances": ["[MASK]"], "parameters": {"output_format": "pipeline", "top_k": 100}}'
 """A short request with an answer of 7 kB."""
 PIPELINED = 20_000
@@ -51,51 +52,52 @@ def descriptors(service: Service) -> int:
     return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
 
 
-def test_a_gigabyte_that_comes_all_the_same_is_not_kept(serve: Serve) -> None:
-    """More than the limit is sent although it was refused: nothing of it is in memory."""
+@pytest.fixture
+def service(serve: Serve) -> Iterator[Service]:
+    """It keeps nothing of what a test sends, and serves others all the same."""
     service = serve("bert")
+    others_are_served(service)
+    held, opened = resident(service), descriptors(service)
+    yield service
+    others_are_served(service)
+    assert resident(service) - held < MOST_GROWTH
+    assert poll(lambda: descriptors(service) <= opened + 5, SECONDS)
+
+
+WORDS = f'{{"instances": ["{"a " * 20_000}"], "parameters": {{"nonsense": 1}}}}'.encode()
+LARGE: dict[str, tuple[list[bytes], int, str]] = {
+    # More than the limit is sent although it was refused.
+    "a gigabyte": ([unfinished(length=2**30), *[b"x" * MEGABYTE] * 128], 413, "--max_request_bytes"),
+    "chunks without end": (
+        [head(CHUNKED), *[b"100000\r\n" + b"x" * MEGABYTE + b"\r\n"] * 24],
+        413,
+        "--max_request_bytes",
+    ),
+    # Forty thousand chunks are one body.
+    "chunks of a byte": (
+        [head(CHUNKED), b"".join(b"1\r\n%c\r\n" % byte for byte in WORDS) + b"0\r\n\r\n"],
+        400,
+        "nonsense",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sent", "status", "says"), LARGE.values(), ids=LARGE)
+def test_a_large_body_is_not_kept(service: Service, sent: list[bytes], status: int, says: str) -> None:
     before = resident(service)
     with connected(service) as connection:
-        send(connection, head(f"content-length: {GIGABYTE}"), *[b"x" * 2**20] * 128)
-        assert next_answer(connection).status == 413
+        send(connection, *sent)
+        answer = next_answer(connection)
+        assert (answer.status, says in answer.error) == (status, True)
         assert resident(service) - before < MOST_GROWTH
-    others_are_served(service)
 
 
-def test_a_body_that_was_refused_may_still_come(serve: Serve) -> None:
+def test_a_body_that_was_refused_may_still_come(service: Service) -> None:
     """All of it is read and forgotten, and the connection goes on with the next request."""
-    service = serve("bert")
-    size = 20 * 2**20
+    size = 20 * MEGABYTE
     with connected(service) as connection:
-        send(connection, head(f"content-length: {size}"))
-        assert next_answer(connection).status == 413
-        assert send(connection, b"x" * size, post())
-        assert next_answer(connection).body == ANSWER
-    others_are_served(service)
-
-
-def test_chunks_without_end_are_cut_off_at_the_limit(serve: Serve) -> None:
-    service = serve("bert")
-    before = resident(service)
-    chunk = f"{2**20:x}\r\n".encode() + b"x" * 2**20 + b"\r\n"
-    with connected(service) as connection:
-        send(connection, head("transfer-encoding: chunked"), *[chunk] * (PAST_THE_LIMIT // 2**20))
-        answer = next_answer(connection)
-        assert (answer.status, "--max_request_bytes" in answer.error) == (413, True)
-        assert resident(service) - before < MOST_GROWTH
-    others_are_served(service)
-
-
-def test_chunks_of_a_byte(serve: Serve) -> None:
-    """Forty thousand chunks are one body."""
-    text = f'{{"instances": ["{"a " * 20_000}"], "parameters": {{"nonsense": 1}}}}'.encode()
-    chunks = b"".join(b"1\r\n" + bytes([byte]) + b"\r\n" for byte in text)
-    service = serve("bert")
-    with connected(service) as connection:
-        send(connection, head("transfer-encoding: chunked"), chunks + b"0\r\n\r\n")
-        answer = next_answer(connection)
-        assert (answer.status, "parameters.nonsense" in answer.error) == (400, True)
-    others_are_served(service)
+        assert ask(connection, unfinished(length=size)).status == 413
+        assert ask(connection, b"x" * size, post()).body == ANSWER
 
 
 @pytest.fixture
@@ -126,9 +128,8 @@ def test_thousands_of_idle_connections(serve: Serve, idle: int) -> None:
     with ExitStack() as stack:
         connections: list[socket.socket] = []
         while len(connections) < idle:  # fewer at a time than wait in the kernel to be accepted
-            connections += [
-                stack.enter_context(connected(service)) for _ in range(min(AT_ONCE, idle - len(connections)))
-            ]
+            more = range(min(AT_ONCE, idle - len(connections)))
+            connections += [stack.enter_context(connected(service)) for _ in more]
             assert all_are_open(service, len(connections))
         for number, connection in enumerate(connections):
             connection.sendall(whole[: number % 3 * 60])
@@ -140,35 +141,21 @@ def test_thousands_of_idle_connections(serve: Serve, idle: int) -> None:
     others_are_served(service)
 
 
-def test_a_client_that_closes_its_half(serve: Serve) -> None:
-    """Nobody is waiting there, as far as the service can tell; the connection ends, with or without an answer."""
-    service = serve("bert")
-    before = descriptors(service)
-    for sent in (b"", head(LENGTH), head(LENGTH) + BODY[:9], post()):
-        with connected(service) as connection:
-            send(connection, sent)
-            connection.shutdown(socket.SHUT_WR)
-            assert [answer.body for answer in all_answers(connection)] in ([], [ANSWER])
-    assert poll(lambda: descriptors(service) <= before + 5, SECONDS)
-    others_are_served(service)
-
-
-@pytest.mark.parametrize("sent", [b"", b"POST", head(LENGTH), head(LENGTH) + BODY[:9], post()])
-def test_connections_that_are_reset(serve: Serve, sent: bytes) -> None:
-    service = serve("bert")
-    before = descriptors(service)
+@pytest.mark.parametrize("sent", [b"", b"POST", post()[: -len(BODY)], post()[: 9 - len(BODY)], post()])
+def test_connections_that_are_reset_or_half_closed(service: Service, sent: bytes) -> None:
+    """Nobody waits behind a half, as far as the service can tell: it ends, with an answer or without."""
     for _ in range(50):
         with socket.create_connection((HOST, service.port), SECONDS) as connection:
             send(connection, sent)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    assert poll(lambda: descriptors(service) <= before + 5, SECONDS)
-    others_are_served(service)
+    with connected(service) as connection:
+        send(connection, sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert [answer.body for answer in all_answers(connection)] in ([], [ANSWER])
 
 
-def test_a_client_that_reads_nothing_is_not_read_either(serve: Serve) -> None:
+def test_a_client_that_reads_nothing_is_not_read_either(service: Service) -> None:
     """Requests on one connection are not taken without end while their answers are not; memory stays bounded."""
-    service = serve("bert")
-    others_are_served(service)
     before, answered = resident(service), service.metric(ANSWERED)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -180,7 +167,6 @@ def test_a_client_that_reads_nothing_is_not_read_either(serve: Serve) -> None:
         assert service.metric(ANSWERED) - answered < PIPELINED
         others_are_served(service)
         assert resident(service) - before < MOST_GROWTH
-    others_are_served(service)
 
 
 def stands_still(service: Service) -> bool:
@@ -196,7 +182,7 @@ def test_slow_clients_and_a_normal_one(serve: Serve) -> None:
     with ExitStack() as stack:
         slow = [stack.enter_context(connected(service)) for _ in range(200)]
         for connection in slow:
-            connection.sendall(head("content-length: 1000"))
+            connection.sendall(unfinished(length=1000))
         while not select.select(slow, (), (), 0.05)[0]:
             others_are_served(service)
             normal += 1
@@ -209,9 +195,8 @@ def test_slow_clients_and_a_normal_one(serve: Serve) -> None:
     others_are_served(service)
 
 
-def test_a_byte_at_a_time_from_many(serve: Serve) -> None:
+def test_a_byte_at_a_time_from_many(service: Service) -> None:
     """A hundred clients whose requests come in single bytes, all at once: each gets its answer."""
-    service = serve("bert")
     whole = post(BODY, "connection: close")
     with ExitStack() as stack:
         connections = [stack.enter_context(connected(service)) for _ in range(100)]
@@ -220,4 +205,3 @@ def test_a_byte_at_a_time_from_many(serve: Serve) -> None:
                 connection.sendall(bytes([byte]))
         for connection in connections:
             assert [answer.body for answer in all_answers(connection)] == [ANSWER]
-    others_are_served(service)

@@ -8,44 +8,51 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.conftest import MODEL_FOLDER
-from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference
-from tests.integration.hostile.memory import peak, reset_peak
-from tests.service import Service, flags_for
+from tests.integration.hostile.hostile_predictor import HostilePredictor, Inference, behind
+from tests.integration.hostile.wire import MEGABYTE, TEXT, peak
+from tests.service import Service
 
-TEXT = "The capital of france is [MASK]."
-MEGABYTE = 2**20
 PROMPT = 3.0
 """Seconds in which a liveness probe is answered while the predictor does its worst; two busy cores are slow."""
+BODY = {"instances": [TEXT]}
 
 
-@pytest.fixture
-def predictor() -> Iterator[HostilePredictor]:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[HostilePredictor]:
     with HostilePredictor() as made:
         yield made
 
 
-Started = Callable[..., Service]
-
-
 @pytest.fixture
-def started(predictor: HostilePredictor) -> Iterator[Started]:
-    services: list[Service] = []
+def predictor(shared: HostilePredictor) -> HostilePredictor:
+    shared.infer = Inference.zeros
+    return shared
 
-    def start(*flags: str) -> Service:
-        service = Service(*flags_for("bert", MODEL_FOLDER, predictor.address, "v2", flags))
-        services.append(service)
-        return service.wait_until("/v1/models/bert")
 
-    yield start
-    for service in services:
-        service.__exit__(None, None, None)
+@pytest.fixture(scope="module")
+def plain(shared: HostilePredictor) -> Iterator[Service]:
+    with behind(shared) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def limited(shared: HostilePredictor) -> Iterator[Service]:
+    limits = ("--predictor_request_timeout_seconds=3", f"--max_predictor_response_bytes={64 * MEGABYTE}")
+    with behind(shared, *limits, "--predictor_retries=0") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def peaks() -> dict[int, int]:
+    """What each service has held at most before its first test: what one test leaves counts for the next one."""
+    return {}
 
 
 def longest_wait(service: Service, work: Callable[[], httpx.Response]) -> tuple[httpx.Response, float]:
@@ -71,22 +78,22 @@ def longest_wait(service: Service, work: Callable[[], httpx.Response]) -> tuple[
 
 
 @pytest.mark.parametrize("texts", [1, 6], ids=["copied", "viewed"])
-def test_shared_memory_that_is_cut(predictor: HostilePredictor, started: Started, texts: int) -> None:
+def test_shared_memory_that_is_cut(predictor: HostilePredictor, texts: int) -> None:
     """A read behind the end of the file would be a SIGBUS. The next large output travels inline, as before a region."""
-    service = started("--predictor_shared_memory_min_bytes=1024")
-    assert poll(lambda: "large outputs travel through shared memory" in service.log, 20.0), service.log
 
     def cut(inference: Inference) -> None:
         os.truncate(Path("/dev/shm") / inference.place["shared_memory_region"], 0)
         inference.placed()
 
-    predictor.infer = cut
-    answer = service.post({"instances": [f"[MASK]{' the' * 40}"] * texts})
-    assert (answer.status_code, "was cut" in answer.text) == (502, True), answer.text
-    assert service.process.exit_code is None
-    predictor.infer = Inference.zeros
-    assert len(service.predict([TEXT])) == 1
-    assert "was cut by another process; it is replaced" in service.log
+    with behind(predictor, "--predictor_shared_memory_min_bytes=1024") as service:
+        assert poll(lambda: "large outputs travel through shared memory" in service.log, 20.0), service.log
+        predictor.infer = cut
+        answer = service.post({"instances": [f"[MASK]{' the' * 40}"] * texts})
+        assert (answer.status_code, "was cut" in answer.text) == (502, True), answer.text
+        assert service.process.exit_code is None
+        predictor.infer = Inference.zeros
+        assert len(service.predict([TEXT])) == 1
+        assert "was cut by another process; it is replaced" in service.log
 
 
 JSON = {
@@ -98,16 +105,17 @@ JSON = {
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
 @pytest.mark.parametrize("body", JSON.values(), ids=JSON)
-def test_json_that_becomes_gigabytes(predictor: HostilePredictor, started: Started, body: bytes, status: str) -> None:
-    service = started()
-    predictor.infer = lambda inference: inference.answer(status, body)
-    before = reset_peak(service)
-    answer, waited = longest_wait(service, lambda: service.post({"instances": [TEXT]}))
+def test_json_that_becomes_gigabytes(
+    predictor: HostilePredictor, plain: Service, peaks: dict[int, int], body: bytes, status: str
+) -> None:
+    before = peaks.setdefault(plain.port, peak(plain))
+    predictor.infer = partial(Inference.answer, status=status, body=body)
+    answer, waited = longest_wait(plain, lambda: plain.post(BODY))
     assert answer.status_code == 502
-    assert peak(service) - before < 4 * len(body), "the body, and some copies of it"
+    assert peak(plain) - before < 4 * len(body), "the body, and some copies of it"
     assert waited < PROMPT
     predictor.infer = Inference.zeros
-    assert len(service.predict([TEXT])) == 1
+    assert len(plain.predict([TEXT])) == 1
 
 
 FORGED = "2026-01-01T00:00:00.000 INFO root: nothing has happened"
@@ -115,17 +123,21 @@ MESSAGE = f"oops\r\n{FORGED}\n\x1b[2J\x85\u2028\u202e{FORGED}"
 FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-@pytest.mark.parametrize("body", [json.dumps({"error": MESSAGE}).encode(), MESSAGE.encode()], ids=["JSON", "text"])
-def test_messages_forge_no_lines(predictor: HostilePredictor, started: Started, body: bytes) -> None:
-    service = started("--predictor_circuit_failures=1", "--predictor_retries=0")
-    predictor.infer = lambda inference: inference.answer("503 No", body)
-    answer = service.post({"instances": [TEXT]})
-    said = answer.json()["error"]
-    assert answer.status_code == 503
-    assert "oops\\x0d\\x0a2026" in said and "\\x1b[2J\\x85\\u2028\\u202e2026" in said
-    assert poll(lambda: "counts as dead after 1 calls" in service.log, 20.0)
-    assert FORBIDDEN.search(service.log) is None
-    assert not [line for line in service.log.splitlines() if line.startswith(FORGED)]
+def test_messages_forge_no_lines(predictor: HostilePredictor) -> None:
+    dead = "counts as dead after 1 calls"
+    with behind(predictor, "--predictor_circuit_failures=1", "--predictor_retries=0") as service:
+        for body in (json.dumps({"error": MESSAGE}).encode(), MESSAGE.encode()):
+            count = service.log.count(dead)
+            predictor.infer = partial(Inference.answer, status="503 No", body=body)
+            answer = service.post(BODY)
+            said = answer.json()["error"]
+            assert answer.status_code == 503
+            assert "oops\\x0d\\x0a2026" in said and "\\x1b[2J\\x85\\u2028\\u202e2026" in said
+            assert poll(partial(lambda count: service.log.count(dead) > count, count), 20.0)
+            predictor.infer = Inference.zeros
+            assert poll(lambda: service.post(BODY).status_code == 200, 20.0)
+        assert FORBIDDEN.search(service.log) is None
+        assert not [line for line in service.log.splitlines() if line.startswith(FORGED)]
 
 
 def endless(head: bytes, piece: bytes) -> Callable[[Inference], None]:
@@ -150,16 +162,15 @@ FLOODS = {
 
 
 @pytest.mark.parametrize(("head", "piece"), FLOODS.values(), ids=FLOODS)
-def test_answers_without_end(predictor: HostilePredictor, started: Started, head: bytes, piece: bytes) -> None:
-    service = started(
-        "--predictor_request_timeout_seconds=3", "--max_predictor_response_bytes=67108864", "--predictor_retries=0"
-    )
+def test_answers_without_end(
+    predictor: HostilePredictor, limited: Service, peaks: dict[int, int], head: bytes, piece: bytes
+) -> None:
+    before, begun = peaks.setdefault(limited.port, peak(limited)), time.monotonic()
     predictor.infer = endless(head, piece)
-    before, begun = reset_peak(service), time.monotonic()
-    answer, waited = longest_wait(service, lambda: service.post({"instances": [TEXT]}))
+    answer, waited = longest_wait(limited, lambda: limited.post(BODY))
     assert answer.status_code in (502, 504)
     assert time.monotonic() - begun < 15.0
     assert waited < PROMPT
-    assert peak(service) - before < 256 * MEGABYTE, "the largest answer, doubled while it grows, and some room"
+    assert peak(limited) - before < 256 * MEGABYTE, "the largest answer, doubled while it grows, and some room"
     predictor.infer = Inference.zeros
-    assert len(service.predict([TEXT])) == 1
+    assert len(limited.predict([TEXT])) == 1

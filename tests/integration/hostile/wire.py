@@ -1,4 +1,4 @@
-"""A client that sends any bytes over a socket, and reads answers as they come."""
+"""A client that sends any bytes over a socket and reads answers as they come; what a service holds meanwhile."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hf_transformer.commands.local_triton import HOST
 from tests.service import Service
+from tests.wire.corpus import request
 
 TEXT = "The capital of france is [MASK]."
 BODY = json.dumps({"instances": [TEXT]}).encode()
 ANSWER = b'{"predictions":["paris"]}'
 PREDICT = "/v1/models/bert:predict"
-SECONDS = 20.0
-"""How long a test waits for an answer before it fails."""
+SECONDS = 30.0
+"""How long a test waits for anything before it fails."""
+MEGABYTE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +50,36 @@ def connected(service: Service) -> Iterator[socket.socket]:
 
 def head(*lines: str, start: str = f"POST {PREDICT} HTTP/1.1") -> bytes:
     """A request's head: the first line, Host, and more lines as they are."""
-    return "\r\n".join((start, "host: test", *lines, "", "")).encode("latin-1")
+    return request(start, *lines)
 
 
-def post(body: bytes = BODY, *lines: str) -> bytes:
+def post(body: bytes = BODY, *lines: str, version: str = "1.1") -> bytes:
     """A whole request as it should be."""
-    return head(f"content-length: {len(body)}", *lines) + body
+    return head(f"content-length: {len(body)}", *lines, start=f"POST {PREDICT} HTTP/{version}") + body
+
+
+def get(path: str, *lines: str) -> bytes:
+    """A request without a body."""
+    return request(f"GET {path} HTTP/1.1", *lines)
+
+
+def unfinished(*lines: str, length: int = 10) -> bytes:
+    """A request whose body does not come."""
+    return head(f"content-length: {length}", *lines)
 
 
 def exchange(service: Service, *parts: bytes) -> list[Answer]:
-    """Sends the parts over one connection; all that is answered until the service closes it or our end of it."""
+    """Sends the parts over one connection; all that is answered until it is closed."""
     with connected(service) as connection:
         send(connection, *parts)
         return all_answers(connection)
+
+
+def ask(connection: socket.socket, *parts: bytes) -> Answer:
+    """Sends the parts; the next answer, on a connection that may stay open."""
+    for part in parts:
+        connection.sendall(part)
+    return next_answer(connection)
 
 
 def send(connection: socket.socket, *parts: bytes) -> bool:
@@ -80,6 +100,11 @@ def all_answers(connection: socket.socket) -> list[Answer]:
             received += data
     except ConnectionResetError:
         pass
+    return answers_in(received)
+
+
+def answers_in(received: bytes) -> list[Answer]:
+    """The answers that some bytes are; nothing may be left over."""
     answers = []
     while received:
         answer, received = _split(received)
@@ -105,7 +130,8 @@ def _split(received: bytes) -> tuple[Answer, bytes]:
     """The first answer and what follows it. Raises IndexError while it is not whole."""
     start, _, rest = received.partition(b"\r\n\r\n")
     first, *lines = start.decode("latin-1").split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    named = (line.partition(":") for line in lines)
+    headers = {name.lower(): value.strip() for name, _, value in named}
     length = int(headers["content-length"])
     if len(rest) < length:
         raise IndexError(length)
@@ -123,3 +149,18 @@ def others_are_served(service: Service) -> None:
 def model_body(**more: Any) -> bytes:
     """A body with further keys."""
     return json.dumps({"instances": [TEXT], **more}).encode()
+
+
+def resident(service: Service) -> int:
+    """Bytes of memory that the service holds, without what it shares with the predictor."""
+    return _memory(service, "RssAnon:")
+
+
+def peak(service: Service) -> int:
+    """The most bytes that it has held, code and shared memory included."""
+    return _memory(service, "VmHWM:")
+
+
+def _memory(service: Service, name: str) -> int:
+    status = (Path("/proc") / str(service.process.pid) / "status").read_text()
+    return int(status.partition(name)[2].split()[0]) * 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,19 +23,17 @@ from hf_transformer.observability.metrics import Metrics
 from hf_transformer.server.asgi import AsgiApplication, call_asgi
 from hf_transformer.server.http import ClientLimits
 from hf_transformer.server.run import Server, ServerConfig
-from tests.integration.server.processes import SECONDS
-
-ANSWER = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
-TARGET = "/echo"
-CHUNKED = f"POST {TARGET} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+from tests.integration.hostile.wire import SECONDS
 
 
-class Gate:
-    """An application that answers /gate when it is open, and all else at once."""
+class App(ABC):
+    """An ASGI application; what it waits for, it waits for until ``open`` is set, as it is at first."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
-        self.waiting = asyncio.Event()
+        self.open.set()
+        self.called = asyncio.Event()
+        self.ended = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -42,11 +41,67 @@ class Gate:
                 await receive()
                 await send({"type": f"lifespan.{step}.complete"})
             return
-        if scope["path"] == "/gate":
-            self.waiting.set()
-            await self.open.wait()
-        await send(ANSWER)
-        await send({"type": "http.response.body"})
+        self.called.set()
+        try:
+            await self.respond(scope, receive, send)
+        finally:
+            self.ended.set()
+
+    @abstractmethod
+    async def respond(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+
+
+class Echo(App):
+    """Answers each request with its body; notes the scopes and the bodies of those that came whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scopes: list[Any] = []
+        self.bodies: list[bytes] = []
+
+    async def respond(self, scope: Any, receive: Any, send: Any) -> None:
+        body = await body_of(receive)
+        if body is None:
+            return
+        self.scopes.append(scope)
+        self.bodies.append(body)
+        await self.open.wait()
+        await whole(send, b"echo:" + body)
+
+
+async def body_of(receive: Any) -> bytes | None:
+    """The body of a request; None where its client leaves before."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+async def whole(send: Any, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    """Sends a response that states its length."""
+    fields = [(b"content-type", b"text/plain"), *headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def running(server: uvicorn.Server) -> AsyncIterator[int]:
+    """The port of a server of uvicorn's, which ends with the context."""
+    listening = socket.create_server((HOST, 0))
+    serving = asyncio.create_task(server.serve([listening]))
+    async with asyncio.timeout(SECONDS):
+        while not server.started:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.01)
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
 
 
 @asynccontextmanager
@@ -58,7 +113,7 @@ async def serving(
     grace: float = SECONDS,
     settings: GatewaySettings | None = None,
 ) -> AsyncIterator[tuple[uvicorn.Server, int]]:
-    """The server of ``app``, and its port; ``seconds`` is the client timeout. At the end a Gate is opened.
+    """The server of ``app``, and its port; ``seconds`` is the client timeout. At the end an App is opened.
 
     An application that is not the service itself is put behind a gateway of the service's, with these ``settings``.
 
@@ -74,19 +129,12 @@ async def serving(
         clean_up=bool,
         timeout_keep_alive=keep_alive,
     )
-    server = Server(config)
-    listening = socket.create_server((HOST, 0))
-    running = asyncio.create_task(server.serve([listening]))
-    async with asyncio.timeout(SECONDS):
-        while not server.started:  # noqa: ASYNC110 - no event announces it
-            await asyncio.sleep(0.01)
+    async with running(server := Server(config)) as port:
         try:
-            yield server, listening.getsockname()[1]
+            yield server, port
         finally:
-            if isinstance(app, Gate):
+            if isinstance(app, App):
                 app.open.set()
-            server.should_exit = True
-            await running
 
 
 def _behind_gateway(app: Any, settings: GatewaySettings | None) -> AsgiApplication:
@@ -109,14 +157,14 @@ class Client:
         """Closes the connection at once."""
         self.writer.transport.abort()
 
-    async def head(self) -> bytes:
-        """What comes up to the next empty line."""
+    async def until(self, end: bytes) -> bytes:
+        """What comes up to these bytes, and they."""
         async with asyncio.timeout(SECONDS):
-            return await self.reader.readuntil(b"\r\n\r\n")
+            return await self.reader.readuntil(end)
 
     async def answer(self) -> tuple[bytes, bytes]:
         """Head and body of the next response that states its length."""
-        head = await self.head()
+        head = await self.until(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head)
         assert length is not None
         async with asyncio.timeout(SECONDS):
@@ -129,9 +177,9 @@ class Client:
 
 
 @asynccontextmanager
-async def connected_to(port: int) -> AsyncIterator[Client]:
+async def connected_to(port: int, **tls: Any) -> AsyncIterator[Client]:
     """A connection, closed at the end."""
-    reader, writer = await asyncio.open_connection(HOST, port)
+    reader, writer = await asyncio.open_connection(HOST, port, **tls)
     try:
         yield Client(reader, writer)
     finally:
@@ -139,54 +187,7 @@ async def connected_to(port: int) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def client_of(app: Any, seconds: float = SECONDS, keep_alive: int = 65) -> AsyncIterator[Client]:
+async def client_of(app: Any, **options: Any) -> AsyncIterator[Client]:
     """A connection to a server of its own."""
-    async with serving(app, seconds, keep_alive=keep_alive) as (_, port), connected_to(port) as client:
+    async with serving(app, **options) as (_, port), connected_to(port) as client:
         yield client
-
-
-def post(body: bytes = b"text", *lines: str, target: str = TARGET, version: str = "1.1") -> bytes:
-    """A POST with these further header lines."""
-    head = "".join(f"{line}\r\n" for line in (f"POST {target} HTTP/{version}", "Host: x", *lines))
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-class Echo(Gate):
-    """Answers each request with its body, once ``open`` is set; notes what it was asked.
-
-    ``scopes`` and ``bodies`` are of the requests that came whole; ``left`` is set when a client leaves one that waits.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open.set()
-        self.scopes: list[Any] = []
-        self.bodies: list[bytes] = []
-        self.left = asyncio.Event()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await super().__call__(scope, receive, send)
-            return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self.left.set()
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        self.scopes.append(scope)
-        self.bodies.append(body)
-        self.waiting.set()
-        try:
-            await self.open.wait()
-        except asyncio.CancelledError:
-            self.left.set()
-            raise
-        await self.answer(send, b"echo:" + body)
-
-    async def answer(self, send: Any, answer: bytes) -> None:
-        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(answer)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})

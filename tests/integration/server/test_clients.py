@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,19 +9,22 @@ from contextlib import ExitStack
 import pytest
 
 from hf_transformer.commands.local_triton import poll
-from tests.integration.server.processes import (
+from tests.integration.hostile.wire import (
     SECONDS,
-    all_of,
-    answer_of,
+    Answer,
+    all_answers,
+    ask,
     connected,
+    exchange,
     get,
-    service_with,
-    status_of,
+    post,
     unfinished,
 )
+from tests.integration.server.processes import service_with
 from tests.service import Service
 
 LIMIT = 8192
+LEFT = 'hf_transformer_requests_total{api="v1",status="499"}'
 
 
 @pytest.fixture(scope="module")
@@ -32,55 +34,42 @@ def service() -> Iterator[Service]:
         yield running.wait_until("/")
 
 
-def message_of(answer: bytes) -> str:
-    message: str = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-    return message
+def is_last(answer: Answer, status: int, says: str) -> bool:
+    return (answer.status, answer.headers["connection"]) == (status, "close") and says in answer.error
 
 
-@pytest.mark.parametrize("size", [LIMIT, 100 * LIMIT])
-def test_a_head_that_is_too_large(service: Service, size: int) -> None:
-    with connected(service) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX-Large: " + b"a" * size)
-        answer = all_of(client)
-    assert status_of(answer) == 431
-    assert b"connection: close" in answer
-    assert "--max_header_bytes" in message_of(answer)
-
-
-def test_a_head_that_grows_by_small_headers(service: Service) -> None:
-    with connected(service) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
-        for number in range(LIMIT // 10):
-            client.sendall(b"X-%05d: 1\r\n" % number)
-        assert status_of(all_of(client)) == 431
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"X-Large: " + b"a" * LIMIT],
+        [b"X-Large: " + b"a" * 100 * LIMIT],
+        [b"X-%05d: 1\r\n" % number for number in range(LIMIT // 10)],
+    ],
+    ids=["a line", "a long line", "many lines"],
+)
+def test_a_head_that_is_too_large(service: Service, lines: list[bytes]) -> None:
+    [answer] = exchange(service, get("/")[:-2], *lines)
+    assert is_last(answer, 431, "--max_header_bytes")
 
 
 def test_a_head_within_the_limit(service: Service) -> None:
+    whole = get("/", "X-Large: " + "a" * (LIMIT // 2))
     with connected(service) as client:
         for _ in range(3):  # on one connection: what one request has taken is not counted for the next
-            client.sendall(get("/", "X-Large: " + "a" * (LIMIT // 2)))
-            assert answer_of(client)[0] == 200
-            whole = get("/", "X-Large: " + "a" * (LIMIT // 2))
-            client.sendall(whole[:2000])
-            client.sendall(whole[2000:])
-            assert answer_of(client)[0] == 200
+            assert ask(client, whole).status == ask(client, whole[:2000], whole[2000:]).status == 200
 
 
 def test_requests_that_do_not_come_whole(service: Service) -> None:
     """A byte, half a head, no body, half a body."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(connected(service)) for _ in range(4)]
-        half = b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "
-        for client, begin in zip(clients, (b"G", half, unfinished(), unfinished() + b'{"in'), strict=True):
+        clients = [stack.enter_context(connected(service)) for _ in range(5)]
+        beginnings = (b"G", get("/", "X-Slow: ")[:-4], unfinished(), unfinished() + b'{"in')
+        for client, begin in zip(clients, beginnings, strict=False):
             client.sendall(begin)
-        other = stack.enter_context(connected(service))
-        other.sendall(get("/"))
-        assert answer_of(other)[0] == 200  # nobody waits for the slow ones
+        assert ask(clients.pop(), get("/")).status == 200  # nobody waits for the slow ones
         for client in clients:
-            answer = all_of(client)
-            assert status_of(answer) == 408
-            assert b"connection: close" in answer
-            assert "--client_timeout_seconds" in message_of(answer)
+            [answer] = all_answers(client)
+            assert is_last(answer, 408, "--client_timeout_seconds")
     assert service.metric("hf_transformer_requests_in_flight") == 0
 
 
@@ -92,80 +81,57 @@ def test_idle_connections_are_closed(service: Service) -> None:
             client.sendall(sent)
             clients.append((sent, client))
         for sent, client in clients:
-            answer = all_of(client)
-            assert answer == b"" if not sent.strip() else status_of(answer) == 200
+            assert [one.status for one in all_answers(client)] == ([200] if sent.strip() else [])
+
+
+def test_clients_that_leave_are_counted(service: Service) -> None:
+    """A request that never came whole counts as left too."""
+
+    def left() -> float:
+        return service.metric(LEFT) if LEFT in service.client.get("/metrics").text else 0
+
+    before = left()
+    with connected(service) as client:
+        client.sendall(unfinished())
+        time.sleep(0.2)
+    assert poll(lambda: left() == before + 1, SECONDS)
+    [answer] = exchange(service, unfinished())
+    assert answer.status == 408
+    assert poll(lambda: left() == before + 2, SECONDS)
 
 
 def test_more_connections_than_are_taken() -> None:
     with service_with("--max_connections=2") as service:
         service.wait_until("/")
         with connected(service) as first:
-            first.sendall(get("/"))
-            assert answer_of(first)[0] == 200
+            assert ask(first, get("/")).status == 200
             with connected(service) as second:
-                second.sendall(get("/"))
-                assert answer_of(second)[0] == 200
-                with connected(service) as third:
-                    answer = all_of(third)
-                assert status_of(answer) == 503
-                assert b"retry-after: 1" in answer and "--max_connections" in message_of(answer)
-                first.sendall(get("/"))
-                assert answer_of(first)[0] == 200
-
-            def one_more() -> bool:
-                with connected(service) as fourth:
-                    fourth.sendall(get("/", "Connection: close"))
-                    return status_of(all_of(fourth)) == 200
-
-            assert poll(one_more, SECONDS)
+                assert ask(second, get("/")).status == 200
+                [refused] = exchange(service)
+                assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+                assert "--max_connections" in refused.error
+                assert ask(first, get("/")).status == 200
+            assert poll(lambda: exchange(service, get("/", "Connection: close"))[0].status == 200, SECONDS)
 
 
-def test_bodies_that_are_on_their_way_have_a_limit_together() -> None:
+def test_bodies_have_a_limit_alone_and_together() -> None:
+    """A body that is too large alone is refused by its head."""
+
     def whole(size: int) -> bytes:
-        head = b"POST /v1/models/bert:predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
-        return head + b" " * size
+        return post(b" " * size)
 
     flags = ("--max_request_bytes=50000", "--max_bytes_in_flight=90000")
     with service_with(*flags) as service, connected(service.wait_until("/")) as first, connected(service) as second:
         first.sendall(whole(50_000)[:-1])
-        answers: list[bytes] = []
-
-        def refused() -> bool:
-            second.sendall(whole(45_000))
-            status, answer = answer_of(second)
-            answers.append(answer)
-            return status == 429
-
-        assert poll(refused, SECONDS)  # once the first one's body was read
-        assert b"retry-after: 1" in answers[-1] and "--max_bytes_in_flight" in message_of(answers[-1])
-        assert service.metric('hf_transformer_refused_requests_total{limit="bytes"}') == 1
-        second.sendall(whole(20_000))
-        assert answer_of(second)[0] == 400  # there is room for a smaller one, which is no JSON
-        first.sendall(b" ")
-        assert answer_of(first)[0] == 400
-        second.sendall(whole(45_000))
-        assert answer_of(second)[0] == 400
-
-
-def test_who_leaves_is_counted_and_too_large_a_body_is_refused_by_its_head() -> None:
-    with service_with("--max_request_bytes=100", "--client_timeout_seconds=1") as service:
-        service.wait_until("/")
-        left = 'hf_transformer_requests_total{api="v1",status="499"}'
-        with connected(service) as client:
-            client.sendall(unfinished())
-            time.sleep(0.2)
-        assert poll(lambda: f"{left} 1" in service.client.get("/metrics").text, SECONDS)
-        with connected(service) as client:
-            client.sendall(unfinished())
-            assert status_of(all_of(client)) == 408
-        assert poll(lambda: service.metric(left) == 2, SECONDS)
-        with connected(service) as client:
-            client.sendall(unfinished())
-            time.sleep(0.2)
-            client.sendall(b"0123456789")
-            assert answer_of(client)[0] == 400  # no JSON
-            client.sendall(unfinished().replace(b": 10", b": 101"))
-            assert answer_of(client)[0] == 413
-        with connected(service) as client:
-            client.sendall(unfinished()[:-2] + b"X: " + b"a" * 2**17)
-            assert status_of(all_of(client)) == 431
+        # Once the first one's body was read:
+        assert poll(lambda: ask(second, whole(45_000)).status == 429, SECONDS)
+        refused = ask(second, whole(45_000))
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert "--max_bytes_in_flight" in refused.error
+        assert service.metric('hf_transformer_refused_requests_total{limit="bytes"}') == 2
+        assert ask(second, whole(20_000)).status == 400  # there is room for a smaller one, which is no JSON
+        assert ask(first, b" ").status == 400
+        assert ask(second, whole(45_000)).status == 400
+        assert ask(second, unfinished(length=50_001)).status == 413
+        [answer] = exchange(service, unfinished()[:-2], b"X: " + b"a" * 2**17)
+        assert answer.status == 431  # by default

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import uvicorn
 
-from hf_transformer.commands.local_triton import HOST
 from hf_transformer.server.http import HttpConnection
-from tests.integration.server.processes import SECONDS, get
-from tests.integration.server.serving import Gate
+from tests.integration.hostile.wire import get
+from tests.integration.server.serving import Echo, connected_to, running
 
 
 class Watched(asyncio.Protocol):
@@ -41,18 +39,12 @@ class Watched(asyncio.Protocol):
 
 
 async def test_what_uvicorn_gives_and_calls() -> None:
-    server = uvicorn.Server(uvicorn.Config(Gate(), http=Watched, lifespan="on", log_config=None))
-    listening = socket.create_server((HOST, 0))
-    running = asyncio.create_task(server.serve([listening]))
-    async with asyncio.timeout(SECONDS):
-        while not server.started:  # noqa: ASYNC110 - no event announces it
-            await asyncio.sleep(0.01)
-        reader, writer = await asyncio.open_connection(*listening.getsockname())
-        writer.write(get("/"))
-        assert await reader.readexactly(4) == b"made"
+    server = uvicorn.Server(uvicorn.Config(Echo(), http=Watched, lifespan="on", log_config=None))
+    async with running(server) as port, connected_to(port) as client:
+        client.send(get("/"))
+        assert await client.until(b"made") == b"made"
         server.should_exit = True
-        await running
-        writer.close()
+        assert await client.rest() == b""
     assert Watched.made.keys() == {"config", "server_state", "app_state", "_loop"}
     assert Watched.asked - {"made", "transport"} == {"shutdown"}
     state = Watched.made["server_state"]
