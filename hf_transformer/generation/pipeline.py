@@ -116,7 +116,7 @@ class GenerationPipeline:
         """
         task = self._task
         async with await self.start(task.request(query), context) as generation:
-            texts = await generation.collect()
+            texts = [[one.text for one in choices] for choices in await generation.collect()]
         written = time.perf_counter()
         predictions = task.answers(texts)
         tensor = task.tensor(predictions, task.options(query.parameters)) if query.tensors else None

@@ -189,13 +189,13 @@ class Generation:
             self._unread -= 1
         return piece
 
-    async def collect(self) -> list[list[str]]:
-        """The whole texts, by prompt and choice. Raises RequestError as iterating does."""
+    async def collect(self) -> list[list[Piece]]:
+        """The whole continuations, by prompt and choice. Raises RequestError as iterating does."""
         prompts, choices = self._shape
-        texts: list[list[list[str]]] = [[[] for _ in range(choices)] for _ in range(prompts)]
+        found: list[list[list[Piece]]] = [[[] for _ in range(choices)] for _ in range(prompts)]
         async for piece in self:
-            texts[piece.prompt][piece.choice].append(piece.text)
-        return [["".join(one) for one in row] for row in texts]
+            found[piece.prompt][piece.choice].append(piece)
+        return [[Piece.joined(one) for one in row] for row in found]
 
     async def close(self) -> None:
         """Ends the calls to the predictor that still run, and waits for that; the second time it does nothing."""

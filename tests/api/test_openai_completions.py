@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.openai.completions import CompletionForm
-from hf_transformer.api.openai.generation import WholeText
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
-from hf_transformer.generation.types import Prompt, Sampling, Step, TokenText
+from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, bench, post
 
@@ -194,7 +193,7 @@ async def test_parts_of_a_character_are_told_in_bytes_and_stand_where_it_does(st
 async def test_the_likeliest_that_are_no_characters_are_told_in_bytes(raw: bytes, name: str) -> None:
     other = TokenText("\ufffd", b"\xf0", -0.1)
     chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (other,))
-    found: Any = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
+    found: Any = CompletionForm(1).choice(0, Piece(0, 0, "\ufffd", [chosen], finish="length"))
     assert found["logprobs"]["tokens"] == [name]
     assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 
@@ -204,7 +203,7 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
     chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
     impossible = TokenText("x", b"x", float("-inf"))
-    found: Any = CompletionForm(3).choice(0, WholeText("z", [chosen, impossible], "stop"))
+    found: Any = CompletionForm(3).choice(0, Piece(0, 0, "z", [chosen, impossible], finish="stop"))
     assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
 
 
