@@ -16,11 +16,12 @@ from pathlib import Path
 
 from hf_transformer.credentials import Renewable, keep_renewing
 from hf_transformer.errors import ConfigError
-from hf_transformer.observability.metrics import Metrics
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """Headers that may hold a key. None is passed on, with a key or without."""
 _BEARER = b"bearer "
+API = "keys"
+"""Counts requests without a key in the metrics, over HTTP and over gRPC."""
 REFUSED = (
     "an API key that is known here is required, as 'Authorization: Bearer KEY' or 'x-api-key: KEY' (--api_keys_file)"
 )
@@ -66,15 +67,10 @@ def _key_in(name: bytes, value: bytes) -> bytes:
     return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
 
 
-def count_refused(metrics: Metrics) -> None:
-    """Counts a request without a key, over HTTP or gRPC."""
-    metrics.count_request("keys", 401)
-
-
 def open_paths(models: Sequence[str]) -> frozenset[str]:
     """The paths that need no key: liveness, readiness and metrics."""
-    ready = (f"/v1/models/{name}" for name in models), (f"/v2/models/{name}/ready" for name in models)
-    return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready[0], *ready[1]))
+    ready = [path for name in models for path in (f"/v1/models/{name}", f"/v2/models/{name}/ready")]
+    return frozenset(("/", "/metrics", "/v2/health/live", "/v2/health/ready", *ready))
 
 
 _KEY = re.compile(r"[!-~]{1,1024}")

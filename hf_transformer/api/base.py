@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from types import UnionType
 from typing import TYPE_CHECKING, Final, Never, Protocol
 
 import orjson
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response as StarletteResponse
+from starlette.routing import Route
 
-from hf_transformer.api.body import USUAL_TYPES, parse_json, to_utf8
+from hf_transformer.api.body import USUAL_TYPES, to_utf8
 from hf_transformer.core.limits import Admission
 from hf_transformer.core.model import GeneratePipeline
 from hf_transformer.errors import InvalidInput, NotReady, RequestError, TooLarge, UnknownModel
@@ -23,8 +26,9 @@ from hf_transformer.generation.task import TextGeneration
 from hf_transformer.generation.types import GenerationRequest
 from hf_transformer.observability.logging import names_of
 from hf_transformer.observability.metrics import Metrics
-from hf_transformer.protocol.json_text import JsonLimits
-from hf_transformer.tasks.base import Servable
+from hf_transformer.protocol.json_text import JsonLimits, parse_json
+from hf_transformer.protocol.tensors import Malformed
+from hf_transformer.tasks.base import Servable, describe
 from hf_transformer.tokenizer.tokenizer import Tokenizer
 from hf_transformer.types import (
     Answers,
@@ -49,12 +53,9 @@ logger = logging.getLogger(__name__)
 CLIENT_GONE: Final = 499
 """The status under which a request is counted whose client left before the answer, as in nginx."""
 
-B3 = ("traceid", "spanid", "parentspanid", "sampled", "flags")
-"""The headers x-b3-... of Zipkin. Source: https://github.com/openzipkin/b3-propagation"""
-FORWARDED_PREFIX = b"x-b3-"
-FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization")) | {
-    FORWARDED_PREFIX + name.encode() for name in B3
-}
+B3 = (b"x-b3-traceid", b"x-b3-spanid", b"x-b3-parentspanid", b"x-b3-sampled", b"x-b3-flags")
+"""Zipkin's headers. Source: https://github.com/openzipkin/b3-propagation"""
+FORWARDED = frozenset((b"traceparent", b"tracestate", b"authorization", *B3))
 """Headers that the predictor gets too, beside the request's id, so that traces and permissions reach it."""
 JSON = b"application/json"
 V2_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -94,18 +95,18 @@ class Models(dict[str, Model]):
     def names(self) -> list[str]:
         return list(self)
 
-    def find(self, name: str, version: str = "") -> Model:
-        """The model of this name, in this version if it is not empty.
+    def find(self, model: str, version: str = "") -> Model:
+        """The model of this name, in this version if it is not empty; both as paths name them.
 
         Raises:
             UnknownModel: another model or version is served.
             NotReady: a version is asked for before the predictor has told its own.
         """
-        model = self[name]
-        if version and version != (served := model.describe().version):
+        found = self[model]
+        if version and version != (served := found.describe().version):
             known = f"served: {served}" if served else "its predictor tells none"
-            raise UnknownModel(f"version {version[:40]!r} of model {model.name!r} is not served here; {known}")
-        return model
+            raise UnknownModel(f"version {version[:40]!r} of model {found.name!r} is not served here; {known}")
+        return found
 
     def __missing__(self, name: str) -> Never:
         raise UnknownModel(f"model {name[:200]!r} is not served here; served: {', '.join(self)}")
@@ -151,12 +152,15 @@ class Call:
         Raises:
             UnsupportedEncoding: it is in no charset that is taken.
             InvalidInput: it is not JSON.
-            TooLarge: it has more lists, objects, keys or values than are taken.
+            TooLarge: it has more lists, objects, keys or values than are taken; that is found before it is parsed.
         """
         body = self.body
         if self.headers.get(b"content-type", b"") not in USUAL_TYPES or body[:1] != b"{":
             body = to_utf8(body, self.headers)
-        return parse_json(body, self.limits)
+        try:
+            return parse_json(body, self.limits)
+        except Malformed as error:
+            raise InvalidInput(str(error)) from None
 
 
 RenderError = Callable[[str, int], bytes]
@@ -170,6 +174,15 @@ class JsonResponse(StarletteResponse):
 
     def render(self, content: Json) -> bytes:
         return orjson.dumps(content)
+
+
+def json_route(path: str, answer: Callable[..., Json]) -> Route:
+    """A GET route that answers with JSON; ``answer`` gets what the path names as keyword arguments."""
+
+    async def show(request: StarletteRequest) -> JsonResponse:
+        return JsonResponse(answer(**request.path_params))
+
+    return Route(path, show)
 
 
 def reply(body: bytes, content_type: bytes = JSON, *headers: tuple[bytes, bytes]) -> Response:
@@ -196,9 +209,9 @@ async def readiness(models: Iterable[Model], about: Mapping[str, Json]) -> JsonR
     return JsonResponse(body, error.status, {"Retry-After": str(error.retry_after)})
 
 
-def error_response(render: RenderError, message: str, status: int) -> Response:
-    """What a request is answered with that has failed."""
-    return Response(status, render(message, status), [(b"content-type", JSON)])
+def error_response(render: RenderError, message: str, status: int, *headers: tuple[bytes, bytes]) -> Response:
+    """The answer to a request that has failed."""
+    return Response(status, render(message, status), [(b"content-type", JSON), *headers])
 
 
 def error_json(message: str, status: int) -> bytes:
@@ -224,22 +237,20 @@ def require_few(name: str, given: Sequence[Json], most: int) -> None:
         )
 
 
-class renamed:
+def expect(value: Json, kind: type | UnionType, where: str, expected: str) -> Json:
+    """The same value. Raises InvalidInput, which names the field ``where``, for a value of another type."""
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{where}: expected {expected}, got {describe(value)}")
+    return value
+
+
+@contextmanager
+def renamed(rename: Callable[[str], str]) -> Iterator[None]:
     """Lets errors name fields as the client sent them: ``rename`` gives the new message."""
-
-    __slots__ = ("_rename",)
-
-    def __init__(self, rename: Callable[[str], str]) -> None:
-        self._rename = rename
-
-    def __enter__(self) -> None:
-        """What follows may raise."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, RequestError):
-            raise type(error)(self._rename(str(error))) from error
+    try:
+        yield
+    except RequestError as error:
+        raise type(error)(rename(str(error))) from error
 
 
 def as_request_error(error: Exception, request_id: str, traceparent: str | None = None) -> RequestError:

@@ -9,10 +9,7 @@ from collections.abc import Mapping
 
 from hf_transformer.core.limits import Place
 from hf_transformer.errors import InvalidInput, TooLarge, UnsupportedEncoding
-from hf_transformer.protocol import json_text
-from hf_transformer.protocol.json_text import JsonLimits
-from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import Json, Request
+from hf_transformer.types import Request
 
 CHARSET = re.compile(rb"""charset\s*=\s*"?([^\s;"]+)""", re.IGNORECASE)
 CHARSETS = frozenset(
@@ -131,16 +128,3 @@ def to_utf8(body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
         return body.decode(codec).encode()
     except ValueError:
         raise InvalidInput(f"body: not in the charset {charset!r} that Content-Type names") from None
-
-
-def parse_json(body: bytes, limits: JsonLimits) -> Json:
-    """The value in a JSON body in UTF-8.
-
-    Raises:
-        InvalidInput: it is not JSON.
-        TooLarge: it has more lists, objects, keys or values than are taken; that is found before it is parsed.
-    """
-    try:
-        return json_text.parse_json(body, limits)
-    except Malformed as error:
-        raise InvalidInput(str(error)) from None

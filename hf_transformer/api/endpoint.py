@@ -60,14 +60,21 @@ class Endpoint:
             context.headers, trace = service.tracing.begin(context.headers)
         try:
             if request.method != "POST":
-                answer = self._not_allowed(request)
+                # GET would fall through to the route of a model with a colon in its name.
+                message = f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST"
+                answer = error_response(self._render_error, message, 405, (b"allow", b"POST"))
             else:
                 # The place is taken after the body: a client that sends slowly keeps no other one out.
                 body = await read_body(request, service.max_bytes, place)
                 context.arrived = perf_counter()
                 place.enter()
                 found = await self._handle(Call(request.params, request.headers, body, context, self._limits))
-                answer = found if isinstance(found, Response) else await self._begin(found, request, context, trace)
+                if isinstance(found, Response):
+                    answer = found
+                else:  # a stream whose first piece is there; what goes wrong before that has a status of its own
+                    parts = self._parts(found, request, context, trace)
+                    headers = [(b"content-type", found.content_type), *UNBUFFERED]
+                    answer = Stream(200, await anext(parts), parts, headers)
         except (asyncio.CancelledError, ClientGone):
             raise
         except Exception as error:
@@ -87,12 +94,6 @@ class Endpoint:
         if trace is not None and self.service.tracing is not None:
             self.service.tracing.end_http(trace, request, status, context)
 
-    async def _begin(self, stream: TextStream, request: Request, context: Context, trace: Trace | None) -> Stream:
-        """A stream whose first piece is there. Raises what goes wrong before that."""
-        parts = self._parts(stream, request, context, trace)
-        first = await anext(parts)
-        return Stream(200, first, parts, [(b"content-type", stream.content_type), *UNBUFFERED])
-
     async def _parts(
         self, stream: TextStream, request: Request, context: Context, trace: Trace | None
     ) -> AsyncGenerator[bytes, None]:
@@ -107,7 +108,7 @@ class Endpoint:
                 status = 200
             except Exception as error:
                 if not has_begun:
-                    raise  # it has a status of its own
+                    raise
                 told = as_request_error(error, context.request_id, context.headers.get("traceparent"))
                 status, last = told.status, stream.error(str(told), told.status)
                 del told  # it may refer to this frame
@@ -116,21 +117,11 @@ class Endpoint:
             if has_begun:  # else it is counted as any other error
                 self._end(request, context, trace, status)
 
-    def _not_allowed(self, request: Request) -> Response:
-        """The answer to another method. The route takes every one: GET would fall through to the route of a model with
-        a colon in its name."""
-        message = f"{request.method[:20]} {request.path[:200]}: Method Not Allowed, expected POST"
-        answer = error_response(self._render_error, message, 405)
-        answer.headers.append((b"allow", b"POST"))
-        return answer
-
     def _failed(self, error: Exception, context: Context) -> Response:
         """The answer to a request that has failed."""
         told = as_request_error(error, context.request_id, context.headers.get("traceparent"))
-        answer = error_response(self._render_error, str(told), told.status)
-        if told.retry_after is not None:
-            answer.headers.append((b"retry-after", b"%d" % told.retry_after))
-        return answer
+        again = [] if told.retry_after is None else [(b"retry-after", b"%d" % told.retry_after)]
+        return error_response(self._render_error, str(told), told.status, *again)
 
 
 def server_timing(context: Context) -> bytes:

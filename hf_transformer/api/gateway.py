@@ -14,7 +14,7 @@ from typing import Any, Final
 from starlette.routing import compile_path
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from hf_transformer.api.auth import HEADERS, REFUSED, ApiKeys, count_refused, open_paths
+from hf_transformer.api.auth import API, HEADERS, REFUSED, ApiKeys, open_paths
 from hf_transformer.api.base import RenderError, error_response, new_request_id
 from hf_transformer.observability.access_log import Exchange, check_format, write_line
 from hf_transformer.observability.metrics import Metrics
@@ -179,9 +179,8 @@ class Gateway:
 
     def refuse(self, request: Request, status: int, message: str) -> Response:
         """The answer to a request that the server can't take; without fields if its head could not be read."""
-        answer = error_response(self._errors_by_path(request.path), message, status)
-        if status == 503:
-            answer.headers.append((b"retry-after", b"1"))
+        again = [(b"retry-after", b"1")] if status == 503 else []
+        answer = error_response(self._errors_by_path(request.path), message, status, *again)
         request.id = request.id or _usable_id(request.headers.get(b"x-request-id", b""))
         if self._logger is not None and request.log is None:
             request.log = Exchange(request.scope())
@@ -211,10 +210,8 @@ class Gateway:
         request.headers = dict(request.fields)
         if self._keys.accept(fields) or (request.path in self._open and request.method in ("GET", "HEAD")):
             return None
-        count_refused(self._metrics)
-        answer = error_response(self._errors_by_path(request.path), REFUSED, 401)
-        answer.headers.append((b"www-authenticate", b"Bearer"))
-        return answer
+        self._metrics.count_request(API, 401)
+        return error_response(self._errors_by_path(request.path), REFUSED, 401, (b"www-authenticate", b"Bearer"))
 
     def _complete(self, request: Request, answer: Response | Stream) -> None:
         """Adds the header lines that every response has."""

@@ -20,17 +20,28 @@ https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import orjson
 
-from hf_transformer.api.base import V2_PATHS, Call, Model, Service, error_json, generating_task, renamed, reply
-from hf_transformer.api.endpoint import Endpoint
+from hf_transformer.api.base import (
+    V2_PATHS,
+    Call,
+    Model,
+    Service,
+    error_json,
+    expect,
+    generating_task,
+    renamed,
+    reply,
+)
+from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.streaming import STREAM, TextStream, event
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.task import TextGeneration
-from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece
+from hf_transformer.generation.types import GenerationRequest, Piece
 from hf_transformer.protocol.json_text import SMALL
 from hf_transformer.tasks.base import GenerationSettings, describe
 from hf_transformer.types import Context, Json, Query, Response
@@ -96,27 +107,20 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
         model, asked, head = _read(service, call, "generate_stream")
         return GenerateStream(model, asked, call.context, head)
 
-    whole_text, pieces = (Endpoint(API, handle, error_json, service) for handle in (generate, generate_stream))
-    return [
-        (f"{path}/{name}", endpoint)
-        for path in V2_PATHS
-        for name, endpoint in (("generate", whole_text), ("generate_stream", pieces))
-    ]
+    handlers: dict[str, Handle] = {"generate": generate, "generate_stream": generate_stream}
+    made = {name: Endpoint(API, handle, error_json, service) for name, handle in handlers.items()}
+    return [(f"{path}/{name}", endpoint) for path in V2_PATHS for name, endpoint in made.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request. With ``stream`` it wants pieces; ``further`` are the names of outputs beside the text, and ``sent``
-    has what the client calls a parameter, by the task's name."""
+    """One request. With ``stream`` it wants pieces; ``further`` are the names of outputs beside the text. ``as_sent``
+    gives an error's message with the client's own names of parameters."""
 
     request: GenerationRequest
     stream: bool
     further: Collection[str]
-    sent: Mapping[str, str]
-
-    def as_sent(self, message: str) -> str:
-        """An error's message with the names that the client used."""
-        return _as_sent(message, self.sent)
+    as_sent: Callable[[str], str]
 
 
 def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequest, dict[str, Json]]:
@@ -127,16 +131,12 @@ def _read(service: Service, call: Call, route: str) -> tuple[Model, GenerateRequ
         NotReady: before the predictor has been found.
         RequestError: the body is not what is expected.
     """
-    model = service.models.find(call.path["model"], call.path.get("version", ""))
+    model = service.models.find(**call.path)
     task = generating_task(model, route)
-    body = call.json()
-    if not isinstance(body, dict):
-        raise InvalidInput(f'body: expected an object with "{PROMPT}", got {describe(body)}')
+    body = expect(call.json(), dict, "body", f'an object with "{PROMPT}"')
     asked = read_body(task, body, streamed=route == "generate_stream")
     head: dict[str, Json] = {"model_name": model.name, "model_version": model.describe().version}
-    given = body.get("id")
-    if not isinstance(given, str | None):
-        raise InvalidInput(f"id: expected a string, got {describe(given)}")
+    given = expect(body.get("id"), str | None, "id", "a string")
     return model, asked, {"id": given, **head} if given else head
 
 
@@ -153,9 +153,7 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     prompt = body.get(PROMPT)
     if not isinstance(prompt, str):
         raise InvalidInput(f"{PROMPT}: expected a string, got {'nothing' if prompt is None else describe(prompt)}")
-    inside = body.get("parameters")
-    if not isinstance(inside, dict | None):
-        raise InvalidInput(f"parameters: expected an object, got {describe(inside)}")
+    inside = expect(body.get("parameters"), dict | None, "parameters", "an object")
     beside = _loosened({name: value for name, value in body.items() if name not in (PROMPT, "parameters", *ABOUT)})
     within = _loosened(inside or {}, "parameters.")
     sampling = _take_sampling(beside, within)
@@ -164,15 +162,17 @@ def read_body(task: TextGeneration, body: Mapping[str, Json], streamed: bool | N
     drawn = not {"temperature", "top_p", "min_p"}.isdisjoint(sampling)
     if drawn and task.settings.generation.top_k == GenerationSettings().top_k:
         parameters.setdefault("top_k", 0)  # vLLM's default, where neither client nor operator has said one
-    with renamed(lambda message: _as_sent(message, sent)):
+    as_sent = partial(_as_sent, sent)
+    with renamed(as_sent):
         further = [name for name, switch in FURTHER.items() if _take_flag(parameters, switch)]
         stream = parameters.setdefault(STREAM, streamed or False)
         _exclude(parameters, stream is True if streamed is None else streamed)
         request = task.request(Query([prompt], parameters, name=PROMPT))
-    return GenerateRequest(replace(request, name=PROMPT, single=True), stream is True, further, sent)
+    return GenerateRequest(replace(request, name=PROMPT, single=True), stream is True, further, as_sent)
 
 
-def _as_sent(message: str, sent: Mapping[str, str]) -> str:
+def _as_sent(sent: Mapping[str, str], message: str) -> str:
+    """``sent`` has what the client calls a parameter, by the task's name."""
     name, _, what = message.removeprefix("parameters.").partition(":")
     return f"{sent[name]}:{what}" if name in sent else message
 
@@ -217,9 +217,7 @@ def _take_sampling(beside: dict[str, Json], within: dict[str, Json]) -> dict[str
         raise InvalidInput(f"{SAMPLING}: given twice, once in parameters")
     if given is None or given == "":
         return {}
-    if not isinstance(given, str):
-        raise InvalidInput(f"{where}: expected JSON text, got {describe(given)}")
-    return _loosened(json_parameters(given, where), f"{where}.")
+    return _loosened(json_parameters(expect(given, str, where, "JSON text"), where), f"{where}.")
 
 
 def json_parameters(given: Json, where: str) -> dict[str, Json]:
@@ -231,9 +229,8 @@ def json_parameters(given: Json, where: str) -> dict[str, Json]:
             given = orjson.loads(given)
         except orjson.JSONDecodeError as error:
             raise InvalidInput(f"{where}: not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise InvalidInput(f"{where}: expected a JSON object, got {describe(given)}")
-    return given
+    found: dict[str, Json] = expect(given, dict, where, "a JSON object")
+    return found
 
 
 def _merged(
@@ -303,53 +300,53 @@ def _exclude(parameters: dict[str, Json], streamed: bool) -> None:
 
 def _take_flag(parameters: dict[str, Json], name: str) -> bool | None:
     """Takes a boolean out of them; None if there is none."""
-    value = parameters.pop(name, None)
-    if not isinstance(value, bool | None):
-        raise InvalidInput(f"parameters.{name}: expected true or false, got {describe(value)}")
+    value: bool | None = expect(parameters.pop(name, None), bool | None, f"parameters.{name}", "true or false")
     return value
 
 
-class TextOutputs:
-    """The texts of one request, one per choice, and what is known of each since it was last taken."""
-
-    __slots__ = ("_counts", "_finishes", "_further", "_texts")
-
-    def __init__(self, asked: GenerateRequest) -> None:
-        choices = asked.request.sampling.n
-        self._further = asked.further
-        self._texts = [""] * choices
-        self._counts = [0] * choices
-        self._finishes: list[FinishReason | None] = [None] * choices
-
-    def add(self, piece: Piece) -> None:
-        """Adds a piece of any text."""
-        self._texts[piece.choice] += piece.text
-        self._counts[piece.choice] += piece.count
-        self._finishes[piece.choice] = piece.finish
-
-    def take(self, prompt_tokens: int, choice: int | None = None) -> Outputs:
-        """The outputs of one choice, or of all; each is taken once."""
-        choices = range(len(self._texts)) if choice is None else (choice,)
-        found: Outputs = {ANSWER: [self._texts[one] for one in choices]}
-        if FINISH in self._further:
-            found[FINISH] = [self._finishes[one] or NOT_YET for one in choices]
-        if PROMPT_TOKENS in self._further:
-            found[PROMPT_TOKENS] = [prompt_tokens]
-        if NEW_TOKENS in self._further:
-            found[NEW_TOKENS] = [self._counts[one] for one in choices]
-        for one in choices:
-            self._texts[one], self._counts[one] = "", 0
-        return found
+def _outputs(texts: Sequence[Piece], prompt_tokens: int, further: Collection[str]) -> Outputs:
+    """The outputs of some choices; each has as much of its text as is to be told now."""
+    found: Outputs = {ANSWER: [one.text for one in texts]}
+    if FINISH in further:
+        found[FINISH] = [one.finish or NOT_YET for one in texts]
+    if PROMPT_TOKENS in further:
+        found[PROMPT_TOKENS] = [prompt_tokens]
+    if NEW_TOKENS in further:
+        found[NEW_TOKENS] = [one.count for one in texts]
+    return found
 
 
 async def whole(model: Model, asked: GenerateRequest, context: Context) -> Outputs:
     """All outputs of a request, once its texts are written. Raises RequestError."""
-    outputs = TextOutputs(asked)
     with renamed(asked.as_sent):
         async with await model.generate(asked.request, context) as running:
-            async for piece in running:
-                outputs.add(piece)
-            return outputs.take(running.prompt_tokens)
+            [texts] = await running.collect()
+            return _outputs(texts, running.prompt_tokens, asked.further)
+
+
+class NewOutputs:
+    """The outputs of a stream: what is new of each choice since it was last taken."""
+
+    __slots__ = ("_further", "_texts")
+
+    def __init__(self, asked: GenerateRequest) -> None:
+        self._further = asked.further
+        self._texts = [Piece(0, choice, "") for choice in range(asked.request.sampling.n)]
+
+    def add(self, piece: Piece) -> None:
+        """Adds a piece of any choice."""
+        new = self._texts[piece.choice]
+        new.text += piece.text
+        new.count += piece.count
+        new.finish = piece.finish
+
+    def take(self, prompt_tokens: int, choice: int | None = None) -> Outputs:
+        """The outputs of one choice, or of all; each is taken once."""
+        texts = self._texts if choice is None else [self._texts[choice]]
+        found = _outputs(texts, prompt_tokens, self._further)
+        for one in texts:
+            one.text, one.count = "", 0
+        return found
 
 
 def _plain(outputs: Outputs) -> dict[str, Json]:
@@ -367,7 +364,7 @@ class GenerateStream(TextStream):
         super().__init__(model, asked.request, context)
         self._asked = asked
         self._head = head
-        self._outputs = TextOutputs(asked)
+        self._outputs = NewOutputs(asked)
         self._seen: set[int] = set()
         """The choices that had an event."""
 

@@ -87,36 +87,31 @@ def routes(service: Service, page: str | None = None) -> list[BaseRoute]:
 
 
 def error_handlers(errors_by_path: Callable[[str], RenderError], hints: Hints) -> dict[Any, ExceptionHandler]:
-    """The handlers of errors that a route raised, and of Starlette's own (no such path, wrong method).
+    """The handler of errors that a route raised, and of Starlette's own (no such path, wrong method), for both.
 
     Args:
         errors_by_path: the error body of the API that a path belongs to.
         hints: for POST requests of other paths.
     """
 
-    def respond(request: Request, message: str, status: int, headers: Any) -> Response:
-        body = errors_by_path(request.url.path)(message, status)
-        return Response(body, status, headers, media_type="application/json")
-
-    async def request_error(request: Request, error: Exception) -> Response:
-        if not isinstance(error, RequestError):
+    async def handle(request: Request, error: Exception) -> Response:
+        path = request.url.path
+        render, headers = errors_by_path(path), {}
+        if isinstance(error, RequestError):
+            message, status = str(error), error.status
+            if error.retry_after is not None:
+                headers["Retry-After"] = str(error.retry_after)
+        elif isinstance(error, HTTPException):
+            said, status = error.detail, error.status_code
+            if request.method == "POST" and (hint := hints(path, status)) is not None:
+                status, said, render = hint
+            elif status == 405 and error.headers:
+                # Starlette joins a set: without an order of its own, each process would name the methods in another.
+                headers["Allow"] = ", ".join(sorted(error.headers["Allow"].split(", ")))
+                said += f", expected {headers['Allow']}"
+            message = f"{request.method} {path[:200]}: {said}"
+        else:
             raise error
-        again = error.retry_after
-        return respond(request, str(error), error.status, None if again is None else {"Retry-After": str(again)})
+        return Response(render(message, status), status, headers, media_type="application/json")
 
-    async def http_error(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):
-            raise error
-        path, status, headers = request.url.path, error.status_code, error.headers
-        if request.method == "POST" and (hint := hints(path, status)) is not None:
-            body = hint.render(f"POST {path[:200]}: {hint.said}", hint.status)
-            return Response(body, hint.status, media_type="application/json")
-        message = f"{request.method} {path[:200]}: {error.detail}"
-        if status == 405 and headers:
-            # Starlette joins a set: without an order of its own, each process would name the methods in another.
-            allowed = ", ".join(sorted(headers["Allow"].split(", ")))
-            headers = {**headers, "Allow": allowed}
-            message += f", expected {allowed}"
-        return respond(request, message, status, headers)
-
-    return {RequestError: request_error, HTTPException: http_error}
+    return dict.fromkeys((RequestError, HTTPException), handle)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from hf_transformer import __version__
-from hf_transformer.api.base import JsonResponse, Model, Service
+from hf_transformer.api.base import Model, Service, json_route
 from hf_transformer.api.openai.fields import GENERATION, TASKS
 from hf_transformer.api.openai.routes import root_of
 from hf_transformer.api.v2 import SERVER
@@ -59,17 +58,13 @@ class InfoSettings:
     examples: Sequence[Json]
 
 
-def routes(service: Service, settings: InfoSettings) -> list[BaseRoute]:
+def routes(service: Service, settings: InfoSettings) -> list[Route]:
     """The routes above. Like V2's metadata they are a 503 until the predictor was found."""
     models = service.models
-
-    async def show(request: Request) -> JsonResponse:
-        return JsonResponse(describe_model(models[request.path_params["model"]], settings))
-
-    async def show_as_tei(request: Request) -> JsonResponse:
-        return JsonResponse(describe_as_tei(models[models.names[0]], settings))
-
-    return [Route("/v1/models/{model}/info", show), Route("/info", show_as_tei)]
+    return [
+        json_route("/v1/models/{model}/info", lambda model: describe_model(models[model], settings)),
+        json_route("/info", lambda: describe_as_tei(models[models.names[0]], settings)),
+    ]
 
 
 def describe_model(model: Model, settings: InfoSettings) -> dict[str, Json]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
-from types import TracebackType
-from typing import ClassVar, Final, Self
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, Final
 
 from hf_transformer.api.base import Model, error_json, renamed
 from hf_transformer.errors import InvalidInput, Unavailable
@@ -115,26 +115,16 @@ async def pieces(stream: TextStream, streams: OpenStreams) -> AsyncGenerator[byt
 
 
 class StreamEnd:
-    """Breaks off one stream at the end of the service. Entered while the stream runs.
+    """Breaks off one stream, that of the current task, at the end of the service.
 
     A piece that is being sent is sent whole: the task is only cancelled while it waits for the next piece.
     """
 
-    __slots__ = ("_is_broken", "_open", "_task", "is_sending")
+    __slots__ = ("_is_broken", "_task", "is_sending")
 
-    def __init__(self, open_ones: set[StreamEnd]) -> None:
+    def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = asyncio.current_task()
-        self._open = open_ones
         self._is_broken = self.is_sending = False
-
-    def __enter__(self) -> Self:
-        self._open.add(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.discard(self)
 
     def break_off(self) -> None:
         """Ends the stream."""
@@ -177,11 +167,17 @@ class OpenStreams:
         if self._timer is not None:
             self._timer.cancel()
 
-    def one(self) -> StreamEnd:
-        """For a stream of the current task. Raises Unavailable once streams have ended."""
+    @contextmanager
+    def one(self) -> Iterator[StreamEnd]:
+        """Around a stream of the current task. Raises Unavailable once streams have ended."""
         if self._is_over:
             raise shutting_down()
-        return StreamEnd(self._open)
+        end = StreamEnd()
+        self._open.add(end)
+        try:
+            yield end
+        finally:
+            self._open.discard(end)
 
 
 def shutting_down() -> Unavailable:

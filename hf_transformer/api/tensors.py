@@ -52,24 +52,25 @@ async def infer(model: Model, request: InferRequest, context: Context) -> InferR
         RequestError: whatever else keeps it from being answered.
     """
     if is_for_backend(model, request):
-        return await _infer_as_backend(model, request, context)
-    query = to_query(model.task, request)
-    if query.parameters and wants_stream(model.task, query.parameters):
-        raise one_answer(f"parameters.{STREAM}")
-    version = model.describe().version  # before the answer: another model may take its place meanwhile
-    answers = await model.predict(query, context)
-    if answers.tensor is None:
-        raise AssertionError("the query asked for a tensor")
-    outputs = _wanted(request, [answers.tensor, *answers.outputs])
+        asked = read_as_backend(model, request)
+        if asked.stream:
+            raise one_answer(STREAM)
+        version = model.describe().version  # before the answer: another model may take its place meanwhile
+        outputs = backend_tensors(await whole(model, asked, context), request)
+    else:
+        query = to_query(model.task, request)
+        if query.parameters and wants_stream(model.task, query.parameters):
+            raise one_answer(f"parameters.{STREAM}")
+        version = model.describe().version
+        answers = await model.predict(query, context)
+        if answers.tensor is None:
+            raise AssertionError("the query asked for a tensor")
+        outputs = _wanted(request, [answers.tensor, *answers.outputs])
     return InferResponse(model.name, version, outputs, request.id)
 
 
 def to_query(task: Servable, request: InferRequest) -> Query:
-    """The query in a request's tensors.
-
-    Raises:
-        InvalidInput: an input, an output or a parameter has an unknown name or a value that does not fit.
-    """
+    """The query in a request's tensors. Raises InvalidInput for an unknown name, and for a value that does not fit."""
     parameters = all_parameters(request.parameters)
     if request.outputs:
         _switch_on(request, parameters, OUTPUT, task.switched_on_by, "parameters.")
@@ -129,24 +130,11 @@ def is_for_backend(model: Model, request: InferRequest) -> bool:
 
 
 def read_as_backend(model: Model, request: InferRequest) -> GenerateRequest:
-    """A request in the form of Triton's backends.
-
-    Raises:
-        RequestError: an input, an output or a parameter is not what is expected.
-    """
+    """A request in the form of Triton's backends. Raises RequestError where something in it is not as expected."""
     body = {name: _value(tensor) for name, tensor in request.inputs.items()}
     _switch_on(request, body, ANSWER, FURTHER, "")
     body["parameters"] = all_parameters(request.parameters)
     return read_body(generating_task(model, "a text"), body)
-
-
-async def _infer_as_backend(model: Model, request: InferRequest, context: Context) -> InferResponse:
-    asked = read_as_backend(model, request)
-    if asked.stream:
-        raise one_answer(STREAM)
-    version = model.describe().version
-    outputs = await whole(model, asked, context)
-    return InferResponse(model.name, version, backend_tensors(outputs, request), request.id)
 
 
 def backend_tensors(outputs: Outputs, request: InferRequest) -> list[Tensor]:

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import orjson
 
-from hf_transformer.api.base import Call, Model, Service, error_json, reply, require_few
+from hf_transformer.api.base import Call, Model, Service, error_json, expect, reply, require_few
 from hf_transformer.api.endpoint import Endpoint
 from hf_transformer.api.v1 import parse
 from hf_transformer.errors import InvalidInput
-from hf_transformer.tasks.base import Servable, Task, describe
+from hf_transformer.tasks.base import Servable, Task
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.tasks.sequence_classification import read_text_or_pair
 from hf_transformer.tasks.text_embedding import read_token_ids
@@ -87,11 +87,7 @@ class SentText:
 
 
 def read_tokenize(query: Query, task: Servable) -> tuple[list[SentText], Tokenization]:
-    """The texts of a request, and how they are tokenized.
-
-    Raises:
-        InvalidInput: an instance or a parameter is not what is expected.
-    """
+    """The texts of a request, and how they are tokenized. Raises InvalidInput for a wrong instance or parameter."""
     # Only a task that reads sentence-transformers' files changes a text before it is tokenized.
     prompts = PROMPTS if task.reads_sentence_transformers else ()
     parameters = Parameters(query.parameters, ("add_special_tokens", "return_tokens", *prompts))
@@ -111,18 +107,12 @@ def read_tokenize(query: Query, task: Servable) -> tuple[list[SentText], Tokeniz
 
 
 def read_lists(query: Query) -> list[TokenIds]:
-    """The instances of a request for texts; what is in the lists is not looked at.
-
-    Raises:
-        InvalidInput: an instance is not a list.
-    """
+    """The lists of ids in a request; their elements are not looked at. Raises InvalidInput for anything but a list."""
     texts = []
     for index, instance in enumerate(query.instances):
         if isinstance(instance, dict) and instance.keys() == {"token_ids"}:
             instance = instance["token_ids"]
-        if not isinstance(instance, list):
-            expected = 'expected a list of token ids or {"token_ids": list}'
-            raise InvalidInput(f"{query.name}[{index}]: {expected}, got {describe(instance)}")
+        expect(instance, list, f"{query.name}[{index}]", 'a list of token ids or {"token_ids": list}')
         texts.append(TokenIds(tuple(instance)))
     return texts
 

@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from hf_transformer.api.base import (
     JSON,
@@ -39,6 +39,7 @@ from hf_transformer.api.base import (
     Service,
     error_json,
     generating_task,
+    json_route,
     new_request_id,
     readiness,
     reply,
@@ -78,19 +79,19 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     return [("/v1/models/{model}:predict", Endpoint("v1", predict, error_json, service))]
 
 
-def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = None) -> list[BaseRoute]:
+def routes(service: Service, cards: Mapping[str, Mapping[str, Json]] | None = None) -> list[Route]:
     """The other routes of this API. ``cards`` are what the OpenAI API says of each model, if it shares the routes."""
     models = service.models
-
-    async def list_models(request: Request) -> JsonResponse:
-        more = {} if cards is None else {"object": "list", "data": list(cards.values())}
-        return JsonResponse({"models": models.names, **more})
+    more = {} if cards is None else {"object": "list", "data": list(cards.values())}
 
     async def model_ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
         return await readiness([model], {"name": model.name, **({} if cards is None else cards[model.name])})
 
-    return [Route("/v1/models", list_models), Route("/v1/models/{model}", model_ready)]
+    return [
+        json_route("/v1/models", lambda: {"models": models.names, **more}),
+        Route("/v1/models/{model}", model_ready),
+    ]
 
 
 def cloud_event(model: str) -> tuple[tuple[bytes, bytes], ...]:

@@ -18,11 +18,11 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from hf_transformer import __version__
 from hf_transformer.api.base import (
@@ -34,6 +34,7 @@ from hf_transformer.api.base import (
     Service,
     error_json,
     find_not_ready,
+    json_route,
     readiness,
     reply,
     without_clients_own,
@@ -51,8 +52,12 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.types import Json, ModelDescription, Response, TensorSpec
 
 SERVER = "hf_transformer"
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
-"""What of Triton's extensions to the protocol is understood."""
+ABOUT_SERVER: Json = {
+    "name": SERVER,
+    "version": __version__,
+    "extensions": ["binary_tensor_data", "model_configuration", "statistics"],
+}
+"""The server's metadata; the extensions are those of Triton to the protocol that are understood."""
 PLATFORM = "hf_transformer"
 """What the protocol calls the framework and format of a model."""
 BINARY = b"application/octet-stream"
@@ -64,7 +69,7 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     """The endpoints of this API, by the templates of their paths."""
 
     async def answer(call: Call) -> Response:
-        model = _find(service.models, call.path)
+        model = service.models.find(**call.path)
         request = _parse(call, service.max_texts)
         request.parameters = without_clients_own(request.parameters, call.context)
         if request.model_name or request.model_version:
@@ -84,67 +89,36 @@ def endpoints(service: Service) -> list[tuple[str, Endpoint]]:
     return [("/v2/repository/index", index), *[(f"{path}/infer", endpoint) for path in V2_PATHS]]
 
 
-def routes(service: Service) -> list[BaseRoute]:
+def routes(service: Service) -> list[Route]:
     """The other routes of this API."""
-    return [*_server_routes(service.models), *_model_routes(service)]
-
-
-def _server_routes(models: Models) -> list[BaseRoute]:
-    async def server(request: Request) -> JsonResponse:
-        return JsonResponse({"name": SERVER, "version": __version__, "extensions": EXTENSIONS})
-
-    async def live(request: Request) -> JsonResponse:
-        return JsonResponse({"live": True})
+    models = service.models
 
     async def ready(request: Request) -> JsonResponse:
         return await readiness(models.values(), {})
 
-    async def list_models(request: Request) -> JsonResponse:
-        return JsonResponse({"models": models.names})
-
-    return [
-        Route("/v2", server),
-        Route("/v2/", server),
-        Route("/v2/health/live", live),
-        Route("/v2/health/ready", ready),
-        Route("/v2/models", list_models),
-    ]
-
-
-def _model_routes(service: Service) -> list[BaseRoute]:
-    models = service.models
-
-    async def show(request: Request) -> JsonResponse:
-        return JsonResponse(metadata(_find(models, request.path_params).describe()))
-
-    async def show_config(request: Request) -> JsonResponse:
-        return JsonResponse(configuration(_find(models, request.path_params).describe(), service.max_instances))
-
-    async def show_statistics(request: Request) -> JsonResponse:
-        return JsonResponse(statistics(_find(models, request.path_params).describe(), service.metrics.totals()))
-
-    async def ready(request: Request) -> JsonResponse:
+    async def model_ready(request: Request) -> JsonResponse:
         model = models[request.path_params["model"]]
         answer = await readiness([model], {"name": model.name})
         if answer.status_code == 200:
-            _find(models, request.path_params)  # a version that is not served is unknown
+            models.find(**request.path_params)  # a version that is not served is unknown
         return answer
 
+    def about(tell: Callable[[ModelDescription], Json]) -> Callable[..., Json]:
+        return lambda **path: tell(models.find(**path).describe())
+
+    told: dict[str, Callable[[ModelDescription], Json]] = {
+        "": metadata,
+        "/config": lambda found: configuration(found, service.max_instances),
+        "/stats": lambda found: statistics(found, service.metrics.totals()),
+    }
     return [
-        route
-        for path in V2_PATHS
-        for route in (
-            Route(f"{path}/ready", ready),
-            Route(f"{path}/config", show_config),
-            Route(f"{path}/stats", show_statistics),
-            Route(path, show),
-        )
+        *[json_route(path, lambda: ABOUT_SERVER) for path in ("/v2", "/v2/")],
+        json_route("/v2/health/live", lambda: {"live": True}),
+        Route("/v2/health/ready", ready),
+        json_route("/v2/models", lambda: {"models": models.names}),
+        *[Route(f"{path}/ready", model_ready) for path in V2_PATHS],
+        *[json_route(f"{path}{end}", about(tell)) for path in V2_PATHS for end, tell in told.items()],
     ]
-
-
-def _find(models: Models, path: Mapping[str, str]) -> Model:
-    """The model that a path names. Raises UnknownModel or NotReady."""
-    return models.find(path["model"], path["version"]) if "version" in path else models[path["model"]]
 
 
 def metadata(about: ModelDescription) -> dict[str, Json]:
@@ -228,11 +202,7 @@ def _check_named(model: Model, request: InferRequest) -> None:
 
 
 def _parse(call: Call, max_texts: int) -> InferRequest:
-    """A call's tensors; a charset means something only where the whole body is text.
-
-    Raises:
-        RequestError: the body is not a request, see decode_infer_request.
-    """
+    """A call's tensors; a charset means something only where the whole body is text. Raises RequestError."""
     given = call.headers.get(HEADER)
     try:
         if given is None:

@@ -110,7 +110,7 @@ class GenerationPipeline:
         task = self._task
         request = task.request(query)
         async with await self.start(request, context) as generation:
-            texts = await generation.collect()
+            texts = [[one.text for one in choices] for choices in await generation.collect()]
         written = time.perf_counter()
         predictions = task.answers(texts)
         tensor = task.tensor(predictions, request) if query.tensors else None

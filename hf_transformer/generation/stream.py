@@ -266,14 +266,14 @@ class Generation:
             self._unread -= 1
         return piece
 
-    async def collect(self) -> list[list[str]]:
-        """The whole texts, by prompt and choice. Raises RequestError as iterating does."""
-        texts: dict[tuple[int, int], list[str]] = {one.place: [] for one in self._sequences}
+    async def collect(self) -> list[list[Piece]]:
+        """The whole continuations, by prompt and choice. Raises RequestError as iterating does."""
+        pieces: dict[tuple[int, int], list[Piece]] = {one.place: [] for one in self._sequences}
         async for piece in self:
-            texts[piece.prompt, piece.choice].append(piece.text)
-        found: list[list[str]] = [[] for _ in range(self._sequences[-1].place[0] + 1)]
-        for (prompt, _), parts in texts.items():
-            found[prompt].append("".join(parts))
+            pieces[piece.prompt, piece.choice].append(piece)
+        found: list[list[Piece]] = [[] for _ in range(self._sequences[-1].place[0] + 1)]
+        for (prompt, _), parts in pieces.items():
+            found[prompt].append(Piece.joined(parts))
         return found
 
     async def close(self) -> None:

@@ -144,6 +144,14 @@ class Piece:
     count: int = 0
     finish: FinishReason | None = None
 
+    @classmethod
+    def joined(cls, pieces: Sequence[Piece]) -> Piece:
+        """All pieces of one continuation, one at least, as one."""
+        last = pieces[-1]
+        tokens = [token for piece in pieces for token in piece.tokens]
+        text = "".join([piece.text for piece in pieces])
+        return cls(last.prompt, last.choice, text, tokens, sum(piece.count for piece in pieces), last.finish)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSettings:

@@ -271,30 +271,29 @@ class LightHistogram(Collector):
     ) -> None:
         self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
         self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
+        self._series: dict[tuple[str, ...], list[float]] = {}
+        """By the labels' values: a count for each bucket, and the sum of all amounts."""
         if not labels:
             self.show()
         registry.register(self)
 
     def show(self, *values: str) -> None:
         """Shows the series that has these values of the labels, with 0."""
-        self._counts[values] = [0] * len(self._names)
-        self._sums[values] = 0.0
+        self._series[values] = [*(0 for _ in self._names), 0.0]
 
     def observe(self, amount: float, *values: str) -> None:
         """Adds to the series that has these values of the labels; a new one is shown from now on."""
-        if values not in self._counts:
+        if values not in self._series:
             self.show(*values)
-        self._counts[values][bisect_left(self._bounds, amount)] += 1
-        self._sums[values] += amount
+        series = self._series[values]
+        series[bisect_left(self._bounds, amount)] += 1
+        series[-1] += amount
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as it is now. A bucket's count includes those of all buckets below it."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, counts in self._counts.items():
-            buckets = list(zip(self._names, accumulate(counts), strict=True))
-            family.add_metric(values, buckets, self._sums[values])
+        for values, (*counts, total) in self._series.items():
+            family.add_metric(values, list(zip(self._names, accumulate(counts), strict=True)), total)
         yield family
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from hf_transformer.api.openai.completions import CompletionForm
-from hf_transformer.api.openai.generation import WholeText
 from hf_transformer.errors import PredictorError, PredictorUnavailable
 from hf_transformer.generation.task import Text2TextGeneration
-from hf_transformer.generation.types import Prompt, Sampling, Step, TokenText
+from hf_transformer.generation.types import Piece, Prompt, Sampling, Step, TokenText
 from hf_transformer.tasks.base import GenerationSettings
 from tests.api.generating import PROMPT, Bench, bench, post
 
@@ -160,7 +159,7 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
     other, same = TokenText("x", b"x", -0.1), TokenText("y", b"y", -0.2)
     chosen = TokenText("z", b"z", -0.5, (other, same, TokenText("y", b"y", -0.3)))
     impossible = TokenText("x", b"x", float("-inf"))
-    found: Any = CompletionForm(3).choice(0, WholeText("z", [chosen, impossible], "stop"))
+    found: Any = CompletionForm(3).choice(0, Piece(0, 0, "z", [chosen, impossible], finish="stop"))
     assert found["logprobs"]["top_logprobs"] == [{"x": -0.1, "y": -0.2, "z": -0.5}, {"x": -9999.0}]
     part = TokenText("\ufffd", b"\xf0", -0.1)
     for raw, name in (
@@ -169,7 +168,7 @@ async def test_the_chosen_token_is_told_beside_likelier_ones() -> None:
         ("\ufffd".encode(), "\ufffd"),
     ):
         chosen = TokenText(raw.decode(errors="replace"), raw, -0.5, (part,))
-        found = CompletionForm(1).choice(0, WholeText("\ufffd", [chosen], "length"))
+        found = CompletionForm(1).choice(0, Piece(0, 0, "\ufffd", [chosen], finish="length"))
         assert found["logprobs"]["tokens"] == [name], "what is no character is told in bytes"
         assert found["logprobs"]["top_logprobs"] == [{r"bytes:\xf0": -0.1, name: -0.5}]
 

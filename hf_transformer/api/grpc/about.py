@@ -6,9 +6,10 @@ Sources: https://github.com/grpc/grpc/blob/master/doc/health-checking.md and ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
-from typing import Any, Final, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
@@ -19,16 +20,15 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from hf_transformer import __version__
-from hf_transformer.api.base import Model, Models, Service, find_not_ready
+from hf_transformer.api.base import Models, Service, find_not_ready
 from hf_transformer.api.grpc.calls import CallsInProgress, Rpc
-from hf_transformer.api.v2 import EXTENSIONS, SERVER, configuration, metadata, repository_index, statistics
+from hf_transformer.api.v2 import ABOUT_SERVER, configuration, metadata, repository_index, statistics
 from hf_transformer.errors import InvalidInput, NotReady, UnknownModel
 from hf_transformer.protocol.descriptions import from_json
 from hf_transformer.protocol.grpc import SERVICE, decode
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed
-from hf_transformer.types import Context
+from hf_transformer.types import Context, Json
 
 HEALTH = "grpc.health.v1.Health"
 HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
@@ -36,71 +36,64 @@ HEALTH_LIST: Final[Any] = getattr(health_pb2, "HealthListResponse", None)
 WATCH_SECONDS = 1.0
 """Seconds between two looks at a watched service."""
 
-Asked = TypeVar("Asked", bound=Message)
-AboutModel = TypeVar("AboutModel", pb.ModelReadyRequest, pb.ModelMetadataRequest, pb.ModelConfigRequest)
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
+Answer = Callable[[Any], Awaitable[Json]]
+"""Answers one method's request message with its response as JSON has it, which is V2's over REST too."""
 
 
 def questions(service: Service, calls: CallsInProgress) -> Handlers:
     """The methods of the V2 protocol that infer nothing."""
     models = service.models
 
-    def read(kind: type[Asked], body: bytes) -> Asked:
+    async def server_live(asked: pb.ServerLiveRequest) -> Json:
+        return {"live": True}
+
+    async def server_ready(asked: pb.ServerReadyRequest) -> Json:
+        return {"ready": await find_not_ready(models.values()) is None}
+
+    async def model_ready(asked: pb.ModelReadyRequest) -> Json:
         try:
-            return decode(kind, body)
-        except Malformed as error:
-            raise InvalidInput(str(error)) from error
-
-    def asked(kind: type[AboutModel], body: bytes) -> Model:
-        message = read(kind, body)
-        return models.find(message.name, message.version)
-
-    async def server_live(body: bytes, context: Context) -> bytes:
-        return pb.ServerLiveResponse(live=True).SerializeToString()
-
-    async def server_ready(body: bytes, context: Context) -> bytes:
-        return pb.ServerReadyResponse(ready=await find_not_ready(models.values()) is None).SerializeToString()
-
-    async def model_ready(body: bytes, context: Context) -> bytes:
-        try:
-            ready = await find_not_ready([asked(pb.ModelReadyRequest, body)]) is None
+            return {"ready": await find_not_ready([models.find(asked.name, asked.version)]) is None}
         except (NotReady, UnknownModel):  # as Triton answers; a model that is not ready has no version
-            ready = False
-        return pb.ModelReadyResponse(ready=ready).SerializeToString()
+            return {"ready": False}
 
-    async def server_metadata(body: bytes, context: Context) -> bytes:
-        about = pb.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
-        return about.SerializeToString()
+    async def server_metadata(asked: pb.ServerMetadataRequest) -> Json:
+        return ABOUT_SERVER
 
-    async def model_metadata(body: bytes, context: Context) -> bytes:
-        about = metadata(asked(pb.ModelMetadataRequest, body).describe())
-        return from_json(pb.ModelMetadataResponse, about).SerializeToString()
+    async def model_metadata(asked: pb.ModelMetadataRequest) -> Json:
+        return metadata(models.find(asked.name, asked.version).describe())
 
-    async def model_config(body: bytes, context: Context) -> bytes:
-        about = configuration(asked(pb.ModelConfigRequest, body).describe(), service.max_instances)
-        return from_json(pb.ModelConfigResponse, {"config": about}).SerializeToString()
+    async def model_config(asked: pb.ModelConfigRequest) -> Json:
+        return {"config": configuration(models.find(asked.name, asked.version).describe(), service.max_instances)}
 
-    async def model_statistics(body: bytes, context: Context) -> bytes:
-        message = read(pb.ModelStatisticsRequest, body)
-        model = models.find(message.name or models.names[0], message.version)
-        about = statistics(model.describe(), service.metrics.totals())
-        return from_json(pb.ModelStatisticsResponse, about).SerializeToString()
+    async def model_statistics(asked: pb.ModelStatisticsRequest) -> Json:
+        model = models.find(asked.name or models.names[0], asked.version)
+        return statistics(model.describe(), service.metrics.totals())
 
-    async def index(body: bytes, context: Context) -> bytes:
-        message = read(pb.RepositoryIndexRequest, body)
-        entries = await repository_index(models, only_ready=message.ready)
-        return from_json(pb.RepositoryIndexResponse, {"models": entries}).SerializeToString()
+    async def index(asked: pb.RepositoryIndexRequest) -> Json:
+        return {"models": await repository_index(models, only_ready=asked.ready)}
 
-    return {
-        "ServerLive": calls.unary(server_live),
-        "ServerReady": calls.unary(server_ready),
-        "ModelReady": calls.unary(model_ready),
-        "ServerMetadata": calls.unary(server_metadata),
-        "ModelMetadata": calls.unary(model_metadata),
-        "ModelConfig": calls.unary(model_config),
-        "ModelStatistics": calls.unary(model_statistics),
-        "RepositoryIndex": calls.unary(index),
+    answers: dict[str, Answer] = {
+        "ServerLive": server_live,
+        "ServerReady": server_ready,
+        "ModelReady": model_ready,
+        "ServerMetadata": server_metadata,
+        "ModelMetadata": model_metadata,
+        "ModelConfig": model_config,
+        "ModelStatistics": model_statistics,
+        "RepositoryIndex": index,
     }
+    return {name: calls.unary(partial(_answer, name, answer)) for name, answer in answers.items()}
+
+
+async def _answer(method: str, answer: Answer, body: bytes, context: Context) -> bytes:
+    """A method's serialized response to a serialized request. Raises RequestError."""
+    try:
+        asked = decode(getattr(pb, f"{method}Request"), body)
+    except Malformed as error:
+        raise InvalidInput(str(error)) from error
+    answered: Message = from_json(getattr(pb, f"{method}Response"), await answer(asked))
+    return answered.SerializeToString()
 
 
 class Health:

@@ -12,14 +12,13 @@ import grpc
 import grpc.aio
 
 from hf_transformer.api.auth import HEADERS
-from hf_transformer.api.base import FORWARDED, FORWARDED_PREFIX, as_request_error, new_request_id
+from hf_transformer.api.base import FORWARDED, as_request_error, new_request_id
 from hf_transformer.api.endpoint import server_timing
 from hf_transformer.errors import RequestError
 from hf_transformer.types import Context
 
 REQUEST_ID = "x-request-id"
 _FORWARDED = frozenset((REQUEST_ID, *(name.decode() for name in FORWARDED)))
-_PREFIX = FORWARDED_PREFIX.decode()
 _KEYS = frozenset(name.decode() for name in HEADERS)
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 """A request id that metadata can carry. gRPC would refuse the whole answer for another one."""
@@ -65,10 +64,8 @@ class CallsInProgress:
     def context(self, rpc: Rpc) -> Context:
         """A call's context, as base.context_of over HTTP: metadata for the predictor, and the caller's deadline. Its id
         is that of the metadata, or empty."""
-        headers = {}
-        for name, value in rpc.invocation_metadata() or ():
-            if (name in self._forwarded or name[:5] == _PREFIX) and isinstance(value, str):
-                headers[name] = value
+        metadata = rpc.invocation_metadata() or ()
+        headers = {name: one for name, one in metadata if name in self._forwarded and isinstance(one, str)}
         remaining = rpc.time_remaining()
         deadline = None if remaining is None else asyncio.get_running_loop().time() + remaining
         request_id = headers.get(REQUEST_ID, "")

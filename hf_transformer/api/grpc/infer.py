@@ -6,13 +6,13 @@ Also the answers to the requests of a stream, whole or in pieces; stream.py read
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
 
 from hf_transformer.api.base import CLIENT_GONE, Model, Service, as_request_error, without_clients_own
-from hf_transformer.api.generate import GenerateRequest, TextOutputs
+from hf_transformer.api.generate import GenerateRequest, NewOutputs
 from hf_transformer.api.grpc.calls import identify
 from hf_transformer.api.streaming import TextStream, shutting_down, wants_stream
 from hf_transformer.api.tensors import (
@@ -34,45 +34,32 @@ from hf_transformer.protocol.tensors import Malformed
 from hf_transformer.tasks.tensors import bytes_tensor
 from hf_transformer.types import Budget, Context
 
-if TYPE_CHECKING:
-    from hf_transformer.observability.tracing import Trace  # OpenTelemetry is an extra
-
 API = "grpc"
 """The name of this API in the metrics."""
 
 
-class Counted:
-    """Counts and traces one request; a context manager around it. Raises RequestError for an unexpected exception."""
-
-    __slots__ = ("_context", "_method", "_service", "_trace")
-
-    def __init__(self, service: Service, context: Context, method: str) -> None:
-        self._service = service
-        self._context = context
-        self._method = method
-        self._trace: Trace | None = None
-
-    def __enter__(self) -> None:
-        if self._service.tracing is not None:
-            self._context.headers, self._trace = self._service.tracing.begin(self._context.headers)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        status, code = 500, grpc.StatusCode.INTERNAL
-        if error is None:
-            status, code = 200, grpc.StatusCode.OK
-        elif isinstance(error, RequestError):
-            status, code = error.status, grpc.StatusCode[error.grpc_code]
-        elif isinstance(error, asyncio.CancelledError):
-            status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
-        self._service.metrics.count_request(API, status, self._context.arrived)
-        if self._trace is not None and self._service.tracing is not None:
-            known = self._context if self._context.request_id else None
-            self._service.tracing.end_grpc(self._trace, SERVICE, self._method, code.value[0], known)
-        if isinstance(error, Exception) and not isinstance(error, RequestError):
-            traceparent = self._context.headers.get("traceparent")
-            raise as_request_error(error, identify(self._context), traceparent) from None
+@contextmanager
+def counted(service: Service, context: Context, method: str) -> Iterator[None]:
+    """Counts and traces one request, around its work. Raises RequestError for an unexpected exception."""
+    tracing, trace = service.tracing, None
+    if tracing is not None:
+        context.headers, trace = tracing.begin(context.headers)
+    status, code = 500, grpc.StatusCode.INTERNAL
+    try:
+        yield
+        status, code = 200, grpc.StatusCode.OK
+    except RequestError as error:
+        status, code = error.status, grpc.StatusCode[error.grpc_code]
+        raise
+    except asyncio.CancelledError:
+        status, code = CLIENT_GONE, grpc.StatusCode.CANCELLED
+        raise
+    except Exception as error:
+        raise as_request_error(error, identify(context), context.headers.get("traceparent")) from None
+    finally:
+        service.metrics.count_request(API, status, context.arrived)
+        if trace is not None and tracing is not None:
+            tracing.end_grpc(trace, SERVICE, method, code.value[0], context if context.request_id else None)
 
 
 class Inference:
@@ -92,7 +79,7 @@ class Inference:
         """The serialized ModelInferResponse. Raises RequestError."""
         if self.closing.is_set():
             raise shutting_down()
-        with Counted(self.service, context, "ModelInfer"), Place(self.service.admission) as place:
+        with counted(self.service, context, "ModelInfer"), Place(self.service.admission) as place:
             place.hold(len(body))
             place.enter()
             model, request = self.read(body, context, place)
@@ -144,7 +131,7 @@ class StreamedPieces(TextStream):
         super().__init__(model, generation, context)
         self._infer = request
         self._asked = asked
-        self._outputs = None if asked is None else TextOutputs(asked)
+        self._outputs = None if asked is None else NewOutputs(asked)
         self._version = model.describe().version
 
     def piece(self, piece: Piece) -> bytes:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from hf_transformer.api.auth import REFUSED, ApiKeys, count_refused
+from hf_transformer.api.auth import API, REFUSED, ApiKeys
 from hf_transformer.observability.access_log import Exchange, check_format, write_line
 from hf_transformer.observability.logging import ACCESS_LOGGER
 from hf_transformer.observability.metrics import Metrics
@@ -73,18 +73,15 @@ class CallGuard(Interceptor):
         answer = getattr(handler, kind)
         if self._keys is not None and call.method not in OPEN:
             if not self._keys.accept(_as_headers(call.invocation_metadata or ())):
-                make, answer = self._refusal(handler)
+                answer = self._refuse
         if self._log_format is not None and call.method.startswith(LOGGED):
             answer = self._logged(call.method, answer, self._log_format)
         found: Handler = make(answer, handler.request_deserializer, handler.response_serializer)
         return found
 
-    def _refusal(self, handler: Handler) -> Any:
-        async def refuse(request: Any, rpc: Any) -> None:
-            count_refused(self._metrics)
-            await rpc.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
-
-        return KINDS[handler.request_streaming, handler.request_streaming][1], refuse
+    async def _refuse(self, request: Any, rpc: Any) -> None:
+        self._metrics.count_request(API, 401)
+        await rpc.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
     def _logged(self, method: str, answer: Any, log_format: str) -> Any:
         async def call(request: Any, rpc: Any) -> Any:

@@ -11,7 +11,7 @@ import grpc.aio
 
 from hf_transformer.api.grpc import calls as grpc_calls
 from hf_transformer.api.grpc.calls import REQUEST_ID, CallsInProgress, Rpc, details_of, fork, identify, refuse
-from hf_transformer.api.grpc.infer import Counted, Inference, pieces_of
+from hf_transformer.api.grpc.infer import Inference, counted, pieces_of
 from hf_transformer.api.streaming import pieces, shutting_down
 from hf_transformer.api.tensors import infer
 from hf_transformer.core.limits import Admission, Place
@@ -203,7 +203,7 @@ class InferStream:
         inference = self._inference
         service = inference.service
         try:
-            with Counted(service, context, "ModelStreamInfer"):
+            with counted(service, context, "ModelStreamInfer"):
                 async with self._room.place(len(body)) as place:
                     model, request = inference.read(body, context, place)
                     stream = pieces_of(model, request, context)

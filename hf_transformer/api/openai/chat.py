@@ -20,16 +20,9 @@ from functools import partial
 
 import orjson
 
-from hf_transformer.api.base import Call, Model, Service, generating_task, new_request_id, renamed
+from hf_transformer.api.base import Call, Model, Service, expect, generating_task, new_request_id, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, shown, unused
-from hf_transformer.api.openai.generation import (
-    DEFAULTS,
-    SHARED,
-    GeneratedAnswer,
-    WholeText,
-    logprob,
-    read_stream,
-)
+from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
@@ -77,11 +70,7 @@ INLINE_BYTES = 20_000
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
-    """Answers one request.
-
-    Raises:
-        RequestError: a field is missing, not of its type, out of range, or can't be honoured.
-    """
+    """Answers one request. Raises RequestError for a field that is missing, wrong, or can't be honoured."""
     with renamed(as_sent):
         model, given = read_request(service, call, "chat/completions", FIELDS)
         stream, usage = read_stream(given)
@@ -145,9 +134,7 @@ def _prompt(model: Model, given: Parameters, tools: list[dict[str, Json]], limit
     if tools and not template.supports_tools:
         raise InvalidInput(f"tools: the chat template of {model.name!r} does not know tools; leave them out")
     messages = read_messages(given.get("messages"), limits)
-    more = given.get("chat_template_kwargs")
-    if not isinstance(more, dict | None):
-        raise InvalidInput(f"chat_template_kwargs: expected an object, got {describe(more)}")
+    more = expect(given.get("chat_template_kwargs"), dict | None, "chat_template_kwargs", "an object")
     for name in more or ():
         if name in OURS:
             raise InvalidInput(f"chat_template_kwargs.{name}: is given by the request itself; leave it out")
@@ -182,9 +169,8 @@ def read_messages(given: Json, limits: JsonLimits) -> list[dict[str, Json]]:
 
 def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -> dict[str, Json]:
     """A message. The functions that it calls are added to ``called``, by their names in errors, arguments unread."""
-    if not isinstance(given, dict):
-        raise InvalidInput(f"{where}: expected an object, got {describe(given)}")
-    message = {name: value for name, value in given.items() if value is not None}
+    fields = expect(given, dict, where, "an object").items()
+    message = {name: value for name, value in fields if value is not None}
     for name in message:
         if name not in IN_MESSAGES:
             raise InvalidInput(f"{where}.{name[:40]}: not understood here, expected some of {', '.join(IN_MESSAGES)}")
@@ -207,9 +193,7 @@ def _read_message(given: Json, where: str, called: dict[str, dict[str, Json]]) -
     found: dict[str, Json] = {"role": ROLES[role], "content": text}
     for name in STRINGS:
         if name in message:
-            if not isinstance(message[name], str):
-                raise InvalidInput(f"{where}.{name}: expected a string, got {describe(message[name])}")
-            found[name] = message[name]
+            found[name] = expect(message[name], str, f"{where}.{name}", "a string")
     if read := _read_calls(calls, f"{where}.tool_calls", called):  # templates may look for the name alone
         found["tool_calls"] = read
     return found
@@ -220,8 +204,7 @@ def _read_content(message: Mapping[str, Json], where: str) -> Json:
     content, refusal = message.get("content"), message.get("refusal")
     if refusal is None:
         return content
-    if not isinstance(refusal, str):
-        raise InvalidInput(f"{where}.refusal: expected a string, got {describe(refusal)}")
+    expect(refusal, str, f"{where}.refusal", "a string")
     if message["role"] != "assistant":
         raise InvalidInput(f"{where}.refusal: only a message of the assistant has one")
     if content in (None, "", []):
@@ -251,10 +234,8 @@ def _text_of(content: Json, where: str) -> str:
 
 
 def _read_calls(given: Json, where: str, called: dict[str, dict[str, Json]]) -> list[Json]:
-    if not isinstance(given, list):
-        raise InvalidInput(f"{where}: expected a list, got {describe(given)}")
     calls = []
-    for index, call in enumerate(given):
+    for index, call in enumerate(expect(given, list, where, "a list")):
         function = call.get("function") if isinstance(call, dict) else None
         here = f"{where}[{index}].function"
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -271,18 +252,15 @@ def _read_arguments(given: Json, where: str) -> dict[str, Json]:
             given = orjson.loads(given or "{}")
         except orjson.JSONDecodeError:
             raise InvalidInput(f"{where}: expected an object as JSON text, got a text that is not JSON") from None
-    if not isinstance(given, dict):
-        raise InvalidInput(f"{where}: expected an object as JSON text, got {describe(given)}")
-    return given
+    found: dict[str, Json] = expect(given, dict, where, "an object as JSON text")
+    return found
 
 
 def read_tools(given: Json) -> list[dict[str, Json]]:
     """The tools that the model may call: functions. Raises InvalidInput or TooLarge."""
     if given is None:
         return []
-    if not isinstance(given, list):
-        raise InvalidInput(f"tools: expected a list, got {describe(given)}")
-    if len(given) > MAX_TOOLS:
+    if len(expect(given, list, "tools", "a list")) > MAX_TOOLS:
         raise TooLarge(f"tools: {len(given)} in a request, at most {MAX_TOOLS} are taken")
     for index, tool in enumerate(given):
         where = f"tools[{index}]"
@@ -293,8 +271,7 @@ def read_tools(given: Json) -> list[dict[str, Json]]:
             raise InvalidInput(f"{where}: expected an object with a name, got {describe(function)}")
         if function.get("strict"):
             raise InvalidInput(f"{where}.strict: the model can't be held to a schema, expected false")
-        if not isinstance(parameters := function.get("parameters"), dict | None):
-            raise InvalidInput(f"{where}.parameters: expected an object, got {describe(parameters)}")
+        expect(function.get("parameters"), dict | None, f"{where}.parameters", "an object")
     # Templates write all of a tool into the prompt.
     return [{name: value for name, value in tool.items() if name != CACHE_CONTROL} for tool in given]
 
@@ -360,7 +337,7 @@ class ChatForm:
         self._speech = partial(Speech, tools=tools, one_call=one_call)
         self._open: dict[int, Speech] = {}
 
-    def choice(self, index: int, whole: WholeText) -> Json:
+    def choice(self, index: int, whole: Piece) -> Json:
         speech = self._speech()
         content, calls = speech.add(whole.text, is_last=True)
         for call in calls:

@@ -15,14 +15,7 @@ from collections.abc import Sequence
 
 from hf_transformer.api.base import Call, Service, generating_task, renamed
 from hf_transformer.api.openai.fields import as_sent, read_request, read_texts, unused
-from hf_transformer.api.openai.generation import (
-    DEFAULTS,
-    SHARED,
-    GeneratedAnswer,
-    WholeText,
-    logprob,
-    read_stream,
-)
+from hf_transformer.api.openai.generation import DEFAULTS, SHARED, GeneratedAnswer, logprob, read_stream
 from hf_transformer.api.streaming import TextStream
 from hf_transformer.errors import InvalidInput, TooLarge
 from hf_transformer.generation.sampling import read_sampling
@@ -38,11 +31,7 @@ USUAL_TOKENS = 16
 
 
 async def create(service: Service, call: Call) -> Response | TextStream:
-    """Answers one request.
-
-    Raises:
-        RequestError: a field is missing, not of its type, out of range, or can't be honoured.
-    """
+    """Answers one request. Raises RequestError for a field that is missing, wrong, or can't be honoured."""
     with renamed(as_sent):
         model, given = read_request(service, call, "completions", FIELDS)
         task = generating_task(model, "completions")
@@ -98,17 +87,13 @@ class CompletionForm:
     def __init__(self, top: int | None) -> None:
         self._top = top
 
-    def choice(self, index: int, whole: WholeText) -> Json:
-        return self._choice(index, whole.text, whole.tokens, whole.finish)
+    def choice(self, index: int, whole: Piece) -> Json:
+        logprobs = None if self._top is None else self._logprobs(whole.tokens)
+        return {"index": index, "text": whole.text, "logprobs": logprobs, "finish_reason": whole.finish}
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
-        if not piece.text and not piece.tokens and piece.finish is None:
-            return ()
-        return (self._choice(index, piece.text, piece.tokens, piece.finish),)
-
-    def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> Json:
-        logprobs = None if self._top is None else self._logprobs(tokens)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        is_empty = not piece.text and not piece.tokens and piece.finish is None
+        return () if is_empty else (self.choice(index, piece),)
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> Json:
         """``text_offset`` counts characters from the beginning of the choice's text. A chosen token is told beside the

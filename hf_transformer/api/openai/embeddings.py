@@ -37,7 +37,7 @@ async def create(service: Service, call: Call) -> Response:
             raise InvalidInput(f"input_type: expected prompt_name in its place, one of {', '.join(sentences.prompts)}")
         base64 = given.choice("encoding_format", "float", ("float", "base64")) == "base64"
         query, single = read_query(given, service.max_texts, service.token_inputs)
-    with renamed(_of_one_text if single else as_sent):
+    with renamed(lambda message: as_sent(message, *(["input[0]"] if single else ()))):
         answers = await model.predict(query, call.context)
     return reply(render(answers, model.name, base64))
 
@@ -64,12 +64,6 @@ def read_query(given: Parameters, max_texts: int, token_inputs: bool = False) ->
     if given.one_of("normalize", "normalized") == "normalized":  # as Jina calls it
         parameters["normalize"] = given.flag("normalized", True)
     return Query(texts, parameters, name="input"), single
-
-
-def _of_one_text(message: str) -> str:
-    """An error's message where ``input`` itself is the only text."""
-    where = "input[0]"
-    return f"input{message.removeprefix(where)}" if message.startswith(where) else as_sent(message)
 
 
 def render(answers: Answers, model: str, base64: bool) -> bytes:

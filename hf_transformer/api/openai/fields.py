@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import orjson
 
-from hf_transformer.api.base import Call, Model, Models, Service, require_few
+from hf_transformer.api.base import Call, Model, Models, Service, expect, require_few
 from hf_transformer.errors import InvalidInput, UnknownModel
 from hf_transformer.tasks.base import describe
 from hf_transformer.tasks.parameters import Parameters
@@ -118,9 +118,7 @@ def read_request(service: Service, call: Call, endpoint: str, known: Sequence[st
         UnknownModel: another model is served.
         RequestError: the body can't be read, see Call.json.
     """
-    payload = call.json()
-    if not isinstance(payload, dict):
-        raise InvalidInput(f"body: expected an object, got {describe(payload)}")
+    payload = expect(call.json(), dict, "body", "an object")
     if None in payload.values():
         payload = {name: value for name, value in payload.items() if value is not None}
     if payload.keys() - known:
@@ -147,8 +145,7 @@ def _check_unused(field: Unused, value: Json) -> None:
     if name == "metadata":
         _check_metadata(name, value)
     elif values is None:
-        if not isinstance(value, str):
-            raise InvalidInput(f"{name}: expected a string, got {describe(value)}")
+        expect(value, str, name, "a string")
     elif not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values):
         expected = " or ".join(one if isinstance(one, str) else orjson.dumps(one).decode() for one in values)
         raise InvalidInput(f"{name}: {field.why}, expected {expected}, got {shown(value)}")
@@ -156,9 +153,7 @@ def _check_unused(field: Unused, value: Json) -> None:
 
 def _check_metadata(name: str, value: Json) -> None:
     """It labels a request that is stored, and nothing is stored here: whatever OpenAI would take is taken."""
-    if not isinstance(value, dict):
-        raise InvalidInput(f"{name}: expected an object of strings, got {describe(value)}")
-    if len(value) > MOST_LABELS:
+    if len(expect(value, dict, name, "an object of strings")) > MOST_LABELS:
         raise InvalidInput(f"{name}: {len(value)} keys, at most {MOST_LABELS} are taken")
     for key, label in value.items():
         if len(key) > LONGEST_KEY:
@@ -211,14 +206,17 @@ def read_texts(
     require_few(name, given, max_texts)
     texts: list[str | Ids] = []
     for index, one in enumerate(given):
-        if not isinstance(one, str | list):
-            raise InvalidInput(f"{name}[{index}]: expected a string or a list of token ids, got {describe(one)}")
+        expect(one, str | list, f"{name}[{index}]", "a string or a list of token ids")
         texts.append(one if isinstance(one, str) else read_ids(one, f"{name}[{index}]"))
     return texts, False
 
 
-def as_sent(message: str) -> str:
-    """An error's message, whose parameters are fields here."""
+def as_sent(message: str, *only: str) -> str:
+    """An error's message, whose parameters are fields here. ``only`` has names for the one element that a list has been
+    made with, such as ``input[0]``; the client knows it by the name before the bracket."""
+    for name in only:
+        if message.startswith(name):
+            return f"{name.partition('[')[0]}{message.removeprefix(name)}"
     return message.removeprefix("parameters.")
 
 

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
 
-from hf_transformer.api.base import Model, renamed, reply
+from hf_transformer.api.base import Model, expect, renamed, reply
 from hf_transformer.api.openai.fields import as_sent, render_error
 from hf_transformer.api.streaming import TextStream, event
 from hf_transformer.errors import InvalidInput
 from hf_transformer.generation.stream import Generation
-from hf_transformer.generation.types import FinishReason, GenerationRequest, Piece, TokenText
-from hf_transformer.tasks.base import GenerationSettings, describe
+from hf_transformer.generation.types import GenerationRequest, Piece, TokenText
+from hf_transformer.tasks.base import GenerationSettings
 from hf_transformer.tasks.parameters import Parameters
 from hf_transformer.types import Context, Json, Response
 
@@ -48,34 +47,16 @@ def read_stream(given: Parameters) -> tuple[bool, bool]:
     options = given.get("stream_options")
     if options is None:
         return stream, False
-    if not isinstance(options, dict):
-        raise InvalidInput(f"parameters.stream_options: expected an object, got {describe(options)}")
+    expect(options, dict, "parameters.stream_options", "an object")
     if not stream:
         raise InvalidInput('parameters.stream_options: only a stream has them; add "stream": true')
     for name, wanted in options.items():
         where = f"parameters.stream_options.{name[:40]}"
         if name not in STREAM_OPTIONS:
             raise InvalidInput(f"{where}: unknown, expected some of {', '.join(STREAM_OPTIONS)}")
-        if not isinstance(wanted, bool | None):
-            raise InvalidInput(f"{where}: expected true or false, got {describe(wanted)}")
-        if wanted and name == "include_obfuscation":
+        if expect(wanted, bool | None, where, "true or false") and name == "include_obfuscation":
             raise InvalidInput(f"{where}: nothing is added to hide how long chunks are, expected false")
     return stream, bool(options.get("include_usage"))
-
-
-@dataclass(slots=True)
-class WholeText:
-    """One text of a whole answer, as far as it has come."""
-
-    text: str = ""
-    tokens: list[TokenText] = field(default_factory=list)
-    finish: FinishReason | None = None
-
-    def add(self, piece: Piece) -> None:
-        """Adds its next piece."""
-        self.text += piece.text
-        self.tokens += piece.tokens
-        self.finish = piece.finish
 
 
 class ChoiceForm(Protocol):
@@ -84,8 +65,8 @@ class ChoiceForm(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, index: int, whole: WholeText) -> Json:
-        """One choice of a whole answer."""
+    def choice(self, index: int, whole: Piece) -> Json:
+        """One choice of a whole answer, of which ``whole`` is all of it."""
 
     def chunks(self, index: int, piece: Piece) -> Sequence[Json]:
         """The choices of the events, one each, for a piece; may be none."""
@@ -121,17 +102,16 @@ class GeneratedAnswer(TextStream):
 
     async def whole(self) -> Response:
         """The answer, whole. Raises RequestError."""
-        texts = [WholeText() for _ in range(self.left)]
         with renamed(self.as_sent):
             async with await self.start() as running:
-                async for piece in running:
-                    texts[self._index(piece)].add(piece)
+                found = await running.collect()
                 used = usage(running)
+        texts = [one for choices in found for one in choices]
         choices = [self._form.choice(index, one) for index, one in enumerate(texts)]
         return reply(orjson.dumps({**self._about, "object": self._form.object, "choices": choices, "usage": used}))
 
     def piece(self, piece: Piece) -> bytes:
-        chunks = self._form.chunks(self._index(piece), piece)
+        chunks = self._form.chunks(piece.prompt * self._request.sampling.n + piece.choice, piece)
         return b"".join([self._before + orjson.dumps(one) + self._after for one in chunks])
 
     def end(self) -> bytes:
@@ -144,9 +124,6 @@ class GeneratedAnswer(TextStream):
 
     def as_sent(self, message: str) -> str:
         return as_sent(message)
-
-    def _index(self, piece: Piece) -> int:
-        return piece.prompt * self._request.sampling.n + piece.choice
 
 
 def usage(running: Generation) -> dict[str, int]:

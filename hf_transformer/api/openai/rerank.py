@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import orjson
 
-from hf_transformer.api.base import Call, Service, renamed, reply, require_few
+from hf_transformer.api.base import Call, Service, expect, renamed, reply, require_few
 from hf_transformer.api.openai.fields import as_sent, read_request, unused, usage
 from hf_transformer.errors import InvalidInput
 from hf_transformer.tasks.base import describe
@@ -33,7 +33,7 @@ async def create(service: Service, call: Call) -> Response:
         if "max_tokens_per_doc" in given:  # Cohere's; documents are cut at the model's length in any case
             given.integer("max_tokens_per_doc", 0, model.task.settings.max_length)
         query = read_query(given, service.max_texts)
-    with renamed(_of_one_instance):
+    with renamed(lambda message: as_sent(message, "documents[0].texts", "documents[0]")):
         answers = await model.predict(query, call.context)
     return reply(render(answers, model.name, call.context.request_id))
 
@@ -62,17 +62,8 @@ def read_query(given: Parameters, max_texts: int) -> Query:
 def _read_document(given: Json, index: int) -> str:
     if isinstance(given, dict) and given.keys() == {"text"}:
         given = given["text"]
-    if not isinstance(given, str):
-        raise InvalidInput(f'documents[{index}]: expected a string or {{"text": string}}, got {describe(given)}')
-    return given
-
-
-def _of_one_instance(message: str) -> str:
-    """An error's message where the documents are the texts of the only instance."""
-    for where in ("documents[0].texts", "documents[0]"):
-        if message.startswith(where):
-            return f"documents{message.removeprefix(where)}"
-    return as_sent(message)
+    text: str = expect(given, str, f"documents[{index}]", 'a string or {"text": string}')
+    return text
 
 
 def render(answers: Answers, model: str, request_id: str) -> bytes:

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
-from hf_transformer.api.base import JsonResponse, Models, RenderError, Service, error_json
+from hf_transformer.api.base import Models, RenderError, Service, error_json, json_route
 from hf_transformer.api.endpoint import Endpoint, Handle
 from hf_transformer.api.openai import chat, completions, embeddings, rerank
 from hf_transformer.api.openai.fields import known_model, render_error
@@ -44,20 +43,16 @@ def endpoints(service: Service, prefix: str) -> list[tuple[str, Endpoint]]:
     return [(f"{base}/{path}", Endpoint("openai", one, render_error, service)) for path, one in handlers.items()]
 
 
-def routes(service: Service, prefix: str) -> list[BaseRoute]:
+def routes(service: Service, prefix: str) -> list[Route]:
     """The other routes of this API, but for those that it shares with V1."""
     root = root_of(prefix)
     if not root:
         return []
     cards = model_cards(service.models)
-
-    async def list_models(request: Request) -> JsonResponse:
-        return JsonResponse({"object": "list", "data": list(cards.values())})
-
-    async def show_model(request: Request) -> JsonResponse:
-        return JsonResponse(cards[known_model(service.models, request.path_params["model"]).name])
-
-    return [Route(f"{root}/v1/models", list_models), Route(f"{root}/v1/models/{{model}}", show_model)]
+    return [
+        json_route(f"{root}/v1/models", lambda: {"object": "list", "data": list(cards.values())}),
+        json_route(f"{root}/v1/models/{{model}}", lambda model: cards[known_model(service.models, model).name]),
+    ]
 
 
 def shared_cards(service: Service, prefix: str) -> dict[str, dict[str, Json]] | None:
