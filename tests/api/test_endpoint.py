@@ -84,7 +84,7 @@ async def test_a_request_that_leaves_within_its_body_or_finds_no_place() -> None
 async def test_other_methods_are_told_which_one_to_use(method: str) -> None:
     work = Work()
     request = PlainRequest(b"body", method=method)
-    answer = await work.endpoint(request)
+    answer = await asyncio.wait_for(work.endpoint(request), 20)
     assert isinstance(answer, Response) and (answer.status, request.reads) == (405, 0)
     assert answer.body == f'{{"error":"{method} /path: Method Not Allowed, expected POST"}}'.encode()
     assert (b"allow", b"POST") in answer.headers and counted(work.metrics) == {"405": 1}

@@ -181,7 +181,7 @@ async def test_the_callers_deadline_ends_a_request_and_no_other() -> None:
         now = asyncio.get_running_loop().time()
         blocker, late, patient = await b.send(1), await b.send(2, deadline=now), await b.send(3, deadline=now + 10_000)
         with pytest.raises(CallersDeadline, match="before the caller's deadline"):
-            await late
+            await asyncio.wait_for(late, 20)
         assert await b.answer_all(blocker, patient) == [[1], [3]]
         assert b.sent == [[1], [3]]
     async with bench(timeout=0.0) as b:
@@ -258,7 +258,7 @@ async def test_an_outage_is_not_multiplied(error: RequestError) -> None:
         b.predictor.fail(1, error)
         for task in (one, two):
             with pytest.raises(type(error), match=str(error)):
-                await task
+                await asyncio.wait_for(task, 20)
         assert await blocker == [1] and len(b.sent) == 2
 
 
