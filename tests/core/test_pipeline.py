@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_transformer import types
 from hf_transformer.app.wiring import load_parts, pipeline_builder
 from hf_transformer.core import pipeline
 from hf_transformer.core.limits import Limits
@@ -32,6 +33,7 @@ from tests.scripted_predictor import ScriptedPredictor
 LIMITS = Limits(max_instances=4, max_text_length=4000, max_total_length=8000, max_sequences=8, max_answer_values=10**6)
 LONG = "word " * 800
 """As many characters as one text may have."""
+IN_TOKENS = types.TokenIds((101, 7, 8, 102))
 
 
 class Ids(Task[Any, Any, list[int]]):
@@ -143,9 +145,10 @@ async def test_windows_and_tensors(inline: int, monkeypatch: pytest.MonkeyPatch)
         (["x" * 3000] * 3, {}, TooLarge, "instances[2]: with it the request has more than the 8000 characters"),
         ([["a b"] * 9], {}, TooLarge, "9 sequences (texts, pairs and windows) in one request, at most 8"),
         ([LONG], {"windows": True}, TooLarge, "more than 8 windows in one request"),
+        ([IN_TOKENS, "a " * 240], {"windows": True}, TooLarge, "9 sequences (texts, pairs and windows) in one"),
         ([LONG], {"overflow": "error"}, TooLarge, "the text is longer than the 32 tokens that the model takes"),
     ],
-    ids=["none", "item", "check", "instances", "length", "total", "sequences", "windows", "overflow"],
+    ids=["none", "item", "check", "instances", "length", "total", "sequences", "windows", "mixed", "overflow"],
 )
 async def test_a_request_that_is_refused_is_not_sent(
     instances: list[Any], parameters: dict[str, Any], error: type[RequestError], says: str
