@@ -28,10 +28,11 @@ QWEN_WORDS = (
 
 
 def bert(settings: Mapping[str, Any] | None = None, *, lowercase: bool = True, **files: Any) -> Callable[[Path], Path]:
+    files = {"config": {"model_type": "bert", "max_position_embeddings": 512}} | files
+
     def build(folder: Path) -> Path:
-        config = files.pop("config", {"model_type": "bert", "max_position_embeddings": 512})
         both = None if settings is None else dict(settings)
-        return save(folder, wordpiece(lowercase=lowercase), settings=both, config=config, **files)
+        return save(folder, wordpiece(lowercase=lowercase), settings=both, **files)
 
     return build
 
