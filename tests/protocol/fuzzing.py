@@ -187,7 +187,7 @@ def _damage(message: pb.ModelInferRequest, random: Random) -> None:
     entry, name = random.choice(message.inputs), random.choice(NAMES)
     changes: tuple[Callable[[], object], ...] = (
         lambda: entry.shape.extend(random.choices((-1, *NUMBERS), k=random.choice((1, 1, 2, 33)))),
-        lambda: entry.shape.pop(),
+        lambda: entry.shape and entry.shape.pop(),
         lambda: setattr(entry, "datatype", random.choice(DATATYPES)),
         lambda: setattr(random.choice((entry, *message.outputs)), "name", name),
         lambda: entry.contents.bytes_contents.extend([random.choice(ODD_BYTES)] * random.choice((1, 5000))),
