@@ -53,15 +53,18 @@ async def inference(subject: Subject) -> list[Finding]:
         await subject.pipeline.trial()
         return ok("a prompt is continued by a token")
     text = sample(subject.pair)
-    [outputs] = await ask(subject, [text])
-    for role, values in outputs.items():
+    [by_role] = await ask(subject, [text])
+    bound = subject.pair.signature.outputs if isinstance(subject.pair, BoundPair) else ()
+    names = {output.role: output.name for output in bound}
+    outputs = {names.get(role, role): values for role, values in by_role.items()}
+    for name, values in outputs.items():
         # -inf is a legitimate logit: that of a banned token.
         if np.isnan(values).any() or np.isposinf(values).any():
             return failed(
-                f"{role} holds values that are not finite numbers (NaN or infinite)",
+                f"{name} holds values that are not finite numbers (NaN or infinite)",
                 "export the model again, in FP32 if it is FP16: that overflows",
             )
-    shapes = ", ".join(f"{role} {list(values.shape)}" for role, values in outputs.items())
+    shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in outputs.items())
     return ok(f"{len(text)} tokens -> {shapes}")
 
 
