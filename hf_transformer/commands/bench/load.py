@@ -33,6 +33,8 @@ TIMED: Final = 8
 """One of so many answers has its Server-Timing read, which costs time."""
 LARGEST: Final = 2**30
 """Bytes of an answer."""
+ROWS: Final = "rows per run"
+"""Of Triton's model, among its statistics: how many texts share a batch."""
 SHOWN: Final = 120
 """Characters of an error."""
 
@@ -95,7 +97,7 @@ class Figures:
     Requests that were sent from ``counted_from`` until ``until`` count, the ``last`` answer may come later. ``stages``:
     sums of Server-Timing, in milliseconds, over ``timed`` answers. Streams have the times to the ``first`` token, the
     ``gaps`` between tokens, and the number of ``tokens``. ``busy``: the load generator's share of a processor.
-    ``triton``: means of its statistics.
+    ``triton``: means of its statistics, in milliseconds, and ROWS.
     """
 
     connections: int = 0
@@ -133,7 +135,7 @@ class Figures:
         if means and self.latencies:
             latency = sum(self.latencies) / len(self.latencies) * 1000
             means["HTTP and client"] = max(0.0, latency - sum(means.values()))
-        return means | {f"Triton: {name}": value for name, value in self.triton.items()}
+        return means | {f"Triton: {name}": value for name, value in self.triton.items() if name != ROWS}
 
 
 async def send(

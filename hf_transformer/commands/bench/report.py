@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from hf_transformer.commands.bench.load import Figures
+from hf_transformer.commands.bench.load import ROWS, Figures
 from hf_transformer.commands.bench.sweep import Trial
 from hf_transformer.commands.terminal import Terminal, table
 
@@ -43,6 +43,7 @@ def speeds(runs: Sequence[Figures], *, streamed: bool) -> Table:
         head = ["streams", "streams/s", "tokens/s", "first token ms: p50", "p99", "between tokens ms: p50", "p99"]
     else:
         head = ["connections", "requests/s", *(f"p{one:g} ms" for one in PERCENTILES)]
+    batched = any(ROWS in run.triton for run in runs)
     rows: list[list[Cell]] = []
     for run in runs:
         cells = [run.per_second(len(run.latencies))]
@@ -50,8 +51,10 @@ def speeds(runs: Sequence[Figures], *, streamed: bool) -> Table:
             cells += [run.throughput, *percentiles(run.first, 50, 99), *percentiles(run.gaps, 50, 99)]
         else:
             cells += percentiles(run.latencies, *PERCENTILES)
+        if batched:
+            cells.append(run.triton.get(ROWS, math.nan))
         rows.append([str(run.connections), *cells, str(run.errors.total())])
-    return "Throughput and latency", [*head, "errors"], rows
+    return "Throughput and latency", [*head, *([ROWS] if batched else []), "errors"], rows
 
 
 def times(runs: Sequence[Figures]) -> Table:

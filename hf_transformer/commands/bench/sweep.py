@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from hf_transformer.commands.bench.load import Figures, Target
+from hf_transformer.commands.bench.load import ROWS, Figures, Target
 from hf_transformer.commands.demo import EXAMPLES, default_model_repository
 from hf_transformer.commands.local_triton import HOST, LocalTriton, free_ports, service_running
 from hf_transformer.config.options import parse_config
@@ -221,4 +221,4 @@ def triton_means(before: Mapping[str, int], after: Mapping[str, int]) -> dict[st
     if not grown["requests"] or not grown["runs"]:
         return {}
     means = {stage: grown[stage] / grown["requests"] / 1e6 for stage in STAGES}
-    return means | {"rows per run": grown["rows"] / grown["runs"]}
+    return means | {ROWS: grown["rows"] / grown["runs"]}
