@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Final
 
 import numpy as np
 import orjson
@@ -20,16 +19,9 @@ from hf_transformer.protocol.json_text import json_object, parse_answer
 from hf_transformer.protocol.tensors import Malformed, Unwritable, json_kind, shorten
 from hf_transformer.types import Json, Tensor
 
-_RAW_ONLY: Final = frozenset({"FP16", "BF16"})
-"""Datatypes that Triton reads and writes only as raw bytes."""
-
-_RESERVED: Final = frozenset({"id", "model_name", "model_version"})
-"""The keys of a response beside its outputs."""
-
-_MOST_LINES: Final = 10_000
+_MOST_LINES = 10_000
 """Of data in one event. Each takes 40 bytes more than it has; Triton's events have one."""
-
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
@@ -38,7 +30,7 @@ def encode_generate_request(inputs: Sequence[Tensor]) -> bytes:
 
 
 def _json(tensor: Tensor) -> Json:
-    if tensor.datatype in _RAW_ONLY:
+    if tensor.datatype in ("FP16", "BF16"):
         raise Unwritable(f"tensor {tensor.name!r} is {tensor.datatype}, which JSON has no form for")
     values = tensor.data.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
@@ -62,7 +54,7 @@ def decode_generate_response(body: bytes, outputs: Collection[str]) -> tuple[str
     if "error" in response and "error" not in outputs:
         error = response["error"]
         return (error if isinstance(error, str) else shorten(error, 500)) or "''", {}
-    names = outputs or response.keys() - _RESERVED
+    names = outputs or response.keys() - {"id", "model_name", "model_version"}
     return "", {name: _tensor(name, response[name]) for name in names if name in response}
 
 
