@@ -40,22 +40,11 @@ CONFIG = {
     "model_transaction_policy": {"decoupled": True},
     "instance_group": [{"count": 2, "gpus": [0, 1]}, {"count": "3", "gpus": []}],
 }
-UNCONFIGURED = ModelSpec(
-    "bert",
-    "3",
-    (TensorSpec("input_ids", "INT64", (-1, -1)),),
-    (TensorSpec("logits", "FP32", (-1, -1, 30522)),),
-    max_batch_size=None,
-)
-CONFIGURED = ModelSpec(
-    "bert",
-    "3",
-    (TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (-1, 2), optional=True)),
-    (TensorSpec("logits", "BF16", (-1, 30522)),),
-    max_batch_size=8,
-    decoupled=True,
-    instances=7,
-)
+IDS, LOGITS = TensorSpec("input_ids", "INT64", (-1, -1)), TensorSpec("logits", "FP32", (-1, -1, 30522))
+UNCONFIGURED = ModelSpec("bert", "3", (IDS,), (LOGITS,), max_batch_size=None)
+INPUTS = TensorSpec("input_ids", "INT64", (-1,)), TensorSpec("text", "BYTES", (-1, 2), optional=True)
+OUTPUTS = (TensorSpec("logits", "BF16", (-1, 30522)),)
+CONFIGURED = ModelSpec("bert", "3", INPUTS, OUTPUTS, max_batch_size=8, decoupled=True, instances=7)
 
 
 def spec(metadata: Any, config: Any = None) -> ModelSpec:

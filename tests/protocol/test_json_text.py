@@ -60,14 +60,13 @@ def test_code_in_a_prompt_is_taken() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        pytest.param(b"[" + b"[]," * 50_000 + b"[]]", "50002 lists, objects and keys, at most 1000", id="lists"),
-        pytest.param(b"[" + b"{}," * 50_000 + b"{}]", "50002 lists, objects and keys, at most 1000", id="objects"),
-        pytest.param(b'{"a":0' + b',"a":0' * 50_000 + b"}", "50002 lists, objects and keys", id="keys"),
-        pytest.param(b"[" * 100_000, "100000 lists", id="deep"),
-        pytest.param(
-            b"[0" + b",0" * 100_001 + b"]", "100001 values, at most 100000 .*--max_request_bytes", id="values"
-        ),
+        (b"[" + b"[]," * 50_000 + b"[]]", "50002 lists, objects and keys, at most 1000"),
+        (b"[" + b"{}," * 50_000 + b"{}]", "50002 lists, objects and keys, at most 1000"),
+        (b'{"a":0' + b',"a":0' * 50_000 + b"}", "50002 lists, objects and keys"),
+        (b"[" * 100_000, "100000 lists"),
+        (b"[0" + b",0" * 100_001 + b"]", "100001 values, at most 100000 .*--max_request_bytes"),
     ],
+    ids=["lists", "objects", "keys", "deep", "values"],
 )
 def test_too_much_is_refused_before_it_is_parsed(body: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_text, "orjson", None)
