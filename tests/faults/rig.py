@@ -19,17 +19,12 @@ import psutil
 
 from hf_transformer.commands.local_triton import HOST, SHARED_MEMORY, LocalTriton, poll, session_members
 from hf_transformer.predictor.shared_memory import PREFIX
-from tests.faults.load import Load
-from tests.faults.texts import Text
+from tests.faults.load import TIMEOUT, Load
+from tests.faults.texts import MODEL, Text
 from tests.service import Service
 from tests.triton_environment import triton_environment
 
 HERE = Path(__file__).parent
-MODEL = "known"
-TIMEOUT = 3.0
-"""--predictor_request_timeout_seconds."""
-PATIENCE = TIMEOUT + 12.0
-"""Seconds after which a request counts as hanging: generous, since the machine may be busy."""
 FLAGS = (
     f"--model_name={MODEL}",
     "--return_raw_logits=true",
@@ -83,12 +78,9 @@ class Rig:
         self.model = self.repository / MODEL
         shutil.copytree(HERE / "model_repository" / MODEL, self.model)
         shutil.copyfile(HERE / "known_logits.py", self.model / "1" / "known_logits.py")
+        options = ["--disable-auto-complete-config"]
         self.triton = LocalTriton(
-            self.repository,
-            environment=triton_environment(),
-            models=[MODEL],
-            config_name=None,
-            options=["--disable-auto-complete-config"],
+            self.repository, environment=triton_environment(), models=[MODEL], config_name=None, options=options
         )
         self._stack = ExitStack()
         self._loads = 0
@@ -106,25 +98,14 @@ class Rig:
         """Another service, not waited for; ends with the rig at the latest."""
         port = self.triton.http_port if self.setup.protocol == "v2" else self.triton.grpc_port
         memory = SHARED_MEMORY_FLAGS if self.setup.shared_memory else INLINE_FLAGS
-        more = (
-            f"--model_dir={self.model_folder}",
-            f"--predictor_host={host}:{port}",
-            f"--predictor_protocol={self.setup.protocol}",
-        )
-        return self._stack.enter_context(Service(*FLAGS, *more, *memory, *flags))
+        predictor = (f"--predictor_host={host}:{port}", f"--predictor_protocol={self.setup.protocol}")
+        folder = f"--model_dir={self.model_folder}"
+        return self._stack.enter_context(Service(*FLAGS, folder, *predictor, *memory, *flags))
 
     def load(self, service: Service, *, until_refused: bool = False) -> Load:
         """Load on a service, not started."""
         self._loads += 1
-        return Load(
-            self.texts,
-            MODEL,
-            f"{HOST}:{service.port}",
-            service.grpc_address,
-            patience=PATIENCE,
-            seed=self._loads,
-            until_refused=until_refused,
-        )
+        return Load(self.texts, service, self._loads, until_refused=until_refused)
 
     def control(self, **what: float | str) -> None:
         """Has the model misbehave from its next execution on; without arguments, no more."""
