@@ -1,8 +1,5 @@
 """Compute the rerank goldens with sentence-transformers' CrossEncoder.
 
-    python tests/goldens/generate_rerank.py            writes rerank.json
-    python tests/goldens/generate_rerank.py --check    ends with 1 if it would change
-
 Needs torch, transformers 5, sentence-transformers and onnx. Every pair is run alone, unpadded.
 """
 

@@ -1,8 +1,5 @@
 """Compute the zero_shot_classification goldens with transformers' own pipeline.
 
-    python tests/goldens/generate_zero_shot_classification.py            writes zero_shot_classification.json
-    python tests/goldens/generate_zero_shot_classification.py --check    ends with 1 if it would change
-
 Needs torch, transformers 5 and onnx. The pipeline runs every pair alone, unpadded, and truncates the sequence only.
 """
 
