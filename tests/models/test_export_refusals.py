@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hf_transformer.errors import ConfigError, LoadError, TransformerError
-from tests.models.exporting import ROOT, printed_by
-
-sys.path.insert(0, str(ROOT / "tests" / "goldens"))
+from tests.models.exporting import checkpoint_in, printed_by
 
 WEIGHTS = "model.safetensors"
 
@@ -25,18 +21,8 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The Hugging Face folder of a test model, weights included."""
-    from checkpoints import checkpoint
-
-    folder, made = tmp_path_factory.mktemp("checkpoints"), {}
-
-    def find(model: str) -> Path:
-        if model not in made:
-            made[model] = checkpoint(model, folder)
-        return made[model]
-
-    return find
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
 
 
 def refused(source: Path | str, folder: Path, *flags: str) -> TransformerError:
@@ -66,14 +52,9 @@ def refused(source: Path | str, folder: Path, *flags: str) -> TransformerError:
     ],
 )
 def test_what_the_flags_ask_for(
-    checkpoint_of: Callable[[str], Path],
-    tmp_path: Path,
-    model: str,
-    flags: list[str],
-    error: type[Exception],
-    says: str,
+    checkpoints: Path, tmp_path: Path, model: str, flags: list[str], error: type[Exception], says: str
 ) -> None:
-    found = refused(checkpoint_of(model), tmp_path, *flags)
+    found = refused(checkpoint_in(checkpoints, model), tmp_path, *flags)
     assert isinstance(found, error) and says in str(found)
 
 
@@ -85,40 +66,34 @@ def broken(folder: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes()[:200])
 
 
-def changed(folder: Path, **values: object) -> None:
+def changed(folder: Path, values: dict[str, object]) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+NEXT = "BertForNextSentencePrediction"
+
+
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "what", "says"),
     [
-        pytest.param(
-            lambda folder: without(folder, "model.safetensors"), "can't be loaded for fill_mask", id="no weights"
-        ),
-        pytest.param(lambda folder: broken(folder, "model.safetensors"), "can't be loaded for fill_mask", id="cut off"),
-        pytest.param(lambda folder: without(folder, "config.json"), "config.json", id="no config"),
-        pytest.param(lambda folder: broken(folder, "config.json"), "config.json is not valid JSON", id="broken config"),
-        pytest.param(lambda folder: changed(folder, vocab_size=7), "can't be loaded for fill_mask", id="other sizes"),
-        pytest.param(
-            lambda folder: changed(folder, architectures=[]), "the task can't be told; set --task", id="no task"
-        ),
-        pytest.param(
-            lambda folder: changed(folder, architectures=["BertForNextSentencePrediction"]),
-            "BertForNextSentencePrediction stands for no task",
-            id="unknown task",
-        ),
-        pytest.param(lambda folder: changed(folder, model_type="nonsense"), "can't be loaded", id="unknown model"),
-        pytest.param(lambda folder: without(folder, "tokenizer.json"), "tokenizer", id="no tokenizer"),
+        (without, WEIGHTS, "can't be loaded for fill_mask"),
+        (broken, WEIGHTS, "can't be loaded for fill_mask"),
+        (without, "config.json", "config.json"),
+        (broken, "config.json", "config.json is not valid JSON"),
+        (changed, {"vocab_size": 7}, "can't be loaded for fill_mask"),
+        (changed, {"architectures": []}, "the task can't be told; set --task"),
+        (changed, {"architectures": [NEXT]}, f"{NEXT} stands for no task"),
+        (changed, {"model_type": "nonsense"}, "can't be loaded"),
+        (without, "tokenizer.json", "tokenizer"),
     ],
+    ids=lambda one: getattr(one, "__name__", str(one)),
 )
-def test_what_is_in_the_folder(
-    checkpoint_of: Callable[[str], Path], tmp_path: Path, change: Callable[[Path], None], says: str
-) -> None:
+def test_what_is_in_the_folder(checkpoints: Path, tmp_path: Path, change, what, says: str) -> None:
     source = tmp_path / "source"
-    shutil.copytree(checkpoint_of("bert"), source)
+    shutil.copytree(checkpoint_in(checkpoints, "bert"), source)
     (source / "vocab.txt").unlink(missing_ok=True)
-    change(source)
+    change(source, what)
     (tmp_path / "empty").mkdir()
     found = refused(source, tmp_path / "empty")
     assert isinstance(found, LoadError) and says in str(found), str(found)
