@@ -60,17 +60,6 @@ SECONDS = 300
 COUNTER = re.compile(r'hf_transformer_requests_total\{api="(\w+)",status="(\d+)"\} (\d+)')
 
 
-@pytest.fixture(params=RUNS)
-def task(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-def service(serve: Serve, task: str) -> Service:
-    return serve(*RUNS[task])
-
-
 def run(service: Service, folder: Path) -> dict[str, Any]:
     """The report of one run, in which nothing may be wrong."""
     (folder / "schemathesis.toml").write_text(SETTINGS)
@@ -96,7 +85,9 @@ def successes(service: Service) -> dict[str, int]:
     return {api: int(count) for api, status, count in found if status == "200"}
 
 
-def test_every_answer_is_described(service: Service, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", RUNS)
+def test_every_answer_is_described(serve: Serve, task: str, tmp_path: Path) -> None:
+    service = serve(*RUNS[task])
     before = successes(service)
     report = run(service, tmp_path)
     assert report["complete"] and not report["failures"] and not report["errors"]
