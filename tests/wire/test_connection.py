@@ -20,11 +20,10 @@ from tests.wire.connection import (
     STATUS,
     Door,
     Mirror,
-    Outcome,
     Settings,
     Wire,
+    byte_by_byte,
     opened,
-    ours,
     outcome,
     settled,
 )
@@ -51,20 +50,14 @@ STEP = 97
 """Between the cuts of what is long; the short is cut at every byte."""
 
 
-def shown(found: Outcome) -> tuple[object, ...]:
-    """All of it, but for the client's being asked for its body, which depends on what came along."""
-    return found.seen, found.received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b""), found.done
-
-
 @pytest.mark.parametrize("sent", SENT.values(), ids=list(SENT))
 async def test_cut_at_every_byte_and_byte_by_byte(sent: bytes) -> None:
-    whole = await outcome(ours, sent)
+    whole = await outcome(sent)
     assert whole.is_in_order
     assert all(seen.path != "/hidden" for seen in whole.seen)
     for cut in range(1, len(sent), 1 if len(sent) < 1000 else STEP):
-        found = await outcome(ours, sent[:cut], sent[cut:])
-        assert shown(found) == shown(whole), cut
-    assert shown(await outcome(ours, *[bytes([byte]) for byte in sent])) == shown(whole)
+        assert (await outcome(sent[:cut], sent[cut:])).shown == whole.shown, cut
+    assert (await outcome(*byte_by_byte(sent))).shown == whole.shown
 
 
 async def test_damaged_requests_are_those_that_uvicorns_class_sees() -> None:
