@@ -9,10 +9,8 @@ import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import httpx
 import psutil
@@ -39,8 +37,7 @@ INLINE_FLAGS = ("--predictor_shared_memory=off", "--predictor_request_retries=2"
 """Retries only here, so that both are tried, with them and without."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(NamedTuple):
     """One way to reach the predictor."""
 
     protocol: Literal["v2", "grpc-v2"]
@@ -54,8 +51,7 @@ class Setup:
 SETUPS = tuple(Setup(protocol, shared) for protocol in ("v2", "grpc-v2") for shared in (True, False))
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """What a service holds."""
 
     descriptors: int
@@ -89,9 +85,7 @@ class Rig:
         self._stack.enter_context(self.triton)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._stack.close()
 
     def serve(self, *flags: str, host: str = HOST) -> Service:

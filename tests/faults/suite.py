@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import httpx
 
@@ -40,18 +41,17 @@ UNDER_WAY = 64
 """Requests that end before the signal: two rounds of the clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probes:
+class Probes(NamedTuple):
     """Statuses of / and of the model's path, 0 where there was no answer."""
 
-    live: list[int] = field(default_factory=list)
-    ready: list[int] = field(default_factory=list)
+    live: list[int]
+    ready: list[int]
 
 
 @contextmanager
 def probing(service: Service) -> Iterator[Probes]:
     """Asks a service for its health all the time, as a kubelet does, for as long as the context lasts."""
-    probes, ended = Probes(), threading.Event()
+    probes, ended = Probes([], []), threading.Event()
 
     def status(path: str) -> int:
         try:
@@ -114,7 +114,8 @@ class Suite:
         return result
 
     def _run(self, fault: Fault) -> Result:
-        fault.prepare(self._rig)
+        if fault.prepare is not None:
+            fault.prepare(self._rig)
         try:
             service = self._service(fault)
         except AssertionError as error:
@@ -183,16 +184,11 @@ class Suite:
         time.sleep(max(0.0, began + fault.hold_seconds - time.monotonic()))
         fault.end(scene)
         ended = time.monotonic()
-        found: list[tuple[float, float] | None] = []
-
-        def recovered() -> bool:
-            found.append(recovery(load.records, ended))
-            return found[-1] is not None
-
-        if not poll(recovered, RECOVERY_SECONDS):
+        if not poll(lambda: recovery(load.records, ended) is not None, RECOVERY_SECONDS):
             problems.append(f"not recovered after {RECOVERY_SECONDS:g} s: {examples(load.records[-50:], 'error')}")
+        found = recovery(load.records, ended)
         load.wait_for(self._requests - len(load.records), HOLD_SECONDS)
-        return found[-1]
+        return found
 
     def _uses_shared_memory(self, service: Service) -> bool:
         """Waits for it: after a restart of the predictor it takes some seconds. True where it is not wanted."""

@@ -93,18 +93,12 @@ def test_response() -> None:
 @pytest.mark.parametrize(
     ("datatype", "field", "values"),
     [
-        ("BOOL", "bool_contents", [True, False]),
-        ("INT8", "int_contents", [-128, 127]),
-        ("INT16", "int_contents", [-1, 1]),
-        ("INT32", "int_contents", [-(2**31), 1]),
-        ("INT64", "int64_contents", [-(2**63), 1]),
-        ("UINT8", "uint_contents", [0, 255]),
-        ("UINT16", "uint_contents", [0, 2**16 - 1]),
-        ("UINT32", "uint_contents", [0, 2**32 - 1]),
-        ("UINT64", "uint64_contents", [0, 2**64 - 1]),
-        ("FP32", "fp32_contents", [0.5, -1]),
-        ("FP64", "fp64_contents", [0.1, -1]),
-        ("BYTES", "bytes_contents", [b"a", b""]),
+        *(("BOOL", "bool_contents", [True, False]), ("BYTES", "bytes_contents", [b"a", b""])),
+        *(("INT8", "int_contents", [-128, 127]), ("INT16", "int_contents", [-1, 1])),
+        *(("INT32", "int_contents", [-(2**31), 1]), ("INT64", "int64_contents", [-(2**63), 1])),
+        *(("UINT8", "uint_contents", [0, 255]), ("UINT16", "uint_contents", [0, 2**16 - 1])),
+        *(("UINT32", "uint_contents", [0, 2**32 - 1]), ("UINT64", "uint64_contents", [0, 2**64 - 1])),
+        *(("FP32", "fp32_contents", [0.5, -1]), ("FP64", "fp64_contents", [0.1, -1])),
         ("FP16", "", []),  # has no typed contents
     ],
 )
