@@ -29,7 +29,6 @@ from hf_transformer.protocol.inbound import (
     BINARY_DATA_SIZE,
     InferRequest,
     InferResponse,
-    RequestedOutput,
     check_input_parameters,
     check_number,
     read_flag,
@@ -220,7 +219,7 @@ def _input(name: str, entry: _Input, raw: memoryview | None, max_elements: int) 
     return read_raw(name, datatype, shape, raw, max_elements)
 
 
-def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[RequestedOutput]:
+def _outputs(entries: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> dict[str, bool | None]:
     check_number("outputs", len(entries))
     return requested_outputs(
         (name := checked_name(one.name), _parameters(f"outputs: the parameters of {name!r}", one.parameters))

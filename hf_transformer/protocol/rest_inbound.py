@@ -18,7 +18,6 @@ from hf_transformer.protocol.inbound import (
     BINARY_DATA_SIZE,
     InferRequest,
     InferResponse,
-    RequestedOutput,
     check_input_parameters,
     check_keys,
     check_number,
@@ -69,7 +68,7 @@ def decode_infer_request(body: bytes, header_length: int | None, max_elements: i
     )
     return InferRequest(
         _inputs(header.get("inputs"), raw, len(text) // 2 + 1, max_elements),  # an element takes two bytes: "1,"
-        _outputs(header["outputs"]) if "outputs" in header else [],
+        _outputs(header["outputs"]) if "outputs" in header else {},
         parameters,
         _string("id", header) if "id" in header else "",
         binary or False,
@@ -138,9 +137,9 @@ def _inputs(entries: Json, raw: memoryview, room: int, max_elements: int) -> dic
     return tensors
 
 
-def _outputs(entries: Json) -> list[RequestedOutput]:
+def _outputs(entries: Json) -> dict[str, bool | None]:
     if entries is None:
-        return []
+        return {}
     return requested_outputs(
         (
             name := _name(f"outputs[{index}]", one, OUTPUT_KEYS),

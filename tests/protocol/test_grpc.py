@@ -29,7 +29,7 @@ from hf_transformer.protocol.grpc_inbound import (
     encode_stream_response,
     request_id,
 )
-from hf_transformer.protocol.inbound import MOST_TENSORS, InferRequest, InferResponse, RequestedOutput
+from hf_transformer.protocol.inbound import MOST_TENSORS, InferRequest, InferResponse
 from hf_transformer.protocol.pb import open_inference_grpc_pb2 as pb
 from hf_transformer.protocol.tensors import Malformed, Unwritable
 from hf_transformer.types import Tensor, Texts
@@ -225,7 +225,7 @@ def test_typed_contents_of_a_request() -> None:
     numbers = request.inputs["x"]
     assert isinstance(numbers, Tensor)
     assert numbers.data.tolist() == [1, -2, 2**60]
-    assert request.outputs == [RequestedOutput("output-0", False), RequestedOutput("offset_mapping")]
+    assert request.outputs == {"output-0": False, "offset_mapping": None}
 
 
 def test_raw_contents_of_a_request() -> None:
@@ -372,14 +372,14 @@ HALF = Tensor("output-0", "FP16", EMBEDDINGS.astype("<f2"))
 @pytest.mark.parametrize(
     ("outputs", "wanted", "binary", "raw"),
     [
-        (OUTPUTS, [], True, True),
-        (OUTPUTS, [], False, False),
-        (OUTPUTS, [RequestedOutput("json", True), RequestedOutput("output-0", False)], False, True),
-        ((HALF,), [], False, True),
+        (OUTPUTS, {}, True, True),
+        (OUTPUTS, {}, False, False),
+        (OUTPUTS, {"json": True, "output-0": False}, False, True),
+        ((HALF,), {}, False, True),
     ],
     ids=["raw", "typed", "one raw output makes all raw", "half floats are always raw"],
 )
-def test_an_answer(outputs: tuple[Tensor, ...], wanted: list[RequestedOutput], binary: bool, raw: bool) -> None:
+def test_an_answer(outputs: tuple[Tensor, ...], wanted: dict[str, bool | None], binary: bool, raw: bool) -> None:
     answer = InferResponse("bert", "1", outputs, "7")
     body = encode_infer_response(answer, InferRequest({}, outputs=wanted, binary=binary))
     message = pb.ModelInferResponse.FromString(body)

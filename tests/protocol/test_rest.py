@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_transformer.errors import PredictorError, TooLarge
-from hf_transformer.protocol.inbound import InferRequest, InferResponse, RequestedOutput
+from hf_transformer.protocol.inbound import InferRequest, InferResponse
 from hf_transformer.protocol.rest import decode_infer_response, encode_infer_request, parse_header_length
 from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
@@ -220,7 +220,7 @@ def request(header: Any, raw: bytes = b"") -> InferRequest:
 def test_texts(entry: Any, raw: bytes) -> None:
     found = request({"inputs": [entry]}, raw)
     assert found.inputs["text"] == Texts("text", (2,), TEXTS)
-    assert (found.id, found.parameters, list(found.outputs), found.binary) == ("", {}, [], False)
+    assert (found.id, found.parameters, found.outputs, found.binary) == ("", {}, {}, False)
 
 
 def test_what_goes_with_them() -> None:
@@ -242,7 +242,7 @@ def test_what_goes_with_them() -> None:
     assert (found.id, found.model_name, found.model_version) == ("17", "bert", "")
     assert found.parameters == {"top_k": 3, "targets": ["a"]}
     assert list(found.inputs.values()) == [Texts("text", (2,), TEXTS), Texts("text_pair", (1, 1), ["x"])]
-    assert found.outputs == [RequestedOutput("output-0"), RequestedOutput("a", False), RequestedOutput("b", True)]
+    assert found.outputs == {"output-0": None, "a": False, "b": True}
     assert [found.wants_binary(name) for name in ("output-0", "a", "b")] == [True, False, True]
 
 
@@ -258,7 +258,7 @@ def test_what_the_other_side_writes(datatype: str) -> None:
     assert isinstance(sent, Tensor)
     np.testing.assert_array_equal(sent.data, numbers)
     assert found.inputs["text"] == Texts("text", (2,), TEXTS)
-    assert found.outputs == [RequestedOutput("a", True)]
+    assert found.outputs == {"a": True}
 
 
 def asking(**more: Any) -> dict[str, Any]:
@@ -420,7 +420,7 @@ def test_answers_in_both_ways_are_read_by_the_other_side() -> None:
         Tensor("b", "BYTES", np.array(ELEMENTS, np.object_)),
         Tensor("c", "FP32", np.array([0.1, np.inf], np.float32)),
     ]
-    wanted = [RequestedOutput("a"), RequestedOutput("b", False), RequestedOutput("c", True)]
+    wanted = {"a": None, "b": False, "c": True}
     response = InferResponse("bert", "", outputs)
     body, length = encode_infer_response(response, InferRequest({}, outputs=wanted, binary=True))
     assert orjson.loads(body[:length]).keys() == {"model_name", "outputs"}
