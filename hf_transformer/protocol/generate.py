@@ -17,7 +17,7 @@ import orjson
 
 from hf_transformer.protocol.json_text import json_object, parse_answer
 from hf_transformer.protocol.tensors import Malformed, Unwritable, json_kind, shorten
-from hf_transformer.types import Json, Tensor
+from hf_transformer.types import NUMPY_DTYPES, Json, Tensor
 
 _MOST_LINES = 10_000
 """Of data in one event. Each takes 40 bytes more than it has; Triton's events have one."""
@@ -66,12 +66,9 @@ def _tensor(name: str, value: Json) -> Tensor:
         data[:] = [text.encode() for text in values]
         return Tensor(name, "BYTES", data)
     try:
-        if kinds == {bool}:
-            return Tensor(name, "BOOL", np.array(values, np.bool_))
-        if kinds == {int}:
-            return Tensor(name, "INT64", np.array(values, np.int64))
-        if kinds <= {int, float}:
-            return Tensor(name, "FP64", np.array(values, np.float64))
+        for datatype, taken in (("BOOL", {bool}), ("INT64", {int}), ("FP64", {int, float})):
+            if kinds <= taken:
+                return Tensor(name, datatype, np.array(values, NUMPY_DTYPES[datatype]))
     except OverflowError as exc:
         raise Malformed(f"{name!r} holds a number beyond 64 bits") from exc
     raise Malformed(f"{shorten(name)!r} is {json_kind(value)}, expected an element, or a flat list of one kind")

@@ -114,9 +114,8 @@ def encode_infer_response(
     that only raw contents can hold. ``final`` adds the parameter that tells a stream's client that no response follows.
     ``parameters`` are those of one of several responses, which then says in either case whether it is the last one.
     """
-    message = pb.ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.id
-    )
+    name, version = response.model_name, response.model_version
+    message = pb.ModelInferResponse(model_name=name, model_version=version, id=response.id)
     if final or parameters is not None:
         message.parameters[FINAL_RESPONSE].bool_param = final
     for name, value in (parameters or {}).items():

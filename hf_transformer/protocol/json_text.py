@@ -102,9 +102,8 @@ def json_object(value: Json) -> dict[str, Any]:
 def check_size(text: bytes, limits: JsonLimits) -> None:
     """Raises TooLarge for more than the limits allow."""
     if excess := excess_of(text, limits):
-        raise TooLarge(
-            f"body: {excess} are taken, which follows from --max_instances, --max_sequences and --max_request_bytes"
-        )
+        flags = "--max_instances, --max_sequences and --max_request_bytes"
+        raise TooLarge(f"body: {excess} are taken, which follows from {flags}")
 
 
 def excess_of(text: bytes, limits: JsonLimits) -> str:
@@ -113,8 +112,7 @@ def excess_of(text: bytes, limits: JsonLimits) -> str:
     In a text that is not JSON the count is right up to the first mistake, where parsers stop.
     """
     parts, values = sum(map(text.count, (b"[", b"{", b":"))), text.count(b",")
-    if parts > limits.parts or values > limits.values:
-        # Some of them may be in strings, such as a prompt with code in it.
+    if parts > limits.parts or values > limits.values:  # some may be in strings, such as a prompt with code in it
         parts, values = count_outside_strings(text)
     if parts > limits.parts:
         return f"{parts} lists, objects and keys, at most {limits.parts}"

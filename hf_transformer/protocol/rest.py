@@ -57,9 +57,9 @@ def encode_infer_request(
         entries.append(entry)
     if not outputs:
         return orjson.dumps({"inputs": entries, "parameters": {"binary_data_output": True}}), chunks
-    wanted: list[Json] = []
-    for name in outputs:  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
-        wanted.append({"name": name, "parameters": placements[name].parameters if name in placements else _BINARY})
+    wanted: list[Json] = [  # each asks for binary itself: beside a list of outputs Triton ignores binary_data_output
+        {"name": name, "parameters": placements[name].parameters if name in placements else _BINARY} for name in outputs
+    ]
     return orjson.dumps({"inputs": entries, "outputs": wanted}), chunks
 
 
