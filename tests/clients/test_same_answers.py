@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.conftest import ROOT, Run
-from tests.integration.conftest import Serve
+from tests.clients.conftest import Run
+from tests.integration.conftest import Serve, goldens
 
 COUNT = 100
 CLIENTS = {
@@ -35,13 +35,10 @@ TASKS = {
 """Each task's model and flags."""
 
 
-def goldens(task: str) -> list[Any]:
-    cases: list[Any] = json.loads((ROOT / "tests" / "goldens" / f"{task}.json").read_text())["cases"]
-    return cases
-
-
 def texts(task: str) -> list[str]:
-    found = [case["text"] for case in goldens(task) if isinstance(case.get("text"), str) and case["text"].strip()]
+    found = [
+        case["text"] for case in goldens(task)["cases"] if isinstance(case.get("text"), str) and case["text"].strip()
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -50,12 +47,12 @@ def instances_of(task: str) -> list[Any]:
     found: list[Any]
     if task == "question_answering":
         # A question that leaves its context no room in a window is refused.
-        cases = [case for case in goldens(task) if len(case["question"]) < 200]
+        cases = [case for case in goldens(task)["cases"] if len(case["question"]) < 200]
         found = [{"question": case["question"], "context": case["context"]} for case in cases]
     elif task == "zero_shot_classification":
         found = [{"text": one, "candidate_labels": ["sport", "rain", "food"]} for one in texts("text_embedding")]
     elif task == "rerank":
-        found = [{"query": case["query"], "texts": case["texts"]} for case in goldens(task)]
+        found = [{"query": case["query"], "texts": case["texts"]} for case in goldens(task)["cases"]]
         found += [{**one, "texts": one["texts"][::-1]} for one in found]
     elif task == "sequence_classification":
         sentences = texts("text_embedding")

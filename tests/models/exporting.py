@@ -58,11 +58,6 @@ CHECKS: Mapping[str, Callable[[Service, str], None]] = {
 }
 
 
-def checkpoint_in(folder: Path, model: str) -> Path:
-    """The Hugging Face folder of a test model, weights included, made when it is first asked for."""
-    return folder / model if (folder / model).is_dir() else checkpoint(model, folder)
-
-
 def printed_by(flags: Sequence[str]) -> str:
     """What the command prints. Raises what it raises."""
     printed = io.StringIO()
@@ -81,7 +76,9 @@ class Exports:
         self.repository = folder / "repository"
 
     def checkpoint(self, model: str) -> Path:
-        return checkpoint_in(self._folder / "checkpoints", model)
+        """The Hugging Face folder of a test model, weights included."""
+        made = self._folder / "checkpoints"
+        return made / model if (made / model).is_dir() else checkpoint(model, made)
 
     def export(self, source: Path, *flags: str, name: str | None = None) -> tuple[str, str]:
         """Exports into the repository; the model's name there and what was printed."""
