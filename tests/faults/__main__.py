@@ -49,7 +49,6 @@ def row(title: str, results: Sequence[Result]) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """A row per fault, and one for all."""
     rows = [
         row(title, [one for one in results if one.fault == name])
         for name, title in TITLES.items()
@@ -96,7 +95,6 @@ def main() -> int:
 
 
 def run_setup(number: int, folder: Path, names: Sequence[str], requests: int) -> list[Result]:
-    """All the faults in one setup."""
     model_folder = folder / "hugging_face"
     results: list[Result] = []
     there = set(SHARED_MEMORY.iterdir())

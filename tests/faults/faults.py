@@ -156,7 +156,6 @@ def with_labels(old: int, new: int, versions: tuple[int, ...]) -> Act:
 
 
 def name_the_predictor(scene: Scene) -> None:
-    """The name resolves from now on."""
     with hosts_file().open("a") as file:
         file.write(f"127.0.0.1 {NAME}\n")
 

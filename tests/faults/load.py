@@ -72,7 +72,6 @@ class Load:
         self._thread = threading.Thread(target=self._run, name="load")
 
     def start(self) -> None:
-        """Begins; returns at once."""
         self._thread.start()
 
     def end(self) -> list[Record]:
@@ -117,7 +116,6 @@ class Load:
 
 
 def choose(random_: random.Random, texts: Sequence[Text]) -> list[Text]:
-    """Mostly one text, sometimes some, seldom many."""
     kind = random_.random()
     count = 1 if kind < 0.7 else random_.randint(2, 5) if kind < 0.95 else random_.randint(6, 40)
     return random_.choices(texts, k=count)
@@ -137,7 +135,6 @@ class RestClient:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self) -> Record:
-        """Sends one request and says what became of it."""
         texts = choose(self._random, self._load.texts)
         versions = set(self._load.versions)
         sent = time.monotonic()
@@ -218,7 +215,6 @@ class GrpcClient:
         self._count = 0
 
     async def request(self) -> Record:
-        """Sends one request and says what became of it."""
         texts = choose(self._random, self._load.texts)
         versions = set(self._load.versions)
         self._count += 1

@@ -113,16 +113,13 @@ class Rig:
         return httpx.request(method, url, content=body, timeout=60.0, trust_env=False).status_code
 
     def repository_call(self, what: Literal["load", "unload"]) -> None:
-        """Has Triton load or unload the model."""
         status = self.ask_triton("POST", f"/repository/models/{MODEL}/{what}", "{}")
         assert status == 200, f"{what}: {status}"
 
     def model_is_ready(self) -> bool:
-        """Whether Triton says that it has the model."""
         return self.ask_triton("GET", f"/models/{MODEL}/ready") == 200
 
     def stubs(self) -> list[int]:
-        """The processes that run the model's Python code."""
         return members(self.triton.child.pid, "backend_stub")
 
 
@@ -168,10 +165,8 @@ def regions(service: Service) -> list[Path]:
 
 
 def workers_of(service: Service) -> list[int]:
-    """The worker processes of a service."""
     return [pid for pid in members(service.process.pid, "spawn_main") if pid != service.process.pid]
 
 
 def kill(pid: int) -> None:
-    """SIGKILL."""
     os.kill(pid, signal.SIGKILL)

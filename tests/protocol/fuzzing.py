@@ -94,7 +94,6 @@ def json_mutations(seed: Any, random: Random) -> Iterator[Any]:
 
 
 def _changed(value: Any, random: Random) -> Any:
-    """A copy with one change, at a depth that is as likely as any other."""
     if not isinstance(value, list | dict) or not value or random.random() < 0.15:
         return random.choice(ODD_VALUES)
     places = list(value) if isinstance(value, dict) else range(len(value))
@@ -120,8 +119,6 @@ Body = TypeVar("Body")
 
 
 class Bodies(ABC, Generic[Body]):
-    """Bodies of one protocol."""
-
     at_least = 64 * 1024
     """Bytes that may be allocated for any body."""
 
@@ -182,7 +179,6 @@ Rest = tuple[bytes, str | None]
 
 
 def framed(texts: list[bytes]) -> bytes:
-    """The elements of a BYTES tensor as they are sent."""
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
@@ -273,7 +269,6 @@ NAMES = ("", "text", "binary_data", "binary_data_size", "shared_memory_region", 
 
 
 def _damage_message(message: pb.ModelInferRequest, random: Random) -> None:
-    """Changes one field."""
     entry, name = random.choice(message.inputs), random.choice(NAMES)
     changes: tuple[Callable[[], object], ...] = (
         lambda: entry.shape.extend(random.choices((-1, *NUMBERS), k=random.choice((1, 1, 2, 33)))),

@@ -189,7 +189,6 @@ def test_response_of_a_stream(final: bool | None) -> None:
 
 
 def test_other_calls() -> None:
-    """Each method has its request and its response, named after it."""
     question = pb.ModelMetadataRequest.FromString(encode_request("ModelMetadata", name="bert"))
     assert (question.name, question.version) == ("bert", "")
     sent = encode_request("SystemSharedMemoryRegister", name="n", key="/n", byte_size=9)
@@ -211,7 +210,6 @@ def decoded(message: pb.ModelInferRequest) -> InferRequest:
 
 
 def parsed(text: str) -> pb.ModelInferRequest:
-    """A request in protobuf's text format."""
     return text_format.Parse(text, pb.ModelInferRequest())
 
 

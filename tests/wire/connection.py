@@ -152,7 +152,6 @@ class Wire(asyncio.Transport):
 
     @property
     def done(self) -> bool:
-        """Whether the client is told that nothing more comes."""
         return self.closed or self.half_closed
 
     async def feed(self, *pieces: bytes) -> None:
@@ -176,7 +175,6 @@ async def settled() -> None:
 
 @asynccontextmanager
 async def opened(door: Door) -> AsyncIterator[Wire]:
-    """A connection to it, whose client leaves in the end."""
     wire = Wire(Settings(door).connection())
     yield wire
     wire.close()

@@ -132,7 +132,6 @@ def downgraded(seen: Seen) -> Seen:
 
 
 async def compare(number: int, seed: int) -> tuple[str | None, tuple[bytes, ...], Outcome, Outcome]:
-    """How the two differ."""
     pieces = mutated(number, seed)
     mine, other = await outcome(*pieces), await outcome(*pieces, make=uvicorns)
     if not mine.is_in_order:

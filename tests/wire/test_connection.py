@@ -270,7 +270,6 @@ class MoodyDoor(Door):
 
 
 async def live(rng: random.Random) -> None:
-    """One connection."""
     settings = Settings(door := MoodyDoor(rng))
     connection = settings.connection()
     wire = Wire(connection)

@@ -49,7 +49,6 @@ class ByteLevelBpe:
         return b"".join(self._bytes[number] for number in ids if number not in self.special).decode(errors="replace")
 
     def text_of(self, number: int) -> str:
-        """One token's own text."""
         return self._bytes[number].decode(errors="replace")
 
     @functools.cache  # noqa: B019 - as long-lived as the process

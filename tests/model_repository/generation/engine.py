@@ -67,7 +67,6 @@ class Sampling:
         self.random = np.random.default_rng(self.seed)
 
     def choose(self, logits: np.ndarray, prompt: list[int], new: list[int]) -> int:
-        """The next token after prompt and new, from its logits FP32 [V]."""
         logits = self._penalized(logits.astype(np.float64), prompt, new)
         if self.top_k == 1 or self.temperature == 0:
             return int(logits.argmax())
@@ -172,7 +171,6 @@ class Engine:
         self._counts["started"].increment(1)
 
     def close(self) -> None:
-        """Ends the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

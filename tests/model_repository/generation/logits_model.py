@@ -29,7 +29,6 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> Any:
-        """Runs one request, of any number of rows."""
         time.sleep(self.seconds)
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         feeds = {name: given[name] if name in given else self.built_in(name, given) for name in self.inputs}

@@ -53,7 +53,6 @@ class TritonPythonModel:
         return [answers[number] for number in range(len(requests))]
 
     def stream(self, request: Any, sender: Any) -> None:
-        """One request of a decoupled model."""
         streaming = bool(value(request, "streaming", False))
 
         def report(job: Job) -> None:
@@ -104,7 +103,6 @@ class TritonPythonModel:
         )
 
     def whole(self, request: Any, job: Job, *, padded: bool = False) -> Any:
-        """All of it in one response."""
         excluded = bool(value(request, "exclude_input_in_output", False))
         ids = job.new if excluded else job.prompt + job.new
         pad = job.limit - len(job.new) if padded else 0

@@ -32,7 +32,6 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> Any:
-        """All texts of one request at the same time."""
         texts = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)
         jobs = [self.job(text.decode(), request) for text in texts]
         try:
