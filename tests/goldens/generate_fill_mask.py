@@ -4,9 +4,6 @@ Needs torch and transformers; the tests that read the goldens need neither. All 
 So the goldens hold for every way to serve these weights: with and without an attention mask, alone and in a batch.
 """
 
-# Types are checked in an environment without torch, where next to nothing here has one.
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from typing import Any, Final

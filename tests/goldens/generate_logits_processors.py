@@ -3,8 +3,6 @@
 Needs torch and transformers 5. Every case's processors are those that generate() itself would make of its parameters.
 """
 
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from pathlib import Path

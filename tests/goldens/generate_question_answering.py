@@ -3,8 +3,6 @@
 Needs an environment of its own: torch, "transformers>=4.57,<5" and onnx.
 """
 
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from pathlib import Path

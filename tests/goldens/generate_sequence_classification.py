@@ -3,8 +3,6 @@
 Needs torch, transformers 5 and onnx. Every text is run alone, unpadded, with truncation=True.
 """
 
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -3,8 +3,6 @@
 Needs torch, transformers 5, sentence-transformers and onnx. Every text is run alone, unpadded.
 """
 
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from pathlib import Path

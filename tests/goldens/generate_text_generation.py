@@ -3,8 +3,6 @@
 Needs torch, transformers 5 and onnx. Every prompt is continued alone, greedily.
 """
 
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -3,8 +3,6 @@
 Needs torch, transformers 5 and onnx. The pipeline runs every pair alone, unpadded, and truncates the sequence only.
 """
 
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -27,7 +27,7 @@ from tests.wire.connection import (
     outcome,
     settled,
 )
-from tests.wire.corpus import CHUNKED, GET, HIDDEN, SEQUENCES, UPGRADE, post, request
+from tests.wire.corpus import BAD_CHUNK, CHUNKED, GET, HIDDEN, SEQUENCES, UPGRADE, post, request
 from tests.wire.differential import run
 
 # The same bytes in any pieces are the same requests, those that uvicorn's class sees, and get the same answers.
@@ -127,7 +127,7 @@ ENDS = {
     "an answer": GET,
     "an answer and no more": request("GET /g HTTP/1.1", "Connection: close"),
     "no HTTP": b"nonsense\r\n\r\n",
-    "a bad chunk": request("POST /g HTTP/1.1", "Transfer-Encoding: chunked") + b"2\r\nte\r\nzz\r\n",
+    "a bad chunk": BAD_CHUNK,
     "a head that is too long": request("GET /g HTTP/1.1", "X-Long: " + "a" * HEADER_BYTES),
     "501": request("POST /z HTTP/1.1", "Transfer-Encoding: gzip, chunked"),
     "an upgrade": request("GET /u HTTP/1.1", *UPGRADE),
