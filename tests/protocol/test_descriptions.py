@@ -28,13 +28,7 @@ CONFIG = {
     "max_batch_size": 8,
     "input": [
         {"name": "input_ids", "data_type": "TYPE_INT64", "dims": [-1], "optional": False},
-        {
-            "name": "text",
-            "data_type": "TYPE_STRING",
-            "dims": ["-1", "2"],
-            "optional": True,
-            "reshape": {"shape": ["2"]},
-        },
+        {"name": "text", "data_type": "TYPE_STRING", "dims": ["-1", "2"], "optional": True, "reshape": {"shape": [2]}},
     ],
     "output": [{"name": "logits", "data_type": "TYPE_BF16", "dims": ["-1", "30522"]}],
     "model_transaction_policy": {"decoupled": True},
