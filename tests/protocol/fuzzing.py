@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import orjson
 
@@ -115,10 +115,11 @@ def _changed(value: Any, random: Random) -> Any:
 
 # What has to hold
 
-Body = TypeVar("Body")
+Body = tuple[bytes, str | None]
+"""A body, and over REST the value of the HTTP header with the length of its JSON."""
 
 
-class Bodies(ABC, Generic[Body]):
+class Bodies(ABC):
     at_least = 64 * 1024
     """Bytes that may be allocated for any body."""
 
@@ -129,10 +130,6 @@ class Bodies(ABC, Generic[Body]):
     @abstractmethod
     def read(self, body: Body) -> InferRequest:
         """What the codec makes of a body."""
-
-    @abstractmethod
-    def size(self, body: Body) -> int:
-        """The bytes of a body."""
 
     def decode(self, body: Body) -> InferRequest | None:
         """The request, None where it is refused; any other exception is a fault of the codec."""
@@ -156,8 +153,8 @@ class Bodies(ABC, Generic[Body]):
             allocated = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        most = self.at_least + PER_BYTE * self.size(body)
-        assert allocated <= most, f"{allocated} bytes for {self.size(body)}: {body!r:.2000}"
+        most = self.at_least + PER_BYTE * len(body[0])
+        assert allocated <= most, f"{allocated} bytes for {len(body[0])}: {body!r:.2000}"
 
     def fuzz(self, count: int, seed: int, sample: int = 100) -> int:
         """Decodes so many bodies, measuring every ``sample``-th one; how many of them were valid still."""
@@ -173,9 +170,6 @@ class Bodies(ABC, Generic[Body]):
 
 
 # REST
-
-Rest = tuple[bytes, str | None]
-"""A body, and the value of the HTTP header with the length of its JSON."""
 
 
 def framed(texts: list[bytes]) -> bytes:
@@ -207,10 +201,10 @@ HEADERS: tuple[tuple[dict[str, Any], bytes], ...] = (
 """Headers of valid bodies, and the raw elements behind them."""
 
 
-class RestBodies(Bodies[Rest]):
+class RestBodies(Bodies):
     """Damaged in their JSON, their bytes, or the length that the header gives."""
 
-    def bodies(self, random: Random) -> Iterator[Rest]:
+    def bodies(self, random: Random) -> Iterator[Body]:
         texts = [(dump(header), raw) for header, raw in HEADERS]
         headers = [json_mutations(header, random) for header, _ in HEADERS]
         whole = [mutations(text + raw, random) for text, raw in texts]
@@ -227,12 +221,9 @@ class RestBodies(Bodies[Rest]):
             else:
                 yield text + raw, random.choice(lengths)
 
-    def read(self, body: Rest) -> InferRequest:
+    def read(self, body: Body) -> InferRequest:
         length = None if body[1] is None else parse_header_length(body[1].encode())
         return rest_inbound.decode_infer_request(body[0], length, MAX_ELEMENTS)
-
-    def size(self, body: Rest) -> int:
-        return len(body[0])
 
 
 # gRPC
@@ -284,28 +275,25 @@ def _damage_message(message: pb.ModelInferRequest, random: Random) -> None:
     random.choice(changes)()
 
 
-class GrpcBodies(Bodies[bytes]):
+class GrpcBodies(Bodies):
     """Damaged in a field or two, or in their bytes."""
 
     at_least = 512 * 1024
 
-    def bodies(self, random: Random) -> Iterator[bytes]:
+    def bodies(self, random: Random) -> Iterator[Body]:
         valid = (typed_request(), raw_request())
         whole = [mutations(message.SerializeToString(), random) for message in valid]
         while True:
             index = random.randrange(len(valid))
             if random.random() < 0.5:
-                yield next(whole[index])
+                yield next(whole[index]), None
                 continue
             message = pb.ModelInferRequest()
             message.CopyFrom(valid[index])
             for _ in range(random.choice((1, 1, 2))):
                 _damage_message(message, random)
-            yield message.SerializeToString()
+            yield message.SerializeToString(), None
 
-    def read(self, body: bytes) -> InferRequest:
-        grpc_inbound.request_id(body)
-        return grpc_inbound.decode_infer_request(body, MAX_ELEMENTS)
-
-    def size(self, body: bytes) -> int:
-        return len(body)
+    def read(self, body: Body) -> InferRequest:
+        grpc_inbound.request_id(body[0])
+        return grpc_inbound.decode_infer_request(body[0], MAX_ELEMENTS)

@@ -314,7 +314,7 @@ def test_too_many_elements(datatype: str, field: str, values: list[Any]) -> None
     message = many(datatype, field, values * 2049)
     with pytest.raises(TooLarge, match=r"2048.* --max_instances and --max_sequences"):
         decoded(message)
-    GrpcBodies().assert_bounded(message.SerializeToString())
+    GrpcBodies().assert_bounded((message.SerializeToString(), None))
     if datatype == "BYTES":
         assert decoded(many(datatype, field, values * 2048)).inputs["text"] == Texts("text", (2048,), [""] * 2048)
 
@@ -333,7 +333,7 @@ def test_too_many_elements(datatype: str, field: str, values: list[Any]) -> None
 def test_small_fields_that_grow_large(body: bytes, problem: str) -> None:
     with pytest.raises(Malformed, match=problem):
         decode_infer_request(body, MAX_ELEMENTS)
-    GrpcBodies().assert_bounded(body)
+    GrpcBodies().assert_bounded((body, None))
 
 
 def test_contents_in_pieces_count_together() -> None:

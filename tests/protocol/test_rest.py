@@ -18,7 +18,7 @@ from hf_transformer.protocol.rest import decode_infer_response, encode_infer_req
 from hf_transformer.protocol.rest_inbound import decode_infer_request, encode_infer_response
 from hf_transformer.protocol.tensors import NOWHERE, Malformed, Placement
 from hf_transformer.types import NUMPY_DTYPES, Tensor, Texts
-from tests.protocol.fuzzing import DEEP, MAX_ELEMENTS, Rest, RestBodies, dump, framed, tensor
+from tests.protocol.fuzzing import DEEP, MAX_ELEMENTS, Body, RestBodies, dump, framed, tensor
 
 # To the predictor
 
@@ -454,5 +454,5 @@ def test_many_damaged_bodies() -> None:
     ],
     ids=["json", "empty rows", "header", "numbers", "lists", "more than the shape", "too many"],
 )
-def test_no_more_memory_than_the_body_justifies(body: Rest) -> None:
+def test_no_more_memory_than_the_body_justifies(body: Body) -> None:
     RestBodies().assert_bounded(body)
